@@ -1,10 +1,10 @@
-"""What privacy costs: milliseconds of gate, noise and ledger a question, and DP-SGD's time over plain.
+"""What privacy costs: milliseconds of gate, noise and audit log a question, and DP-SGD's time over plain.
 
     python benchmarks/privacy.py                  # both, one thread
     python benchmarks/privacy.py --save
 
 A question is FedIOD's: logits and critic values up, then the inputs' gradient. Its tensors are made
-beforehand, so that only the gate is timed: admit and two releases, charged to a ledger on this disk. A step
+beforehand, so that only the gate is timed: admit and two releases, charged to a log on this disk. A step
 of DP-SGD and a plain one alternate, on the same model and data.
 """
 
@@ -29,10 +29,10 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.methods.fediod import FedIOD
 from fedstill.node import training
-from fedstill.node.account import Account
 from fedstill.node.asked import Asked
+from fedstill.node.audit import FILE, AuditLog
+from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
@@ -55,7 +55,7 @@ NOISY = NoisyOutputs(
 )
 VOTES = PATE(epsilon=1e6, pate=PateConfig(teachers=2, noise=1000.0), critic=CRITIC, gradients=GRADIENTS)
 WAYS: dict[str, PrivacyConfig | None] = {
-    "no ledger": None,
+    "no privacy": None,
     "none": NoPrivacy(),
     "dp-sgd": LEARNED,
     "pate": VOTES,
@@ -72,7 +72,7 @@ def make_node(shape: tuple[int, ...], model: str = "mlp:8") -> Node:
     data = TensorData(torch.rand(RECORDS, *shape, generator=generator), torch.arange(RECORDS) % CLASSES)
     channels, height, width = shape
     network = models.build(model, (channels, height, width), CLASSES, 0)
-    return Node("node-0", data, network, Gate("node-0", PolicyConfig(), Ledger()), 0)
+    return Node("node-0", data, network, Gate("node-0", PolicyConfig(), AuditLog()), 0)
 
 
 def question_seconds(
@@ -84,11 +84,10 @@ def question_seconds(
     setting = NodeSetting(Classification(CLASSES), LocalConfig(), compute)
     side = config.node_side(setting)
     path = Path(tempfile.mkdtemp(dir=folder))
+    node.gate.audit.open(path / FILE)
     if privacy is not None:
-        account = Account(path / "ledger.sqlite", 1)
-        protect(node, privacy, side, config, setting, account=account, run="r", secret=1)
+        protect(node, privacy, side, config, setting, secret=1)
     gate, examine = node.gate, side.questions["examine"]
-    gate.ledger.open(path / "ledger.jsonl")
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(ROWS, *shape, generator=generator)
     answer = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
@@ -112,8 +111,7 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     setting, method = NodeSetting(task, local, compute), FedIOD(gan=0.0)
     side = method.node_side(setting)
     privacy = replace(LEARNED, epsilon=float("inf"))
-    account = Account(None, 1)
-    protect(private, privacy, side, method, setting, account=account, run="r", secret=1)
+    protect(private, privacy, side, method, setting, secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}
     training.prepare([plain, private], local)
     for turn in range(rounds):

@@ -34,9 +34,10 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import Generator
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import Entry
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
@@ -134,7 +135,7 @@ def shape_of(model: str) -> Shape:
     return GREY if model.partition(":")[0] in ("small-cnn", "lenet5", "mlp") else COLOUR
 
 
-def make_nodes(options: Options, model: str, compute: Compute, ledger: Ledger) -> list[Node]:
+def make_nodes(options: Options, model: str, compute: Compute, audit: AuditLog) -> list[Node]:
     """K nodes with random data: the same ones for each way of computing."""
     shape, count = shape_of(model), options.examples
     nodes = []
@@ -144,7 +145,7 @@ def make_nodes(options: Options, model: str, compute: Compute, ledger: Ledger) -
         targets = torch.randint(CLASSES, (count,), generator=draw)
         network = compute.place(models.build(model, shape, CLASSES, options.seed, "node", k))
         name = f"node-{k}"
-        gate = Gate(name, PolicyConfig(), ledger, secret=options.seed)
+        gate = Gate(name, PolicyConfig(), audit)
         data = TensorData(inputs, targets).to(compute.device)
         nodes.append(Node(name, data, network, gate, options.seed))
     return nodes
@@ -304,9 +305,9 @@ def distillation(
 ) -> tuple[Callable[[], Losses], Timing]:
     """A turn of ``options.steps`` distillation steps, which gives their losses."""
     compute = Compute(options.engine(way, precision))
-    config, task, shape, ledger = options.fediod(), Classification(CLASSES), shape_of(model), Ledger()
-    ledger.open(folder / f"{way}.jsonl")
-    nodes = make_nodes(options, model, compute, ledger)
+    config, task, shape = options.fediod(), Classification(CLASSES), shape_of(model)
+    audit = AuditLog(folder / f"{way}.sqlite", durable=False)
+    nodes = make_nodes(options, model, compute, audit)
     side = config.node_side(NodeSetting(task, LocalConfig(), compute))
     side.prepare(nodes)
     timing = Timing()
@@ -334,7 +335,7 @@ def local_training(
     """A turn of ``options.local_steps`` steps of every node, which gives their losses."""
     compute = Compute(options.engine(way, precision))
     config, task = options.local(), Classification(CLASSES)
-    nodes = make_nodes(options, model, compute, Ledger())
+    nodes = make_nodes(options, model, compute, AuditLog())
     timing = Timing()
     if way == "plain":
         plain = PlainLocal(options, compute, nodes)
@@ -430,9 +431,8 @@ def check_same_work(options: Options) -> None:
 def overhead(options: Options, folder: Path) -> dict[str, float]:
     """Microseconds a node for one question that costs nothing to answer, there and back."""
     compute = Compute(options.engine("one-by-one", "float32"))
-    ledger = Ledger()
-    ledger.open(folder / "overhead.jsonl")
-    nodes = make_nodes(options, "mlp:1", compute, ledger)
+    audit = AuditLog(folder / "overhead.sqlite", durable=False)
+    nodes = make_nodes(options, "mlp:1", compute, audit)
     x = torch.zeros(options.batch, *GREY, device=compute.device, requires_grad=True)
 
     def echo(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
@@ -450,15 +450,15 @@ def overhead(options: Options, folder: Path) -> dict[str, float]:
         z.sum().backward()  # type: ignore[no-untyped-call]
 
     def write() -> None:
-        part = {"number": -1, "question": "echo", "content": "", "down": {"inputs": 1}, "up": {"logits": 1}}
         for node in nodes:
-            for name in ("answer", "gradient"):
-                ledger.write(node=node.name, part=name, privacy={}, **part)  # type: ignore[arg-type]
+            for part in ("answer", "gradient"):
+                about = ("run", node.name, node.name, -1, "echo", part)
+                audit.append(Entry(*about, down={"inputs": 1}, up={"logits": 1}))
 
     parts: dict[str, Callable[[], object]] = {
         "question": ask,
         "the same by hand": by_hand,
-        "of it two ledger lines": write,
+        "of it two entries of the log": write,
         "of it digest of x": lambda: digest("examine", {"x": x}),
     }
     figures = {}
@@ -469,7 +469,7 @@ def overhead(options: Options, folder: Path) -> dict[str, float]:
             part()
             seconds.append(now(options) - start)
         figures[name] = statistics.median(seconds[5:]) / options.nodes * 1e6
-    ledger.close()
+    audit.close()
     return figures
 
 

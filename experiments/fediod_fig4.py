@@ -45,8 +45,8 @@ from fedstill.data.public import LUMA
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
@@ -126,7 +126,7 @@ def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.
     """A small ResNet-8 trained on some data, as nodes train theirs."""
     local, compute = replace(LOCAL, epochs=epochs, batch=64), Compute(setting.engine)
     model = compute.place(build("resnet8:8", shape_of(setting), setting.task.classes, setting.seed, name))
-    node = Node(name, data, model, Gate(name, PolicyConfig(), Ledger()), setting.seed)
+    node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
     training.prepare([node], local)
     training.train([node], setting.task, local, compute)
     return model.eval()

@@ -26,9 +26,9 @@ from fedstill.models import build
 from fedstill.models.features import condition
 from fedstill.models.split import split
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
@@ -76,7 +76,7 @@ def main(
     channels, height, width = data.test.inputs.shape[1:]
     setting = NodeSetting(task, LocalConfig(epochs=epochs, batch=64, smoothing=0.0), compute)
     model = split(build("lenet5", (channels, height, width), task.classes, seed), "teacher")
-    node = Node("teacher", data.train, model, Gate("teacher", PolicyConfig(), Ledger()), seed)
+    node = Node("teacher", data.train, model, Gate("teacher", PolicyConfig(), AuditLog()), seed)
     training.prepare([node], setting.local)
     training.train([node], task, setting.local, compute)
 

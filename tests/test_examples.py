@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.audited import entries
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -59,11 +61,11 @@ def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(tmp_
     assert result["local"] is None  # what the hospitals' own models reach is theirs to know
     for hospital in ("north", "east", "west"):
         (run,) = (home / hospital / "node" / "runs").iterdir()
-        lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
-        assert not any("refused" in line for line in lines)
+        lines = entries(run.parent.parent)
+        assert not any(line["part"] == "refused" for line in lines)
         up = sum(sum(line["up"].values()) for line in lines)
         (node,) = [node for node in result["nodes"] if node["name"] == hospital]
-        assert node["bytes"]["up"] == up > 0  # the server's account and the owner's agree
+        assert node["bytes"]["up"] == up > 0  # the server's log and the owner's agree
         assert {line["node"] for line in lines} == {hospital}
     # Nothing of a hospital lies anywhere else.
     names = {path.name for path in (home / "university").rglob("*")}

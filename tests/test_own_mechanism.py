@@ -188,7 +188,7 @@ def test_at_a_node_its_owner_names_it_and_no_server(lab: Lab) -> None:
     assert "It can take part.\nIt would pay epsilon 19.9" in told
     lab("questions", "make", "small.toml", "--out", "questions.safetensors")
     lab("node", "answer", "clinic", "questions.safetensors")
-    assert f"{PUBLIC} x pure(" in lab("ledger", "show", "clinic")
+    assert f"{PUBLIC} x pure(" in lab("audit", "show", "clinic")
 
 
 @pytest.mark.parametrize(

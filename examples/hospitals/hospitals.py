@@ -80,7 +80,7 @@ def main() -> None:
         for process in processes:
             process.wait(30)
     say(f"The report: {university / 'result' / 'report.html'}")
-    say(f"What left a hospital, line by line: {home / 'north' / 'node' / 'runs'}/*/ledger.jsonl")
+    say(f"What left a hospital, entry by entry: fedstill audit show {home / 'north' / 'node'}")
 
 
 def bring_data(home: Path) -> None:

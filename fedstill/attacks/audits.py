@@ -22,7 +22,7 @@ class Finding:
     """What an audit has shown.
 
     Args:
-        claimed: epsilon that the ledger says it costs, an upper bound.
+        claimed: epsilon that the audit log says it costs, an upper bound.
         shown: epsilon that it costs at least, whatever its noise.
         as_claimed: the same if its noise is of the kind that is claimed; None where that was not computed.
         refuted: whether the claim is too small, at any delta.

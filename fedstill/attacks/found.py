@@ -41,12 +41,12 @@ class Leakage:
     """All of it.
 
     Args:
-        ledger: how what was heard differs from the run's ledger; None: it does not.
+        audit: how what was heard differs from the run's audit log; None: it does not.
         epsilon: that holds at each node; None: there is no guarantee.
         config: the attacks with their options, as a table.
     """
 
-    ledger: str | None
+    audit: str | None
     attacks: tuple[Attacked, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     sentence: str = ""

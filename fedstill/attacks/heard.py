@@ -1,14 +1,15 @@
 """A finished run, done once more to hear what left its nodes: all that attacks on it are given.
 
 A simulation follows from its configuration, so it can be repeated. Whether the repetition is the run is
-checked twice: it let out what the run's own ledger counts, node by node and kind by kind, and where there is
-a student, it came to the same one.
+checked twice: it let out what the run's own audit log counts, node by node and kind by kind, and where there
+is a student, it came to the same one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.records import read_result
 from fedstill.data.loaders import load
 from fedstill.data.public import Public
-from fedstill.node.ledger import Ledger
+from fedstill.node.audit import FILE, AuditLog
 from fedstill.protocol.kinds import INDICES, INPUTS, kind_named
 from fedstill.runs.assemble import assemble, divide
 from fedstill.runs.config import RunConfig, load_toml
@@ -112,8 +113,8 @@ def hear(
     """
     experiment, heard = again.experiment(), Heard(most)
     result = read_result(folder / "result.json")
-    if not (folder / "ledger.jsonl").exists():
-        raise RunFolderError(f"{folder} holds no ledger.jsonl, against which what left can be checked")
+    if not (folder / FILE).exists():
+        raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
     experiment.groups = dict(result["engine"].get("groups") or {})  # who was computed with whom, as then
 
     def both(release: Release) -> None:
@@ -121,7 +122,8 @@ def hear(
         also(release)
 
     experiment.listen(both)
-    wrong = _disagreement(Ledger.read(folder / "ledger.jsonl"), experiment.ledger)
+    with closing(AuditLog(folder / FILE, read_only=True)) as audit:
+        wrong = _disagreement(audit, experiment.audit)
     if experiment.has_student:
         file = folder / "student.safetensors"
         try:
@@ -135,16 +137,16 @@ def hear(
     return experiment, heard, wrong
 
 
-def _disagreement(run: Ledger, again: Ledger) -> str | None:
+def _disagreement(run: AuditLog, again: AuditLog) -> str | None:
     """Where the bytes that left in a repetition are not those of the run, by node and kind; or None."""
     written, repeated = (
-        {(node, kind): n for (node, way, kind), n in ledger.bytes.items() if way == "up" and n}
-        for ledger in (run, again)
+        {(node, kind): n for (_, node, way, kind), n in audit.sums.bytes.items() if way == "up" and n}
+        for audit in (run, again)
     )
     for node, kind in sorted({*written, *repeated}):
         told, seen = (counts.get((node, kind), 0) for counts in (written, repeated))
         if told != seen:
-            return f"{node}: {told} bytes of {kind} by the ledger, {seen} heard"
+            return f"{node}: {told} bytes of {kind} by the audit log, {seen} heard"
     return None
 
 

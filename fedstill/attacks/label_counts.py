@@ -1,8 +1,8 @@
 """Label counts: the class histogram that each node gave away, beside the one that it has.
 
-Methods that weigh answers by who knows what ask nodes how many examples they hold of each class; the ledger
-has it as "label counts". That is an answer, not an attack: who reads it knows which diseases a hospital
-treats, and how often, up to the noise that the node's owner asked for.
+Methods that weigh answers by who knows what ask nodes how many examples they hold of each class; the
+audit log has it as "label counts". That is an answer, not an attack: who reads it knows which diseases a
+hospital treats, and how often, up to the noise that the node's owner asked for.
 """
 
 from __future__ import annotations

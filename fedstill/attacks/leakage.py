@@ -92,7 +92,7 @@ def attack(
         "task": experiment.task.name,
         "epsilon": _epsilon(result),
         "leaves": list(experiment.side.leaves()),
-        "ledger": wrong,
+        "audit": wrong,
         "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
         "attacks": [described(each, got[each.called].part) for each in config.attacks if each.called in got],
     }
@@ -153,7 +153,7 @@ def sentence(leakage: Mapping[str, Any]) -> str:
     known = f" Whoever has the {' and '.join(held)} needs no attack." if held else ""
     told = [attack["sentence"] for attack in leakage["attacks"] if attack["sentence"]]
     got = " ".join(told) or "None of the attacks applied, which says nothing about others."
-    wrong = leakage.get("ledger")
+    wrong = leakage.get("audit")
     other = (
         f"The run could not be repeated as it was ({wrong}): what follows is of another run. "
         if wrong

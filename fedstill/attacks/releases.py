@@ -1,7 +1,7 @@
 """Attacks on single releases: the same questions asked of two worlds that differ in one record.
 
 Each run asks twice, and the record moves the second answer the other way: so everything that is paid for
-tells something, and noise that comes twice is found. Request handler, gate, rules, noise, ledger are those
+tells something, and noise that comes twice is found. Request handler, gate, rules, noise, audit log are those
 of any run.
 """
 
@@ -36,7 +36,7 @@ class Distinguisher:
 
     Args:
         on: what is attacked, in words.
-        claimed: what a run costs by the ledger of the node.
+        claimed: what a run costs by the audit log of the node.
         see: given whether the record is there and the number of the run, what is seen of it ``(d,)``.
     """
 

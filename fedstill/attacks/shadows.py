@@ -18,9 +18,9 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.federation import choose
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.training import Work
@@ -81,7 +81,7 @@ def together(
         name = f"shadow-{model}"
         network = compute.place(make(derive(seed, "shadow", model)))
         own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
-        nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), Ledger()), seed))
+        nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), AuditLog()), seed))
     training.prepare(nodes, local)
 
     def trial(group: Group) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedstill.federation import InProcess
 from fedstill.federation.contract import Tensors
-from fedstill.node.account import Account
-from fedstill.node.ledger import ANSWER, GRADIENT
+from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.node import Node
 from fedstill.protocol.messages import refine
 from fedstill.runs.simulation import Simulation
@@ -99,12 +98,9 @@ class Overheard(Simulation):
     def reopen(self) -> None:
         """Let nodes answer after the run's end, as those of an ensemble in use do.
 
-        What that costs is charged to an account that begins anew: a run's own is closed with the run.
+        What that costs is charged to a log that begins anew: a run's own is closed with the run.
         """
-        self.account = Account(None, self.ledger_key, durable=False)
-        for node in self.nodes:
-            if node.gate.budgets is not None:
-                node.gate.budgets.account = self.account
+        self.audit.open(None)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
         tapped = _Tapped(self.nodes, groups, self.side, self.compute, self.setting.link)

@@ -21,10 +21,9 @@ from fedstill.federation import partition
 from fedstill.methods.audited import Audited
 from fedstill.models import build
 from fedstill.node import training
-from fedstill.node.account import Account
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
@@ -70,17 +69,15 @@ class World:
 
     def __post_init__(self) -> None:
         self.task, self.compute = Classification(self.classes), Compute()
-        gate = Gate(NAME, PolicyConfig(outputs_only=False), Ledger())  # the mechanism is audited, not this
+        self.audit = AuditLog()
+        gate = Gate(NAME, PolicyConfig(outputs_only=False), self.audit, RUN)
         own = self.model == "linear"
         network = linear(self.classes) if own else build(self.model, SHAPE, self.classes, 0)
         self.node = Node(NAME, self.data, network, gate, 0)
         method = Audited(batch=self.rows, gan=float(self.critics))
         setting = NodeSetting(self.task, self.local, self.compute)
         side = side_of(method, setting)
-        self.account = Account(None, self.secret, durable=False)
-        protect(
-            self.node, self.privacy, side, method, setting, account=self.account, run=RUN, secret=self.secret
-        )
+        protect(self.node, self.privacy, side, method, setting, secret=self.secret)
         side.prepare([self.node])
         training.prepare(self.node.learners, self.local)
         self.handler = RequestHandler(Group([self.node]), side, self.compute)
@@ -101,8 +98,8 @@ class World:
         return self.handler.pull_back(self.asked, {NAME: {"logits": pull}})[NAME]
 
     def spent(self) -> Price:
-        """What its ledger says that all of this has cost."""
-        return from_text(self.account.spent(NAME, RUN).run)
+        """What its audit log says that all of this has cost."""
+        return from_text(self.audit.spent(NAME, RUN).run)
 
 
 def linear(classes: int) -> nn.Module:

@@ -21,10 +21,11 @@ ABOUT = """\
 Attack a finished run with what left its nodes.
 
 RUN is the folder of a run on this machine. The run is repeated from its config.toml to hear every release
-as it leaves its gate, and what was heard is compared with the run's ledger. Attacks then see that, what the
-server knows, and the student. Figures go to RUN/leakage.json, pictures to RUN/leakage.safetensors, and both
-into the section Leakage of RUN/report.html, in place of those of an attack before. Pictures show private
-records: mind who gets the report. Beside the options below: --quiet hides progress.
+as it leaves its gate, and what was heard is compared with the run's audit log. Attacks then see that,
+what the server knows, and the student. Figures go to RUN/leakage.json, pictures to
+RUN/leakage.safetensors, and both into the section Leakage of RUN/report.html, in place of those of an attack
+before. Pictures show private records: mind who gets the report. Beside the options below: --quiet hides
+progress.
 """
 
 
@@ -131,8 +132,8 @@ def print_leakage(found: Leakage, console: Console) -> None:
         heads = ("of", "got", "without it")
         table = Table("", "attack", [Column(head, "") for head in heads], rows)
         print_rows(table, console, wrapped=heads)
-    if found.ledger is not None:
-        console.print(Text(f"The repetition is not the run of this folder: {found.ledger}"))
+    if found.audit is not None:
+        console.print(Text(f"The repetition is not the run of this folder: {found.audit}"))
     for reason in skipped(found):
         console.print(Text(f"Not tried: {reason}"))
 

@@ -42,7 +42,7 @@ usage:
   fedstill node init|check|start|answer DIR     a node of a real federation, for whoever owns its data
   fedstill server init|start|status|stop DIR    the server that they join
   fedstill privacy plan|price|audit ...         what a run will cost a node, before anything is trained
-  fedstill ledger show|verify|export|settle DIR what has left a node, when, to which run, at which price
+  fedstill audit show|verify|export|settle DIR  what has left a node, when, to which run, at which price
   fedstill questions make ...                   questions in a file, for nodes without a live link
   fedstill distil ANSWERS ...                   a student from the files of answers that came back
   fedstill --version
@@ -78,7 +78,7 @@ COMMANDS = {
 }
 ROOMS = {  # commands that have commands, or a help of their own
     "node": "fedstill.cli.node:main",
-    "ledger": "fedstill.cli.ledger:main",
+    "audit": "fedstill.cli.audit:main",
     "privacy": "fedstill.cli.privacy:main",
     "attack": "fedstill.cli.attack:main",
     "figures": "fedstill.cli.figures:main",

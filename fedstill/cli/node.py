@@ -39,8 +39,6 @@ def _init(given: Given) -> None:
         path = Path(folder) / owner.SECRET
         print(f"Wrote {path} anew (which nobody else may read); {owner.FILE} is as it was.")
         print("Noise is keyed anew: runs that have begun here cannot go on, and new ones can.")
-        print("A ledger was sealed with the lost secret. Once you have seen that it is as you left it:")
-        print(f'  fedstill ledger settle {folder} --because "the secret was lost"')
         return
     print(
         f"Wrote {Path(folder) / owner.FILE} and {Path(folder) / owner.SECRET} (which nobody else may read)."

@@ -92,6 +92,7 @@ def asked_by(target: str, config: RunConfig) -> Asking:
 def _print_node(console: Console, folder: Path, found: Examined) -> None:
     from rich.table import Table
 
+    from fedstill.node.own_audit import audit_file
     from fedstill.node.rights import open_to_others
 
     if found.file is None:
@@ -104,8 +105,7 @@ def _print_node(console: Console, folder: Path, found: Examined) -> None:
         for number, line in enumerate(lines):
             table.add_row(f"  {head}" if number == 0 else "", line)
     console.print(table)
-    ledger = folder / Path(found.file.privacy.ledger).expanduser()
-    if (told := open_to_others(folder, ledger)) is not None:
+    if (told := open_to_others(folder, audit_file(found.file, folder))) is not None:
         console.print(told, soft_wrap=True)
     console.print()
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from fedstill.cli.privacy import up
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.data.groups import limit_groups
-from fedstill.node import owner
+from fedstill.node import own_audit
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner import Examined, Spent
+from fedstill.node.own_audit import Balance
+from fedstill.node.owner import Examined
 from fedstill.node.planning import forecast, objection
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.accounting import within
@@ -96,7 +97,7 @@ def payment(mechanism: Mechanism) -> str:
     return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
 
 
-def refusal(mechanism: Mechanism, spent: Spent | None) -> str | None:
+def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
     """Why a node would refuse a run as its mechanism charges it, or None.
 
     Args:
@@ -104,7 +105,7 @@ def refusal(mechanism: Mechanism, spent: Spent | None) -> str | None:
         spent: what its data have cost so far; None: not known, and the run is held against its own budget.
     """
     config, price = mechanism.config, total(mechanism.schedule())
-    so_far = Spent({}) if spent is None else spent
+    so_far = Balance({}) if spent is None else spent
     if so_far.trouble is not None:
         return f"nothing can be charged: {so_far.trouble}"
     if price is None:
@@ -119,9 +120,9 @@ def refusal(mechanism: Mechanism, spent: Spent | None) -> str | None:
     return None
 
 
-def _spent(file: NodeFile, folder: Path) -> Spent | None:
-    """What the ledger says; None where it cannot be read, which is a fault and told as one."""
+def _spent(file: NodeFile, folder: Path) -> Balance | None:
+    """What the audit log says; None where it cannot be read, which is a fault and told as one."""
     try:
-        return owner.spent(file, folder)
+        return own_audit.spent(file, folder)
     except FedstillError:
         return None

@@ -26,7 +26,7 @@ usage:
   fedstill privacy audit [--mechanism NAME] [--seed N] [--out FILE]
                                              attacks on real nodes by somebody who knows all records but one:
                                              what they prove that each mechanism costs, beside what its
-                                             ledger says. A lower bound above the claim is a fault, and the
+                                             audit log says. A lower bound above the claim is a fault, and the
                                              command ends with 2
 
 options of `plan`: two of noise, steps and epsilon give the third. What is not given here is as in the files;

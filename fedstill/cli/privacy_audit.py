@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedstill.attacks.audits import Finding
 
 END = """\
-claimed   epsilon by the node's own ledger, an upper bound
+claimed   epsilon by the node's own audit log, an upper bound
 shown     epsilon that the attack proves at least, whatever the noise is like
 as noise  the same if the noise is of the kind that is claimed; above the claim it refutes it, too
 All at delta {delta:g}, each lower bound at {confidence:.0%}. One below the claim proves nothing: the

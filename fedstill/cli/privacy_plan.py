@@ -15,7 +15,7 @@ from fedstill.cli.usage import Given, number
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.groups import limit_groups
 from fedstill.node.mechanism import Mechanism
-from fedstill.node.owner import Spent
+from fedstill.node.own_audit import Balance
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.bill import total
@@ -97,7 +97,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
     """One node as its owner has it."""
     from fedstill.cli.node_check import asked_by
     from fedstill.data import private
-    from fedstill.node import owner
+    from fedstill.node import own_audit, owner
 
     folder = path.parent if path.name == owner.FILE else path
     file, asking = owner.read(folder), asked_by(target, config)
@@ -108,7 +108,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
     run = Run(target, asking.config.method, spec, asking.public, notes)
     _require_public(run, asking.note)
-    spent = owner.spent(file, folder)
+    spent = own_audit.spent(file, folder)
     return run, [Place(file.name, file.privacy, file.local, len(data), spent)]
 
 
@@ -126,7 +126,7 @@ def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
     own = (config.nodes.privacy, config.nodes.local)
     if wanted(config.nodes.privacy):  # as the run itself does then
         parts = [limit_groups(part, config.nodes.privacy.group_size) for part in parts]
-    return made, [Place(f"node-{k}", *own, len(part), Spent({})) for k, part in enumerate(parts)]
+    return made, [Place(f"node-{k}", *own, len(part), Balance({})) for k, part in enumerate(parts)]
 
 
 def _require_public(run: Run, note: str) -> None:

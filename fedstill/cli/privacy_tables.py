@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.audit_tables import events
 from fedstill.cli.console import print_facts, print_table
-from fedstill.cli.ledger_tables import events
 from fedstill.cli.node_privacy import refusal
 from fedstill.cli.privacy import up
 from fedstill.node.mechanism import Mechanism
-from fedstill.node.owner import Spent
+from fedstill.node.own_audit import Balance
 from fedstill.node.planning import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Price, as_text, from_text
@@ -62,7 +62,7 @@ class Place:
     privacy: PrivacyConfig
     local: LocalConfig
     examples: int
-    spent: Spent
+    spent: Balance
 
 
 @dataclass(frozen=True)

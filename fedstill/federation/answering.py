@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,21 +22,19 @@ from fedstill.federation.bundles import (
     read_questions,
     unpack_answers,
 )
-from fedstill.node import owner
-from fedstill.node.account import DATA, Account, Entry, LedgerError
-from fedstill.node.gate import Gate
+from fedstill.node import own_audit
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import DATA, KEPT, REFUSED, Entry
+from fedstill.node.gate import forbidden
 from fedstill.node.host import Host
-from fedstill.node.ledger import Ledger
 from fedstill.node.limits import limited
 from fedstill.node.session import Session
-from fedstill.node.witness import released
 from fedstill.protocol.messages import Tensors, sizes
 from fedstill.protocol.method import Ask
 from fedstill.protocol.plan import Plan, public_tensors
 
-KEPT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
+LET_OUT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
 READY = {"learned": True, "last": -1, "marks": []}  # where a node is that has answered all there is
-LET_OUT = "kept"  # the part of the row in the node's ledger that says which bytes these are
 SECONDS_BETWEEN = 0.5  # between two reports of local training
 
 
@@ -102,7 +101,7 @@ def answer(
         given = read_questions(questions, signers, policy.most_header, policy.methods, policy.tasks)
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
-    kept = folder / "runs" / plan.run / KEPT
+    kept = folder / "runs" / plan.run / LET_OUT
     again = kept.exists()
     if not again:
         _let_out(host, plan, given, kept, report)
@@ -120,83 +119,56 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         session = host.session
         if session is None:
             raise BundleError("the public data that the questions are about are not in their file")
-        _admit(host, told["objections"], given.asks, session.ledger)
+        _admit(host, told["objections"], given.asks, session.audit, plan.run)
         answers = _answers(session, told["learned"], given.asks, report)
         privacy = [session.privacy(number) for number in answers]
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
         blob = pack_answers(header, Replies(host.hello(), {**told, **READY}, privacy, answers))
-        # First the ledger: what is kept without a row of its own does not leave.
-        session.account.charge(_letting_out(plan.run, blob), lambda spent: None)
+        # First the audit log: what is kept without an entry of its own does not leave.
+        session.audit.charge(_letting_out(plan.run, blob))
         owner_only.replace(kept, blob, sync=True)
     finally:
         host.leave()
 
 
 def _letting_out(run: str, blob: bytes) -> Entry:
-    """The row of the ledger that says which bytes were let out, and so may leave again; it costs nothing."""
+    """The entry that says which bytes were let out, and so may leave again; it costs nothing."""
     return Entry(
         run=run,
+        payer=DATA,
         node=DATA,
         number=-1,
         question="answers",
-        part=LET_OUT,
+        part=KEPT,
         content=hashlib.sha256(blob).hexdigest(),
-        after="",
-        up={},
         rule="the same bytes may leave again",
-        price={},
-        guarantee=True,
     )
 
 
 def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Replies]:
-    """What was let out, byte for byte, if policy and ledger still allow it; who asked is said as it is now.
+    """What was let out, byte for byte, if policy and log still allow it; who asked is said as it is now.
 
     Neither data nor model are read: they may be others by now, and nothing of them leaves.
 
     Raises:
         QuestionRefused: the policy does not.
-        LedgerError: the ledger is gone, another node's, or not sound.
-        RunFolderError: the ledger does not know these bytes, or another process is at work on the run.
+        AuditError: the audit log is gone, or not sound.
+        RunFolderError: it does not know these bytes.
     """
-    gate = Gate(host.name, host.file.policy, Ledger())
-    rules = {name: gate.objection(question) for name, question in given.declared().items()}
-    ledger = Ledger()
-    ledger.open(kept.parent / "ledger.jsonl")
-    try:
-        _admit(host, {name: rule for name, rule in rules.items() if rule is not None}, given.asks, ledger)
-    finally:
-        ledger.close()
-    blob = kept.read_bytes()
-    _check_let_out(host, kept, blob)
+    policy = host.file.policy
+    rules = {name: forbidden(policy, question) for name, question in given.declared().items()}
+    blob, run = kept.read_bytes(), kept.parent.name
+    with closing(own_audit.open_audit(host.file, host.folder)) as audit:
+        audit.require_sound()
+        _admit(host, {name: rule for name, rule in rules.items() if rule is not None}, given.asks, audit, run)
+        if not audit.sums.number(vars(_letting_out(run, blob))):
+            raise RunFolderError(
+                f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
+                "knows: it has no entry of these bytes. Put the one that was changed back as it was. Or "
+                "delete the answers: then the questions are answered anew, and charged anew"
+            )
     header, replies = unpack_answers(kept, blob)
     return replace(header, asked_by=given.signer, compared=given.trusted), replies
-
-
-def _check_let_out(host: Host, kept: Path, blob: bytes) -> None:
-    """Refuse bytes that the node's own ledger, which must be sound, does not show as let out.
-
-    Raises:
-        LedgerError: it is gone, another node's, or not sound.
-        RunFolderError: it does not show them.
-    """
-    witness = released(host.folder)
-    path = host.folder / Path(host.file.privacy.ledger).expanduser()
-    if not path.exists():
-        told = f"put it back, or `fedstill ledger settle {host.folder}` starts it anew"
-        raise LedgerError(path, f"is gone, and what it let out is kept in {kept}: {told}")
-    account = Account(path, owner.secret(host.folder), read_only=True, witness=witness)
-    try:
-        account.require_sound()
-        known = account.row(_letting_out(kept.parent.name, blob))
-    finally:
-        account.close()
-    if not known:
-        raise RunFolderError(
-            f"{kept} is not what was let out, or {path.name} is not the ledger that knows: it has no row of "
-            "these bytes. Put the one that was changed back as it was. Or delete the answers: then the "
-            "questions are answered anew, and charged anew"
-        )
 
 
 def _answers(
@@ -212,7 +184,7 @@ def _answers(
     }
 
 
-def _admit(host: Host, objections: Mapping[str, str], asks: Sequence[Ask], ledger: Ledger) -> None:
+def _admit(host: Host, objections: Mapping[str, str], asks: Sequence[Ask], audit: AuditLog, run: str) -> None:
     """Refuse before any training what would be refused after it, and what is refused today.
 
     Raises:
@@ -224,5 +196,5 @@ def _admit(host: Host, objections: Mapping[str, str], asks: Sequence[Ask], ledge
         if rule is None and 0 < most < len(asks):
             rule = f"most_questions: {most}, and the file asks {len(asks)}"
         if rule is not None:
-            ledger.refuse(node=host.name, number=number, question=ask.question, rule=rule)
+            audit.append(Entry(run, DATA, host.name, number, ask.question, REFUSED, rule=rule))
             raise QuestionRefused(host.name, ask.question, rule)

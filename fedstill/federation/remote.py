@@ -30,7 +30,8 @@ from fedstill.federation.contract import Federation
 from fedstill.federation.link import LinkConfig
 from fedstill.federation.meter import Meter
 from fedstill.federation.replies import About, Hello, Progress
-from fedstill.node.ledger import ANSWER, Ledger
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import ANSWER, Entry
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.messages import SCALE, Tensors, size, sizes
@@ -62,7 +63,7 @@ class Remote(Federation):
         plan: what the nodes get to know of the run.
         questions: what they can be asked.
         config: forms, patience, quorum.
-        ledger: the server's own account of what arrived.
+        audit: the server's own log of what arrived.
         compute: where, and in which layout, answers are computed with.
         public: public data, for nodes that do not have them yet.
     """
@@ -73,13 +74,13 @@ class Remote(Federation):
         plan: Plan,
         questions: Mapping[str, Question],
         config: LinkConfig,
-        ledger: Ledger,
+        audit: AuditLog,
         compute: Compute,
         public: Public | None = None,
     ) -> None:
         super().__init__(list(link.nodes), questions, config)
         self.outputs = plan.spec.outputs
-        self.carrier, self.plan, self.ledger = link, plan, ledger
+        self.carrier, self.plan, self.audit = link, plan, audit
         self._compute, self._public = compute, public
         self.about: dict[str, About] = {}  # what each node told of itself
         self.meter = Meter()
@@ -315,7 +316,7 @@ class Remote(Federation):
             self._send.tell(node, {"do": "recall", "mark": mark})
         return about
 
-    # --- the server's own account ---------------------------------------------------------------------
+    # --- the server's own log -----------------------------------------------------------------------
 
     def _count(
         self,
@@ -330,20 +331,25 @@ class Remote(Federation):
         privacy = dict(reply.privacy)
         # Other bits, as after a start with other threads, are another release, and the node has paid anew.
         after, left = privacy.pop("after", ""), digest(part, reply.tensors)
-        if self.ledger.released(node, number, part, content, after, left):
-            return
         kinds = self.questions[question].kinds()
         # What was not declared will be found faulty, and is not counted.
         known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
-        self.ledger.write(
+        price = privacy.get("price")
+        entry = Entry(
+            run=self.plan.run,
+            payer=node,
             node=node,
             number=number,
             question=question,
             part=part,
             content=content,
-            down=down,
-            up=sizes(known, kinds),
-            privacy=privacy,
             after=after,
             left=left,
+            down=down,
+            up=sizes(known, kinds),
+            mechanism=privacy.get("mechanism", ""),
+            price=price or {},
+            bare=int(price is None),
+            questions=int(part == ANSWER),
         )
+        self.audit.charge(entry)

@@ -1,6 +1,6 @@
 """What nodes reply, read as soon as it arrives: of the right kind, in range, and no longer than it need be.
 
-A node's word ends up in the run's state, its ledger and its report, and on a terminal. What is not of its
+A node's word ends up in the run's state, its audit log and its report, and on a terminal. What is not of its
 form is that node's fault, and goes no further.
 """
 

@@ -17,9 +17,9 @@ from fedstill.methods._histogram import Tensors
 from fedstill.methods._public import labelled
 from fedstill.methods.server import Server
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group, stack
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA
@@ -59,7 +59,7 @@ class Trainee:
 
     def _made(self, server: Server, data: TensorData) -> Node:
         name = server.name
-        self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), Ledger()), server.seed)
+        self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
         training.prepare([self._node], server.local)
         if self._optimiser:
             before = {"modules": {}, "answered": "", "origin": "", "teachers": []}

@@ -2,8 +2,8 @@
 
 ``host`` serves messages, ``session`` is one run, ``requests`` takes a question in and hands its answer out
 through the ``gate``; ``group`` computes nodes together. ``mechanism`` chooses rules and prices, ``budgets``
-pay, ``account`` and ``ledger`` write down what left. ``owner`` and ``node_file`` are the owner's folder.
-``training`` is local training.
+pay, ``audit`` writes down what left, in ``entries``, with a ``head``. ``owner`` and ``node_file`` are the
+owner's folder. ``training`` is local training.
 
 May import privacy, protocol and what lies below. A newcomer rarely changes anything here; read ``gate``
 first.

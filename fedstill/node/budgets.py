@@ -1,44 +1,40 @@
-"""What pays for a node's releases: budgets of a run and of its data, charged to a ledger that lasts."""
+"""What pays for a node's releases: budgets of a run and of its data, by what the audit log says was spent."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.account import Account, Entry, Spent
 from fedstill.node.asked import Asked
-from fedstill.node.ledger import ANSWER
+from fedstill.node.audit import AuditLog, Spent
+from fedstill.node.entries import ALL, ANSWER, BARE, LEARNED, TRAINING, Entry
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text
-from fedstill.protocol.digests import chained
+from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.questions import Question
 
 Tensors = Mapping[str, torch.Tensor]
-TRAINING = "training"  # what the first release of a run pays for beside itself
-LEARNED = "learned"  # what came of it, for a question: nothing is paid, and nothing leaves
 
 
 class Budgets:
-    """Budgets and ledger of one node in one run.
+    """Budgets of one node in one run.
 
     Args:
         mechanism: rules and prices.
-        account: the ledger of the node's data.
+        audit: the log of the node's data.
         run: names the run there.
-        holder: who pays: whose totals count; None is the node under its name. Nodes with one holder share
-            its budgets, and what each of them releases is charged, however alike they are.
+        payer: whose totals count. Nodes with one payer share its budgets, and what each of them releases is
+            charged, however alike they are.
     """
 
-    def __init__(self, mechanism: Mechanism, account: Account, run: str, holder: str | None = None) -> None:
-        self.mechanism, self.account, self.run = mechanism, account, run
-        self.holder = mechanism.node if holder is None else holder
+    def __init__(self, mechanism: Mechanism, audit: AuditLog, run: str, payer: str) -> None:
+        self.mechanism, self.audit, self.run, self.payer = mechanism, audit, run, payer
         config = mechanism.config
         self.budget = Budget(config.epsilon, config.delta, config.accountant)
         self.total_budget = Budget(*config.over_all, config.accountant)
@@ -48,13 +44,15 @@ class Budgets:
         self._covered: tuple[Counter[str], Counter[str]] | None = None  # what is known to be affordable
         self._paid: set[str] = set()  # what was learned before the first question, by fingerprint
 
-    def spent(self) -> Spent:
-        """What has been spent so far."""
-        return self.account.spent(self.holder, self.run)
+    def fingerprint(self, what: str, tensors: Tensors) -> str:
+        """A digest of tensors that only who has the node's secret can make: to try out what they are, say."""
+        return self.seal(digest(what, tensors))
 
     def seal(self, text: str) -> str:
         """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
         return chained(f"{self.mechanism.binding} {self.mechanism.salt}", text)
+
+    # --- before anything is computed --------------------------------------------------------------------
 
     def objection(self, question: Question) -> str | None:
         """Why a question, or the run that its method declares, can never be paid for, or None."""
@@ -70,7 +68,7 @@ class Budgets:
                 if found is not None:
                     self._run_objection = f"{found}, in question {question.name}"
                     return self._run_objection
-            spent = self.account.spent(self.holder, self.run)
+            spent = self.audit.spent(self.payer, self.run)
             price, others = total(self.mechanism.schedule()), _others(spent)
             try:
                 self._refuse_bare(spent)
@@ -90,22 +88,25 @@ class Budgets:
         """
         shapes = self.mechanism.expected(question, sent)[ANSWER]
         price = total(self.mechanism.bill(question, ANSWER, shapes, sent))
-        if self._owes_first(asked):
+        if self.first != Price() and not self._has_paid_first(asked):
             price = None if price is None or self.first is None else price + self.first
         learned = total(self.mechanism.learning(question, sent))
         if price is not None and learned and self.attempts(asked, question, sent):
             price = price - learned  # the answer was lost, and is asked for again
-        self._check(self.spent(), price, question.name)
+        self.check(self.audit.spent(self.payer, self.run), price, question.name)
+
+    # --- what networks learn for a release --------------------------------------------------------------
 
     def attempts(self, asked: Asked, question: Question, sent: Tensors) -> int:
         """How often learning for this question has been charged: once for each result that differs."""
         if total(self.mechanism.learning(question, sent)) == Price():
             return 0
-        return self.account.siblings(self._learning(asked, question, sent, 0))
+        return self._siblings(self._learning(asked, question, sent, 0))
 
-    def results(self, asked: Asked, question: Question) -> int:
-        """Of how many of these attempts the result is written down."""
-        return self.account.siblings(self._result(asked, question, 0))
+    def attempt(self, asked: Asked, question: Question, sent: Tensors) -> tuple[int, bool]:
+        """The last attempt at learning for a question that is charged, and whether its result is known."""
+        attempt = max(self.attempts(asked, question, sent) - 1, 0)
+        return attempt, self._results(asked, question) > attempt
 
     def came_out(self, asked: Asked, question: Question, attempt: int) -> bool:
         """Whether an attempt came out as it did before, to the last bit; the first time, write that down.
@@ -116,9 +117,9 @@ class Budgets:
             attempt: the last one that was charged.
         """
         result = self._result(asked, question, attempt)
-        if self.results(asked, question) > attempt:
-            return self.account.row(result) > 0
-        self.account.charge(result, lambda spent: None)
+        if self._results(asked, question) > attempt:
+            return self._is_written(result)
+        self.audit.charge(result)
         return True
 
     def pay_learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> None:
@@ -132,133 +133,85 @@ class Budgets:
 
         Raises:
             QuestionRefused: it cannot be paid for.
-            LedgerError: the ledger is not what it was, and its owner has not settled that.
+            AuditError: the log is not what it was, and its owner has not settled that.
         """
-        price = total(self.mechanism.learning(question, sent))
-        if price == Price():
-            return
-        self._pay_first(asked)
-        self._charge(self._learning(asked, question, sent, attempt), price, question.name)
+        if total(self.mechanism.learning(question, sent)) != Price():
+            self.pay_first(asked)
+            self._charge(self._learning(asked, question, sent, attempt), question.name)
 
-    def _learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> Entry:
-        """One attempt of what networks learn for a question, as the ledger has it."""
-        bill = self.mechanism.learning(question, sent)
-        rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
-        about = asked.number, question.name, TRAINING, str(attempt), chained(asked.after, asked.content)
-        return self._entry(*about, {}, total(bill), rule)
-
-    def _result(self, asked: Asked, question: Question, attempt: int) -> Entry:
-        """What came of it: a row that costs nothing."""
-        what, after = f"{attempt} {asked.learned}", chained(asked.after, asked.content)
-        rule = "what was learned, by its fingerprint"
-        return self._entry(asked.number, question.name, LEARNED, what, after, {}, Price(), rule)
-
-    def behind(
-        self, asked: Asked, part: str, question: Question, sent: Tensors
-    ) -> Iterator[tuple[str, str, Price | None]]:
-        """What a release follows from that was charged by itself: what it is, its fingerprint, its price."""
-        if self.first != Price():
-            yield "before", asked.origin, self.first
-        learned = total(self.mechanism.learning(question, sent)) if part == ANSWER else Price()
-        if learned != Price():
-            yield "for", asked.past, learned
-
-    def pay(
-        self,
-        asked: Asked,
-        part: str,
-        up: Mapping[str, int],
-        price: Price | None,
-        rule: str,
-        left: str,
-        limit: Callable[[int, int, int], None] = lambda questions, bytes_left, counts: None,
-    ) -> tuple[int, bool]:
-        """Charge a release, and before the first one the training behind it: on disk, or not at all.
-
-        Args:
-            asked: what it answers.
-            part: of the answer.
-            up: bytes by kind.
-            price: of the release itself; what was learned for it is paid already.
-            rule: what is done to it, in words.
-            left: fingerprint of what leaves, and of what that was before the noise: another one is another
-                release, however alike.
-            limit: is told questions and bytes that have left, and for how many questions this release
-                counts; raises to refuse it.
-
-        Returns:
-            Its row, and whether it had not been paid before.
+    def pay_first(self, asked: Asked) -> None:
+        """Charge the training before the first question, which all that leaves follows from.
 
         Raises:
             QuestionRefused: it cannot be paid for.
-            LedgerError: the ledger is not what it was, and its owner has not settled that.
+            AuditError: the log is not what it was, and its owner has not settled that.
         """
-        self._pay_first(asked)
-        content = chained(asked.content, left)
-        entry = self._entry(asked.number, asked.question, part, content, asked.after, up, price, rule)
-        # A gradient belongs to its answer, and each further one of that is a question by itself.
-        counts = int(part == ANSWER or self.account.siblings(entry) > 0)
-
-        def check(spent: Spent) -> None:
-            limit(spent.questions, spent.bytes, counts)
-            self._check(spent, price, asked.question)
-
-        anew = self.account.charge(replace(entry, questions=counts), check)
-        return self.account.row(entry), anew
+        if self.first != Price() and asked.origin not in self._paid:
+            self._charge(self._first(asked.origin), asked.question)
+            self._paid.add(asked.origin)
 
     def trained(self) -> bool:
         """Whether the training before the first question has been paid for, whatever it has given."""
-        return self.account.siblings(self._first("")) > 0
+        return self._siblings(self._first("")) > 0
+
+    def _has_paid_first(self, asked: Asked) -> bool:
+        return asked.origin in self._paid or self._is_written(self._first(asked.origin))
+
+    def _learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> Entry:
+        bill = self.mechanism.learning(question, sent)
+        rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
+        after = chained(asked.after, asked.content)
+        return self._entry(asked.number, question.name, TRAINING, str(attempt), after, total(bill), rule)
+
+    def _result(self, asked: Asked, question: Question, attempt: int) -> Entry:
+        what, after = f"{attempt} {asked.learned}", chained(asked.after, asked.content)
+        rule = "what was learned, by its fingerprint"
+        return self._entry(asked.number, question.name, LEARNED, what, after, Price(), rule)
+
+    def _results(self, asked: Asked, question: Question) -> int:
+        return self._siblings(self._result(asked, question, 0))
 
     def _first(self, origin: str) -> Entry:
         noise = self.mechanism.levels.get(self.mechanism.training, 0.0)
         rule = f"DP-SGD of the model (noise {noise:.4g}), which all releases follow from"
-        return self._entry(-1, TRAINING, TRAINING, origin, "", {}, self.first, rule)
-
-    def _owes_first(self, asked: Asked) -> bool:
-        if self.first == Price() or asked.origin in self._paid:
-            return False
-        return not self.account.row(self._first(asked.origin))
-
-    def _pay_first(self, asked: Asked) -> None:
-        """The training before the first question, which all that leaves follows from."""
-        if self.first != Price() and asked.origin not in self._paid:
-            self._charge(self._first(asked.origin), self.first, asked.question)
-            self._paid.add(asked.origin)
-
-    def _charge(self, entry: Entry, price: Price | None, question: str) -> None:
-        self.account.charge(entry, lambda spent: self._check(spent, price, question))
+        return self._entry(-1, TRAINING, TRAINING, origin, "", self.first, rule)
 
     def _entry(
-        self,
-        number: int,
-        question: str,
-        part: str,
-        content: str,
-        after: str,
-        up: Mapping[str, int],
-        price: Price | None,
-        rule: str,
+        self, number: int, question: str, part: str, what: str, after: str, price: Price | None, rule: str
     ) -> Entry:
-        mechanism = self.mechanism
-        own = self.holder == mechanism.node
-        # Another node has other noise, so that its release is another one.
-        binding = mechanism.binding if own else chained(mechanism.binding, mechanism.node)
         return Entry(
             run=self.run,
-            node=self.holder,
+            payer=self.payer,
+            node=self.mechanism.node,
             number=number,
             question=question,
             part=part,
-            content=chained(f"{binding} {mechanism.salt}", content),
-            after=after if own else chained(after, mechanism.node),
-            up=dict(up),
+            content=self.seal(what),
+            after=after,
+            mechanism=self.mechanism.name,
             rule=rule,
             price=as_text(price or Price()),
-            guarantee=price is not None,
+            bare=int(price is None),
         )
 
-    def _check(self, spent: Spent, price: Price | None, question: str) -> None:
+    def _siblings(self, entry: Entry) -> int:
+        return len(self.audit.sums.siblings(vars(entry)))
+
+    def _is_written(self, entry: Entry) -> bool:
+        return self.audit.sums.number(vars(entry)) > 0
+
+    def _charge(self, entry: Entry, question: str) -> None:
+        price = None if entry.bare else from_text(entry.price)
+        self.audit.charge(entry, lambda spent: self.check(spent, price, question))
+
+    # --- whether it can be paid -------------------------------------------------------------------------
+
+    def check(self, spent: Spent, price: Price | None, question: str) -> None:
+        """Refuse what would pass a budget.
+
+        Raises:
+            QuestionRefused: it would.
+        """
         try:
             self._refuse_bare(spent)
             if self._is_covered(spent, price):
@@ -267,23 +220,6 @@ class Budgets:
             self.total_budget.check(from_text(spent.total), price)
         except BudgetSpent as error:
             raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
-
-    def votes(self, question: Question, tensors: Tensors, noised: Tensors) -> Sequence[Sequence[int]]:
-        """What the node's own ledger keeps of a release for an owner who wants to know its votes."""
-        config, rule = self.mechanism.config, self.mechanism.rule
-        found = [config.votes(rule(question, name), exact, noised[name]) for name, exact in tensors.items()]
-        return [row for rows in found for row in rows]
-
-    def data_dependent(self, votes: Sequence[Sequence[int]]) -> float | None:
-        """Epsilon of all labels released, by the votes; not to be published.
-
-        Args:
-            votes: as :meth:`votes` gives them, of all releases.
-
-        Returns:
-            None where nobody has asked for it, or nothing has left.
-        """
-        return self.mechanism.config.data_dependent(votes, self.mechanism.levels)
 
     def _is_covered(self, spent: Spent, price: Price | None) -> bool:
         """Whether a price is a part of what the run declared, all of which is known to be affordable."""
@@ -304,15 +240,27 @@ class Budgets:
         total = self.total_budget
         if spent.bare_total and total.epsilon < math.inf:
             way_out = "its owner may set privacy.total_epsilon = inf, so that each run has its own budget"
-            raise Unpriced(total.epsilon, total.delta, self._bare_runs(), way_out)
+            totals = reversed(list(self.audit.sums.spent.items()))  # the latest run first
+            bare = {
+                run: counts[BARE]
+                for (payer, run), counts in totals
+                if payer == self.payer and run != ALL and counts[BARE]
+            }
+            raise Unpriced(total.epsilon, total.delta, bare, way_out)
 
-    def _bare_runs(self) -> Counter[str]:
-        """How many releases without a guarantee each run about these data had, the latest run first."""
-        rows = [row for row in self.account.entries() if row["node"] == self.holder and row["bare"]]
-        runs: Counter[str] = Counter()
-        for row in reversed(rows):
-            runs[row["run"]] += row["bare"]
-        return runs
+    # --- votes ------------------------------------------------------------------------------------------
+
+    def votes(self, question: Question, tensors: Tensors, noised: Tensors) -> Sequence[Sequence[int]]:
+        """What the node's own log keeps of a release for an owner who wants to know its votes."""
+        config, rule = self.mechanism.config, self.mechanism.rule
+        found = [config.votes(rule(question, name), exact, noised[name]) for name, exact in tensors.items()]
+        return [row for rows in found for row in rows]
+
+    def data_dependent(self) -> float | None:
+        """Epsilon of all labels that were released in this run, by the votes; not to be published. None where
+        nobody has asked for it, or nothing has left."""
+        votes = self.audit.sums.votes[self.run, self.mechanism.node]
+        return self.mechanism.config.data_dependent(votes, self.mechanism.levels)
 
 
 def _others(spent: Spent) -> Counter[str]:

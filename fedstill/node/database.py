@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from fedstill.core import owner_only
@@ -16,13 +16,13 @@ from fedstill.core.errors import FedstillError
 PATIENCE = 120.0  # seconds to wait for another process, which may be computing what its budget allows
 
 
-class LedgerError(FedstillError):
-    """A ledger cannot be trusted or used; nothing is charged to it, so nothing leaves.
+class AuditError(FedstillError):
+    """An audit log cannot be trusted or used; nothing is charged to it, so nothing leaves.
 
-    >>> raise LedgerError("ledger.sqlite", "row 7 is missing")
+    >>> raise AuditError("audit.sqlite", "entry 7 is missing")
     Traceback (most recent call last):
     ...
-    fedstill.node.database.LedgerError: ledger.sqlite: row 7 is missing
+    fedstill.node.database.AuditError: audit.sqlite: entry 7 is missing
     """
 
     def __init__(self, where: object, what: str) -> None:
@@ -40,13 +40,13 @@ class Database:
         read_only: the file must be there, and is not changed.
 
     Raises:
-        LedgerError: the file cannot be opened, or is no SQLite file.
+        AuditError: the file cannot be opened, or is no SQLite file.
     """
 
     def __init__(self, path: Path | None, *, durable: bool, read_only: bool) -> None:
-        self.where: object = path or "the ledger in memory"
+        self.where: object = path or "the audit log in memory"
         self.lock = threading.RLock()
-        self._path = path
+        self._path, self._tidy = path, not (durable or read_only or path is None)
         self.connection = self._connect(durable, read_only)
         self.execute = self.connection.execute
         self._file = 0 if path is None else os.stat(path).st_ino
@@ -63,7 +63,7 @@ class Database:
         except sqlite3.Error as error:
             raise self._unusable(error) from error
         except OSError as error:
-            raise LedgerError(self.where, f"cannot be used: unable to open it: {error.strerror}") from error
+            raise AuditError(self.where, f"cannot be used: unable to open it: {error.strerror}") from error
         try:
             if not mode:
                 _until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
@@ -78,7 +78,7 @@ class Database:
         """A transaction that no other process comes between, undone if anything is raised in it.
 
         Raises:
-            LedgerError: the file is in use for too long, or cannot be read or written.
+            AuditError: the file is in use for too long, or cannot be read or written.
         """
         return self._transaction("IMMEDIATE")
 
@@ -86,7 +86,7 @@ class Database:
         """A transaction that sees one moment of the file.
 
         Raises:
-            LedgerError: the file cannot be read.
+            AuditError: the file cannot be read.
         """
         return self._transaction("DEFERRED")
 
@@ -98,8 +98,12 @@ class Database:
             return True
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; of a simulation's log one file stays, which can be read where it may not be
+        written."""
         with self.lock:
+            if self._tidy:
+                with suppress(sqlite3.Error):  # somebody reads it, or it is closed
+                    self.execute("PRAGMA journal_mode = DELETE")
             self.connection.close()
 
     @contextmanager
@@ -116,11 +120,11 @@ class Database:
             except sqlite3.Error as error:
                 raise self._unusable(error) from error
 
-    def _unusable(self, error: sqlite3.Error) -> LedgerError:
+    def _unusable(self, error: sqlite3.Error) -> AuditError:
         if type(error) is not sqlite3.DatabaseError:  # which is a file full of something else
-            return LedgerError(self.where, f"cannot be used: {error}")
-        told = f"cannot be read any more ({error}): move it away, and settle what its anchor says"
-        return LedgerError(self.where, told)
+            return AuditError(self.where, f"cannot be used: {error}")
+        told = f"cannot be read any more ({error}): move it away, and settle what its head says"
+        return AuditError(self.where, told)
 
 
 def _until_free(action: Callable[[], object]) -> None:

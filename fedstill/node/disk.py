@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.policy import PolicyConfig
+from fedstill.node import own_audit
+from fedstill.node.node_file import NodeFile
 
 RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something
 CURE = "the node's owner moves folders of finished runs out of runs/"
@@ -17,22 +18,22 @@ class Disk:
 
     Args:
         folder: of the node.
-        node: its name.
-        policy: its owner's.
+        file: what its owner says.
         run: the run that is at work; all others do not grow meanwhile.
 
     Raises:
         QuestionRefused: it would be a new run, and there are too many, or too large ones, already.
     """
 
-    def __init__(self, folder: Path, node: str, policy: PolicyConfig, run: str) -> None:
-        self.node, self.policy, self.own = node, policy, folder / RUNS / run
+    def __init__(self, folder: Path, file: NodeFile, run: str) -> None:
+        self.node, self.policy, self.own = file.name, file.policy, folder / RUNS / run
+        self._audit = own_audit.audit_file(file, folder)
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
         self._others = sum(_size(path) for path in (*runs, folder / PUBLIC) if path != self.own)
         if not self.own.exists():
-            if policy.most_runs and len(runs) >= policy.most_runs:
-                rule = f"most_runs: {policy.most_runs}, and {len(runs)} are in runs/; {CURE}"
-                raise QuestionRefused(node, "join", rule)
+            if file.policy.most_runs and len(runs) >= file.policy.most_runs:
+                rule = f"most_runs: {file.policy.most_runs}, and {len(runs)} are in runs/; {CURE}"
+                raise QuestionRefused(file.name, "join", rule)
             self.require("join")
 
     def require(self, question: str, more: int = 0) -> None:
@@ -46,8 +47,9 @@ class Disk:
             QuestionRefused: there is none.
         """
         most = self.policy.most_disk
-        if most and self._others + _size(self.own) + more >= most:
-            rule = f"most_disk: {most}, which runs/ and public/ have reached; {CURE}"
+        logged = self._audit.stat().st_size if self._audit.exists() else 0
+        if most and self._others + _size(self.own) + logged + more >= most:
+            rule = f"most_disk: {most}, which runs/, public/ and the audit log have reached; {CURE}"
             raise QuestionRefused(self.node, question, rule)
 
 

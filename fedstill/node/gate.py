@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.node.asked import Asked
+from fedstill.node.audit import AuditLog, Spent
 from fedstill.node.budgets import Budgets
-from fedstill.node.ledger import ANSWER, Ledger
+from fedstill.node.entries import ANSWER, BARE, Entry
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.bill import Bill, total
+from fedstill.privacy.bill import total
 from fedstill.privacy.events import Price, as_text
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
@@ -27,35 +30,23 @@ class Gate:
     Args:
         node: the node's name.
         policy: its owner's policy.
-        ledger: where releases are written.
+        audit: the log in which releases are written.
+        run: names the run there.
+        payer: whose budgets and limits count what leaves; None: the node's own.
     """
 
-    def __init__(self, node: str, policy: PolicyConfig, ledger: Ledger) -> None:
-        self.node, self.policy, self.ledger = node, policy, ledger
+    def __init__(
+        self, node: str, policy: PolicyConfig, audit: AuditLog, run: str = "run", payer: str | None = None
+    ) -> None:
+        self.node, self.policy, self.audit, self.run = node, policy, audit, run
+        self.payer = node if payer is None else payer
         self.budgets: Budgets | None = None  # privacy: what protects its releases, and pays for them
+        self._written: dict[tuple[int, str], int] = {}  # the entry of what left last under a number and part
 
     def objection(self, question: Question) -> str | None:
         """The rule by which this question could never be answered, or None. Asks nothing, counts nothing."""
-        allowed, kinds = self.policy.questions, question.kinds()
-        if "*" not in allowed and question.name not in allowed:
-            return f"questions: {', '.join(allowed) or 'none'}"
-        if self.policy.outputs_only:
-            told = sorted({kind for kind in kinds.values() if not self._lets_out(kind)})
-            if told and all(kind.of_maps and not kind.package for kind in told):
-                cures = "".join(f"; {kind.without}" for kind in told if kind.without)
-                return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true{cures}"
-            if told:
-                foreign = any(kind.package for kind in told)
-                named = ", ".join(f"{kind!r}" for kind in self.policy.kinds) or "none"
-                cure = f", unless its owner names it in policy.kinds (now {named})" if foreign else ""
-                return f"outputs_only: no {' and '.join(told)}{cure}"
-        return None if self.budgets is None else self.budgets.objection(question)
-
-    def _lets_out(self, kind: Kind) -> bool:
-        """Whether "outputs only" lets a kind out: an output, or what the owner allows by name."""
-        if kind in self.policy.kinds:
-            return True
-        return not kind.package and (kind.output or (kind.of_maps and self.policy.label_maps))
+        rule = forbidden(self.policy, question)
+        return rule if rule is not None or self.budgets is None else self.budgets.objection(question)
 
     def inspect(
         self,
@@ -132,61 +123,20 @@ class Gate:
         if rule is not None:
             raise QuestionRefused(self.node, asked.question, rule)
         # What was answered once may be again; other content under the same number is another question.
-        if not self.ledger.answered(self.node, asked.number, asked.content, asked.after):
-            self._limit(asked.question, *self.used(), 1, 1)
+        if asked.content not in self.audit.sums.siblings(vars(self._entry(asked, ANSWER))):
+            self._limit(asked.question, self.audit.spent(self.payer, self.run), 1, 1)
             if self.budgets is not None:
                 self.budgets.afford(asked, question, sent)
         if self.budgets is not None and not self.budgets.attempts(asked, question, sent):
             self.budgets.pay_learning(asked, question, sent, 0)  # before it happens, whatever comes of it
 
-    def used(self) -> tuple[int, int]:
-        """Questions and bytes that the policy's limits count: over all runs, where an account knows them."""
-        if self.budgets is None:
-            return self.ledger.questions(self.node), self.ledger.up(self.node)
-        spent = self.budgets.spent()
-        return spent.questions, spent.bytes
-
-    def _limit(self, question: str, questions: int, left: int, more_questions: int, more_bytes: int) -> None:
-        """Refuse what would pass a limit of the policy, with what has left already."""
+    def _limit(self, question: str, spent: Spent, more_questions: int, more_bytes: int) -> None:
+        """Refuse what would pass a limit of the policy, with what has left already, in all runs."""
         most_questions, most_bytes = self.policy.most_questions, self.policy.most_bytes
-        if most_questions and more_questions and questions + more_questions > most_questions:
+        if most_questions and more_questions and spent.questions + more_questions > most_questions:
             raise QuestionRefused(self.node, question, f"most_questions: {most_questions}")
-        if most_bytes and left + more_bytes > most_bytes:
+        if most_bytes and spent.bytes + more_bytes > most_bytes:
             raise QuestionRefused(self.node, question, f"most_bytes: {most_bytes}")
-
-    def fingerprint(self, what: str, tensors: Mapping[str, torch.Tensor]) -> str:
-        """A digest of tensors that, with an account, nobody else can make: to try out what they are, say."""
-        plain = digest(what, tensors)
-        return plain if self.budgets is None else self.budgets.seal(plain)
-
-    # --- what a network learns privately for an answer -------------------------------------------------
-
-    def attempt(self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor]) -> tuple[int, bool]:
-        """Which attempt at learning for a question is paid for, and whether its result is known."""
-        if self.budgets is None:
-            return 0, False
-        attempt = max(self.budgets.attempts(asked, question, sent) - 1, 0)
-        return attempt, self.budgets.results(asked, question) > attempt
-
-    def came_out(self, asked: Asked, question: Question, attempt: int) -> bool:
-        """Whether an attempt came out as it did before, to the last bit; the first time, write that down.
-
-        Raises:
-            LedgerError: the ledger is not what it was, and its owner has not settled that.
-        """
-        return self.budgets is None or self.budgets.came_out(asked, question, attempt)
-
-    def pay_learning(
-        self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor], attempt: int
-    ) -> None:
-        """Charge another attempt at learning for a question, before it happens.
-
-        Raises:
-            QuestionRefused: it cannot be paid for.
-            LedgerError: the ledger is not what it was, and its owner has not settled that.
-        """
-        if self.budgets is not None:
-            self.budgets.pay_learning(asked, question, sent, attempt)
 
     # --- what leaves ----------------------------------------------------------------------------------
 
@@ -212,7 +162,7 @@ class Gate:
         Raises:
             QuestionRefused: a tensor of undeclared kind, more bytes than the policy allows, or more privacy
                 than the budget.
-            OSError: a ledger cannot be written; nothing is released then.
+            AuditError: the log is in trouble, or cannot be written; nothing is released then.
         """
         kinds = question.kinds()
         undeclared = sorted(set(tensors) - set(kinds))
@@ -223,9 +173,66 @@ class Gate:
         if part == ANSWER and question.finish is not None:
             finished = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
-        votes = () if self.budgets is None else self.budgets.votes(question, tensors, noised)
-        self._charge(asked, part, leaving, kinds, question, sent, price, rule, stamp, votes)
+        up: Counter[str] = Counter()
+        for name, tensor in leaving.items():
+            up[kind_of(name, kinds)] += size(tensor)
+        entry = self._entry(
+            asked,
+            part,
+            # Without budgets nothing is paid for, and what is asked again after a stop counts once.
+            left="" if self.budgets is None else self.budgets.seal(chained(digest(part, leaving), stamp)),
+            down=asked.down,
+            up=up,
+            mechanism="none" if self.budgets is None else self.budgets.mechanism.name,
+            rule=rule,
+            price=as_text(price or Price()),
+            bare=int(price is None),
+            votes=() if self.budgets is None else self.budgets.votes(question, tensors, noised),
+        )
+        self._written[asked.number, part] = self._charge(asked, entry, price)
         return {name: tensor.detach() for name, tensor in leaving.items()}
+
+    def _charge(self, asked: Asked, entry: Entry, price: Price | None) -> int:
+        """Write a release, and before the first one the training behind it; its entry's number."""
+        if self.budgets is not None:
+            self.budgets.pay_first(asked)
+        # A gradient belongs to its answer, and each further one of that is a question by itself.
+        counts = int(entry.part == ANSWER or bool(self.audit.sums.siblings(vars(entry))))
+
+        def check(spent: Spent) -> None:
+            self._limit(asked.question, spent, counts, sum(entry.up.values()))
+            if self.budgets is not None:
+                self.budgets.check(spent, price, asked.question)
+
+        learned = self.audit.sums.untold(self.run, self.node)
+        return self.audit.charge(replace(entry, questions=counts, learned=learned), check)
+
+    def _entry(self, asked: Asked, part: str, **told: Any) -> Entry:
+        about = (self.run, self.payer, self.node, asked.number, asked.question, part)
+        return Entry(*about, content=asked.content, after=asked.after, **told)
+
+    def crossed(self) -> dict[str, dict[str, int]]:
+        """Bytes that came and left for what this gate has released, by way and kind; again is not twice."""
+        sums: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
+        for number in self._written.values():
+            entry = self.audit.entry(number)
+            for way, sizes in sums.items():
+                sizes.update(entry[way])
+        return {way: dict(sorted(sizes.items())) for way, sizes in sums.items()}
+
+    def told(self, number: int, part: str) -> dict[str, Any]:
+        """Under which mechanism, at which price and after what the last release under a number left.
+
+        The price is with what was learned for it, and before the first one, which was charged by itself.
+        """
+        entry = self.audit.entry(self._written[number, part])
+        price = Counter(entry["price"]) + Counter(entry["learned"])
+        bare = entry["bare"] or price.pop(BARE, 0)
+        return {
+            "mechanism": entry["mechanism"],
+            "price": None if bare else dict(price),
+            "after": entry["after"],
+        }
 
     def _protected(
         self,
@@ -251,60 +258,26 @@ class Gate:
         told = [f"{name}: {mechanism.says(question, name, shape)}" for name, shape in shapes.items()]
         return noised, price, "; ".join(told), stamp
 
-    def _charge(
-        self,
-        asked: Asked,
-        part: str,
-        tensors: Mapping[str, torch.Tensor],
-        kinds: Mapping[str, str],
-        question: Question,
-        sent: Mapping[str, torch.Tensor],
-        price: Price | None,
-        rule: str,
-        stamp: str,
-        votes: Sequence[Sequence[int]],
-    ) -> None:
-        up: Counter[str] = Counter()
-        for name, tensor in tensors.items():
-            up[kind_of(name, kinds)] += size(tensor)
-        # Without an account nothing is paid for, and what is asked again after a stop counts once.
-        left = "" if self.budgets is None else self.fingerprint(part, tensors)
-        row, anew = 0, False
-        again = self.ledger.released(self.node, asked.number, part, asked.content, asked.after, left)
 
-        def limit(questions: int, bytes_left: int, counts: int) -> None:
-            self._limit(asked.question, questions, bytes_left, counts, sum(up.values()))
+def forbidden(policy: PolicyConfig, question: Question) -> str | None:
+    """The rule of a policy by which a question is never answered, whatever is left of budgets, or None."""
+    allowed, kinds = policy.questions, question.kinds()
+    if "*" not in allowed and question.name not in allowed:
+        return f"questions: {', '.join(allowed) or 'none'}"
+    told = sorted({kind for kind in kinds.values() if policy.outputs_only and not _lets_out(policy, kind)})
+    if told and all(kind.of_maps and not kind.package for kind in told):
+        cures = "".join(f"; {kind.without}" for kind in told if kind.without)
+        return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true{cures}"
+    if told:
+        foreign = any(kind.package for kind in told)
+        named = ", ".join(f"{kind!r}" for kind in policy.kinds) or "none"
+        cure = f", unless its owner names it in policy.kinds (now {named})" if foreign else ""
+        return f"outputs_only: no {' and '.join(told)}{cure}"
+    return None
 
-        if self.budgets is not None:
-            row, anew = self.budgets.pay(asked, part, up, price, rule, chained(left, stamp), limit)
-        elif not again:
-            further = self.ledger.pulled(self.node, asked.number, asked.after)
-            limit(*self.used(), int(part == ANSWER or further))
-        if again and not anew:
-            return  # the same bits once more, after a stop: written and paid for already
-        behind: dict[str, str] = {}
-        if price is not None and self.budgets is not None:
-            # What was learned for this release, and before the first one, has been paid for by itself.
-            bill = Bill(release=price)
-            for what, fingerprint, cost in self.budgets.behind(asked, part, question, sent):
-                if not self.ledger.has_learned(self.node, what, fingerprint):
-                    behind[what], bill[what] = fingerprint, cost
-            price = total(bill)
-        self.ledger.write(
-            node=self.node,
-            number=asked.number,
-            question=asked.question,
-            part=part,
-            content=asked.content,
-            after=asked.after,
-            left=left,
-            learned=behind,
-            row=row,
-            down=asked.down,
-            up=up,
-            votes=votes,
-            privacy={
-                "mechanism": "none" if self.budgets is None else self.budgets.mechanism.name,
-                "price": None if price is None else as_text(price),
-            },
-        )
+
+def _lets_out(policy: PolicyConfig, kind: Kind) -> bool:
+    """Whether "outputs only" lets a kind out: an output, or what the owner allows by name."""
+    if kind in policy.kinds:
+        return True
+    return not kind.package and (kind.output or (kind.of_maps and policy.label_maps))

@@ -31,8 +31,9 @@ from fedstill.core.state import load_state, save_state
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.node import owner
-from fedstill.node.account import LedgerError
+from fedstill.node.database import AuditError
 from fedstill.node.disk import Disk
+from fedstill.node.entries import DATA, REFUSED, Entry
 from fedstill.node.limits import limited
 from fedstill.node.memory import allowed, limit_process
 from fedstill.node.session import MOST, Session, short
@@ -45,7 +46,7 @@ T = TypeVar("T", bool, int, float, str)
 
 LONGEST = 100  # letters of a server process's name, of which all are kept
 OWN_TROUBLES = (
-    LedgerError,
+    AuditError,
     OwnDataError,
     PluginError,
     RunFolderError,
@@ -174,7 +175,7 @@ class Host:
         return heard >= self._heard
 
     def _refused(self, header: Mapping[str, Any], error: Exception) -> dict[str, Any]:
-        """An error as a message carries it; in the owner's log and ledger it stands whole.
+        """An error as a message carries it; in the owner's log it stands whole.
 
         The server is told what it did wrong, and of the node's own troubles only that there are some: their
         texts may quote paths, columns of a table, or what an owner's own code says.
@@ -192,9 +193,10 @@ class Host:
             rule = short(error.rule if isinstance(error, QuestionRefused) else text)
             try:
                 self.session.disk.require(question)
-                self.session.ledger.refuse(node=self.name, number=asked, question=question, rule=rule)
-            except (OSError, QuestionRefused) as full:  # the refusal stands all the same
-                logger.error("the ledger cannot be written: %s", full)
+                about = (self.session.plan.run, DATA, self.name, asked, question, REFUSED)
+                self.session.audit.append(Entry(*about, rule=rule))
+            except (AuditError, QuestionRefused) as full:  # the refusal stands all the same
+                logger.error("the audit log cannot be written: %s", full)
         kind = OwnDataError if isinstance(error, OWN_TROUBLES) else type(error)
         told: dict[str, Any] = {"kind": kind.__name__, "text": short(text), "question": question}
         for name in ("rule", "number"):
@@ -258,7 +260,7 @@ class Host:
             if fingerprint(public) != plan.public:
                 raise DataError("the public data that came are not those of the plan")
             check_public(public, plan.spec, self.file.policy.most_rows)
-            room = Disk(self.folder, self.name, self.file.policy, plan.run)
+            room = Disk(self.folder, self.file, plan.run)
             room.require("join", sum(map(size, public_tensors(public).values())))
             owner_only.make_folder(path.parent)
             for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them

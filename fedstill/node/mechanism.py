@@ -7,13 +7,13 @@ declares of its questions. It releases nothing and writes nothing: that is the g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.node.ledger import ANSWER, GRADIENT
+from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.noise_levels import Levels, find, supposed
 from fedstill.privacy import dpsgd
 from fedstill.privacy.bill import Bill, add, total
@@ -264,11 +264,15 @@ class Mechanism:
             parts = max(rounds, 0 if self.side.first is None else self.side.first.of)
             bill = {self.training: self._local(max(self._all(), parts), self._at(levels))}
         for question in questions:
-            unspanned = replace(question, span=None)
-            for part, shapes in self.expected(question).items():
-                for name, price in self.bill(unspanned, part, shapes, {}, levels).items():
-                    add(bill, name, None if price is None else _times(price, question.times))
+            for name, price in self.once(question, levels):
+                add(bill, name, None if price is None else _times(price, question.times))
         return bill
+
+    def once(self, question: Question, levels: Levels | None = None) -> Iterator[tuple[str, Price | None]]:
+        """What asking a question once costs, by what pays: its share of local training is left out."""
+        unspanned = replace(question, span=None)
+        for part, shapes in self.expected(question).items():
+            yield from self.bill(unspanned, part, shapes, {}, levels).items()
 
     def expected(self, question: Question, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
         """The shapes of what leaves for a question, by part: as declared, or as what was sent asks for.

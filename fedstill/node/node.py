@@ -22,7 +22,7 @@ class Node:
     """What stays in one place.
 
     Args:
-        name: of the node, as it appears in ledger and report.
+        name: of the node, as it appears in audit log and report.
         data: its private training data.
         model: its own network, of any architecture.
         gate: the only way out.

@@ -24,13 +24,11 @@ from fedstill.core.tables import read_table
 from fedstill.data import private
 from fedstill.data.spec import InputSpec
 from fedstill.node import kit
-from fedstill.node.account import DATA, Account
 from fedstill.node.faults import policy_faults, privacy_faults
-from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
+from fedstill.node.gate import forbidden
 from fedstill.node.node_file import NodeFile
+from fedstill.node.own_audit import spent
 from fedstill.node.own_model import check_named, make_model, perceptual
-from fedstill.node.witness import released
 from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.protocol.questions import Question
 from fedstill.tasks import TaskConfig
@@ -113,41 +111,6 @@ def make_compute(file: NodeFile) -> Compute:
         return Compute(engine)
     except ArgumentError as error:
         raise ArgumentError(error.name.replace("engine.", "compute."), error.value, error.allowed) from error
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What a node's data have cost so far, over all runs.
-
-    Args:
-        events: as text, and how often each.
-        bare: releases without guarantee.
-        trouble: what is wrong with the ledger, or None.
-    """
-
-    events: Mapping[str, int]
-    bare: int = 0
-    trouble: str | None = None
-
-
-def spent(file: NodeFile, folder: Path) -> Spent:
-    """What the ledger of a folder says; nothing where nothing has been charged yet.
-
-    Raises:
-        FedstillError: the ledger cannot be read, or there is no secret to check it with.
-    """
-    path, witness = folder / Path(file.privacy.ledger).expanduser(), released(folder)
-    if not path.exists():
-        anchored = path.with_name(f"{path.name}.head").exists()
-        left = "its anchor is" if anchored else "its node's runs are" if witness else None
-        lost = left and f"{path} is gone, and {left} there: put it back, or settle it"
-        return Spent({}, trouble=lost)
-    account = Account(path, secret(folder), read_only=True, witness=witness)
-    try:
-        told = account.spent(DATA, "")
-        return Spent(told.total, told.bare_total, account.trouble)
-    finally:
-        account.close()
 
 
 # --- writing ------------------------------------------------------------------------------------------
@@ -276,7 +239,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
             found.append(f"{section}: {error.filename or folder}: {error.strerror or error}")
         return None
 
-    key = attempt("secret", lambda: secret(folder))
+    attempt("secret", lambda: secret(folder))
     if quick:
         attempt("data", lambda: private.locate(file.data, folder))
         data, known = None, None
@@ -293,10 +256,10 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         found += policy_faults(file.policy)
     if "privacy" not in spoilt:
         found += privacy_faults(file.privacy, data, model)
-        told = attempt("ledger", lambda: spent(file, folder)) if key is not None else None
+        told = attempt("audit log", lambda: spent(file, folder))
         if told is not None and told.trouble is not None:
-            settle = f"nothing leaves until `fedstill ledger settle {folder}`"
-            found.append(f"privacy.ledger {file.privacy.ledger!r}: {told.trouble}; {settle}")
+            settle = f"nothing leaves until `fedstill audit settle {folder}`"
+            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
     if file.online:
         found += kit.faults(folder, None if "name" in spoilt else file.name)
     return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold))
@@ -339,10 +302,10 @@ def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Questio
         model: the node's; one that only predicts answers nothing that is to be pulled back.
         questions: by name.
     """
-    gate, predicts = Gate(file.name, file.policy, Ledger()), not getattr(model, "differentiable", True)
+    predicts = not getattr(model, "differentiable", True)
     rules = {}
     for name, question in questions.items():
-        rule = gate.objection(question)
+        rule = forbidden(file.policy, question)
         if PRIVATE_DATA in question.kinds().values():
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None and 0 < file.policy.most_rows < question.rows:

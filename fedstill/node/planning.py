@@ -102,13 +102,8 @@ def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str 
 def parts(mechanism: Mechanism) -> list[str]:
     """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
     paid = {part for part, price in mechanism.schedule(mechanism.supposed).items() if price}
-    for (
-        question
-    ) in mechanism.side.questions.values():  # also those of which nobody says how often they are asked
-        unspanned = replace(question, span=None)
-        for part, shapes in mechanism.expected(question).items():
-            bill = mechanism.bill(unspanned, part, shapes, {}, mechanism.supposed)
-            paid |= {name for name, price in bill.items() if price}
+    for question in mechanism.side.questions.values():  # also where nobody says how often it is asked
+        paid |= {part for part, price in mechanism.once(question, mechanism.supposed) if price}
     return [part for part in mechanism.config.parts if part in paid]
 
 
@@ -120,11 +115,9 @@ def lines(mechanism: Mechanism) -> Iterator[Line]:
         times = 1 if training is None else sum(training.values())
         yield Line(TRAINING, mechanism.training, times, None if training is None else Price(list(training)))
     for question in mechanism.side.questions.values():
-        unspanned = replace(question, span=None)
-        for part, shapes in mechanism.expected(question).items():
-            for pays, price in mechanism.bill(unspanned, part, shapes, {}).items():
-                if price is None or price:
-                    yield Line(question.name, pays, question.times, price)
+        for pays, price in mechanism.once(question):
+            if price is None or price:
+                yield Line(question.name, pays, question.times, price)
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ class PolicyConfig(Checked):
     most_runs: Limit = 1000
     """Refuse new runs once so many have left a folder in runs/; 0 is no limit."""
     most_disk: Limit = 20_000_000_000
-    """Refuse new runs, and whatever would write to the disk, once runs/ and public/ hold so many bytes; 0 is
-    no limit."""
+    """Refuse new runs, and whatever would write to the disk, once runs/, public/ and the audit log hold so
+    many bytes; 0 is no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,6 @@ from fedstill.core.tables import as_table
 from fedstill.data.groups import largest, limit_groups
 from fedstill.models import private
 from fedstill.models.vector import to_vector
-from fedstill.node.account import Account
 from fedstill.node.budgets import Budgets
 from fedstill.node.fit import architecture
 from fedstill.node.mechanism import Mechanism
@@ -29,7 +28,7 @@ from fedstill.protocol.method import method_name
 from fedstill.protocol.questions import NodeSetting, NodeSide
 
 # Options that change no answer.
-BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "ledger")
+BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "audit_log")
 
 
 def wanted(config: PrivacyConfig) -> bool:
@@ -61,11 +60,8 @@ def protect(
     method: Any,
     setting: NodeSetting,
     *,
-    account: Account,
-    run: str,
     secret: int,
     salt: str = "",
-    holder: str | None = None,
 ) -> None:
     """Give a node's gate its budgets, and the node what its mechanism needs. Before anything is trained.
 
@@ -75,11 +71,8 @@ def protect(
         side: the method's part at the nodes, which has not prepared the node yet.
         method: the method's config.
         setting: what the method finds at the node.
-        account: the ledger of its data.
-        run: names the run there.
         secret: keys the noise.
         salt: of the run: a real node makes one up for each; a simulation, which can be repeated, has none.
-        holder: who pays there; None is the node under its name.
 
     Raises:
         FedstillError: mechanism, model and method do not go together, or no noise is enough.
@@ -106,7 +99,8 @@ def protect(
     node.private = mechanism.networks()
     if parts := config.shards(data):
         _teach(node, config, parts)
-    node.gate.budgets = Budgets(mechanism, account, run, holder)
+    gate = node.gate
+    gate.budgets = Budgets(mechanism, gate.audit, gate.run, gate.payer)
 
 
 def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting, secret: int) -> str:
@@ -129,7 +123,7 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
     task = (kind.__module__, kind.__qualname__, setting.task.options())
     options = (*chosen, mechanism.local, *protected, node.seed, compute, *task)
     about = (architecture(node.model), sorted(node.frozen["model"]), *options)
-    # Keyed, since a ledger names it: a plain hash would let anybody try out what the records are.
+    # Keyed, since the audit log follows from it: a plain hash would let anybody try out what the records are.
     key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()
     text = f"{digest('binding', tensors)} {about!r}"
     return hashlib.blake2b(text.encode(), key=key, digest_size=16).hexdigest()

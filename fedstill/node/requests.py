@@ -13,8 +13,9 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
 from fedstill.node.asked import Asked
+from fedstill.node.budgets import Budgets
+from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.group import Group, stack
-from fedstill.node.ledger import ANSWER, GRADIENT
 from fedstill.node.node import Node
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
@@ -118,9 +119,9 @@ class RequestHandler:
             asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
             for node, here in zip(self.group.nodes, asked, strict=True):
                 node.gate.admit(here, question, tensors)
-            private = any(node.private for node in self.group.nodes)
-            if private and (question.trains or question.span is not None):
-                inputs, outputs, asked[0] = self._learn(question, asked[0], tensors, differentiable)
+            budgets = self.group.nodes[0].gate.budgets if self.group.nodes[0].private else None
+            if budgets is not None and (question.trains or question.span is not None):
+                inputs, outputs, asked[0] = self._learn(budgets, question, asked[0], tensors, differentiable)
             else:
                 inputs, outputs = self._compute(question, number, content, tensors, differentiable)
             kept = _Answered(question, content, asked, inputs, outputs)
@@ -193,7 +194,7 @@ class RequestHandler:
         return {node: kept.gradients[node] for node in pulls}
 
     def _learn(
-        self, question: Question, asked: Asked, tensors: Tensors, differentiable: bool
+        self, budgets: Budgets, question: Question, asked: Asked, tensors: Tensors, differentiable: bool
     ) -> tuple[Tensors, Mapping[str, Any], Asked]:
         """A handler's inputs and outputs where a network learns privately first, and that is charged.
 
@@ -202,19 +203,19 @@ class RequestHandler:
         serve twice: it is another attempt, on other records with other noise, and charged as such.
         """
         (node,) = self.group.nodes  # who learns privately is computed alone
-        gate, number, content = node.gate, asked.number, asked.content
-        attempt, known = gate.attempt(asked, question, tensors)
+        number, content = asked.number, asked.content
+        attempt, known = budgets.attempt(asked, question, tensors)
         before = copy.deepcopy(node.state()) if known else {}
         self._spoilt = f"{number} ({question.name})"
         inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
-        asked = replace(asked, learned=_learned(node))
-        if not gate.came_out(asked, question, attempt):
+        asked = replace(asked, learned=_learned(node, budgets))
+        if not budgets.came_out(asked, question, attempt):
             node.load(before)
             attempt += 1
-            gate.pay_learning(asked, question, tensors, attempt)
+            budgets.pay_learning(asked, question, tensors, attempt)
             inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
-            asked = replace(asked, learned=_learned(node))
-            gate.came_out(asked, question, attempt)
+            asked = replace(asked, learned=_learned(node, budgets))
+            budgets.came_out(asked, question, attempt)
         self._spoilt = ""
         return inputs, outputs, asked
 
@@ -285,21 +286,22 @@ class RequestHandler:
 
 def _asked(node: Node, question: Question, number: int, content: str, down: Mapping[str, int]) -> Asked:
     """A question as it reaches a node."""
-    if "model" in node.private and not node.answered:  # all that it will answer follows from this
-        node.origin = node.gate.fingerprint("origin", dict(node.model.state_dict()))
-        node.answered = node.origin
+    budgets = node.gate.budgets
+    if budgets is not None and "model" in node.private and not node.answered:
+        node.origin = budgets.fingerprint("origin", dict(node.model.state_dict()))
+        node.answered = node.origin  # all that it will answer follows from this
     after = "" if question.constant else node.answered
     return Asked(number, question.name, content, after, down, node.origin)
 
 
-def _learned(node: Node) -> str:
+def _learned(node: Node, budgets: Budgets) -> str:
     """A fingerprint of the networks that learn privately, as they are now."""
     tensors = {
         f"{role}.{name}": tensor
         for role in sorted(node.private.keys() & node.modules.keys())
         for name, tensor in node.modules[role].state_dict().items()
     }
-    return node.gate.fingerprint("learned", tensors)
+    return budgets.fingerprint("learned", tensors)
 
 
 def _size(kept: _Answered) -> int:

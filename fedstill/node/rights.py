@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OTHERS = 0o077  # rights of the group and of everybody
-OWN = ("busy", "node.key", "node.log", "node.pid", "node.pub", "public", "runs", "salt")
-BESIDE = ("", "-wal", "-shm", ".head", ".head.new")  # ends of the names of a ledger's files
+OWN = ("node.key", "node.log", "node.pid", "node.pub", "public", "runs", "salt")
+BESIDE = ("", "-wal", "-shm", ".head", ".head.part")  # ends of the names of an audit log's files
 
 
-def open_to_others(folder: Path, ledger: Path) -> str | None:
+def open_to_others(folder: Path, audit: Path) -> str | None:
     """What others of this machine may get at, with the command that ends it, in one line; None: nothing.
 
     Args:
         folder: a node's. What it holds of its owner's (node.toml, data, model) is the owner's to open.
-        ledger: its ledger's file, which may lie elsewhere.
+        audit: its audit log's file, which may lie elsewhere.
     """
-    files = [folder / name for name in OWN] + [ledger.with_name(ledger.name + end) for end in BESIDE]
+    files = [folder / name for name in OWN] + [audit.with_name(audit.name + end) for end in BESIDE]
     found = [path for path in files if any(map(_is_open, _with_all_below(path)))]
     names, cures = [path.name for path in found], []
     if _is_open(folder):

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from fedstill.core import owner_only
-from fedstill.core.errors import NodeFault
 from fedstill.core.state import load_state, save_state
 from fedstill.node.disk import Disk
 from fedstill.protocol.messages import size
 from fedstill.protocol.plan import PLAN_FILE
 
-LEARNING, LINES, SALT = "learning.safetensors", "ledger.jsonl", "salt"
+LEARNING, SALT = "learning.safetensors", "salt"
 MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
 
 
@@ -32,12 +29,11 @@ class RunFolder:
 
     Attributes:
         path: of the folder.
-        lines: of the run's own ledger.
         saved: when a state was last saved.
     """
 
     def __init__(self, disk: Disk) -> None:
-        self.disk, self.path, self.lines = disk, disk.own, disk.own / LINES
+        self.disk, self.path = disk, disk.own
         self.saved = time.monotonic()
 
     def salt(self, of_node: Path) -> str:
@@ -56,9 +52,9 @@ class RunFolder:
             owner_only.replace(path, secrets.token_hex(16).encode())
         return path.read_text(encoding="utf-8").strip()
 
-    def bind(self, told: Mapping[str, Any], has_left: Callable[[], bool]) -> str | None:
+    def bind(self, told: Mapping[str, Any], has_left: bool) -> str | None:
         """Keep what a run was begun with. With other options, data or model the same question would have
-        another answer, which the ledger takes for one that has left already.
+        another answer, which the audit log takes for one that has left already.
 
         What nothing has left of binds nothing: its owner may change options until the first answer. What was
         learned by then, under the old ones, goes.
@@ -76,7 +72,7 @@ class RunFolder:
             other = [name for name, value in json.loads(text).items() if before.get(name) != value]
             if not other:
                 return None
-            if has_left():
+            if has_left:
                 return " and ".join(other)
             for learned in (self.path / LEARNING, *self.path.glob("mark-*.safetensors")):
                 learned.unlink(missing_ok=True)
@@ -121,21 +117,6 @@ class RunFolder:
 def of_mark(mark: int) -> str:
     """The file of the state before a question."""
     return f"mark-{mark}.safetensors"
-
-
-def locked(path: Path, node: str) -> IO[bytes]:
-    """A file that one process holds at a time: one run at a node, so that its limits hold over all of them.
-
-    Raises:
-        NodeFault: another has it.
-    """
-    file = os.fdopen(owner_only.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise NodeFault(node, "join", "another run is at work here") from error
-    return file
 
 
 def _bytes(state: Any) -> int:

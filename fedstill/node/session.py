@@ -1,23 +1,19 @@
 """One run at a node: what it takes up, learns, answers and remembers, in the node's own folder.
 
-What a run needs to go on lies in ``runs/RUN/``: its ledger, how far its local training has come, and the
-node's state at each mark that the server asked it to remember. A server that was stopped goes back to its
-last mark, and every node with it: so nothing is trained twice, and what was released already is neither
-charged nor counted again.
+What a run needs to go on lies in ``runs/RUN/``: how far its local training has come, and the node's state at
+each mark that the server asked it to remember. A server that was stopped goes back to its last mark, and
+every node with it: so nothing is trained twice, and what was released already, as the audit log shows, is
+neither charged nor counted again.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
-
-import torch
+from typing import Any
 
 from fedstill.core import owner_only
 from fedstill.core.compute import Compute
@@ -28,32 +24,32 @@ from fedstill.core.errors import (
     NodeFault,
     OwnDataError,
     QuestionRefused,
+    RunFolderError,
     TooLarge,
 )
-from fedstill.data.memory import fits
+from fedstill.core.records import holding
 from fedstill.data.public import Public
-from fedstill.node import memory, own_model, owner
-from fedstill.node.account import DATA, Account
+from fedstill.node import memory, own_audit, own_model, owner
 from fedstill.node.disk import Disk
+from fedstill.node.entries import ANSWER, DATA
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import ANSWER, GRADIENT, Ledger
 from fedstill.node.limits import limited
 from fedstill.node.networks import within_parameters
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.protect import check_priced, protect
 from fedstill.node.requests import RequestHandler
-from fedstill.node.run_folder import LEARNING, RunFolder, locked, of_mark
-from fedstill.node.witness import released
+from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
+from fedstill.node.sizes import Sizes
 from fedstill.protocol.digests import digest
-from fedstill.protocol.kinds import GRADIENTS, INDICES, INPUTS
-from fedstill.protocol.messages import SCALE, Tensors, size
+from fedstill.protocol.kinds import GRADIENTS
+from fedstill.protocol.messages import SCALE, Tensors
 from fedstill.protocol.method import side_of
 from fedstill.protocol.plan import Plan
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.questions import NodeSetting
 
 logger = logging.getLogger("fedstill.node")
 
@@ -81,13 +77,12 @@ class Session:
     ) -> None:
         spec = plan.spec
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self.disk = Disk(folder, file.name, file.policy, plan.run)
+        self.disk = Disk(folder, file, plan.run)
         self.kept = RunFolder(self.disk)
         self._most = memory.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
         self.task = spec.make_task()
         self.needs = method.needs()
-        self.ledger = Ledger()
         try:
             data = owner.load_data(file, folder, spec, self._most)
             self.task.check(data, f"data of {file.name}")
@@ -106,7 +101,8 @@ class Session:
             raise
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
-        gate = Gate(file.name, file.policy, self.ledger)
+        self.audit = own_audit.open_audit(file, folder)
+        gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)
@@ -115,19 +111,16 @@ class Session:
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
-        self._alone: IO[bytes] | None = None
-        seen = released(folder)  # before the account is opened
-        path = folder / Path(file.privacy.ledger).expanduser()
-        self.account = Account(path, secret, witness=seen)
+        self._held = ExitStack()
         with ExitStack() as undo:  # whatever fails, nothing stays open or locked
             undo.callback(self.close)
-            self.account.require_sound()
+            self.audit.require_sound()
             self._open(folder, method, secret, told)
             undo.pop_all()
 
     def _open(self, folder: Path, config: Any, secret: int, told: Mapping[str, Any]) -> None:
         """Put the node under its protection, and take up the run where it stopped."""
-        file, account, run = self._file, self.account, self.plan.run
+        file, run = self._file, self.plan.run
         own = (file.privacy, self.side, config, self.setting)
         salt = self.kept.salt(folder)
         parts = 0 if self.side.first is None else self.side.first.of
@@ -135,7 +128,7 @@ class Session:
             rule = f"rounds: {MOST_PARTS} at most, and the plan parts local training into {parts}"
             raise QuestionRefused(file.name, "join", rule)
         try:
-            protect(self.node, *own, account=account, run=run, secret=secret, salt=salt, holder=DATA)
+            protect(self.node, *own, secret=secret, salt=salt)
         except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
             raise OwnDataError(str(error)) from error
         self.side.prepare([self.node])
@@ -144,34 +137,27 @@ class Session:
             self.compute.place(module)
         self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
+        self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
         owner_only.make_folder(self.kept.path)
-        self._alone = locked(folder / "busy", file.name)  # before anything of the run is changed
-        if other := self.kept.bind({**told, "options": self._binding()}, self._has_left):
+        try:  # before anything of the run is changed
+            self._held.enter_context(holding(folder, "node"))
+        except RunFolderError as error:
+            raise NodeFault(file.name, "join", "another run is at work here") from error
+        has_left = self.audit.sums.has_charged(run)
+        if other := self.kept.bind({**told, "options": self._binding()}, has_left):
             changed = f"it was begun with another {other}: allowed is a new run"
             raise NodeFault(file.name, "join", f"run {run!r} is known here, and {changed}")
         self._take_up()
-        begun = self.kept.lines.exists()
-        self.ledger.open(self.kept.lines)  # and lock it
-        self.ledger.sign = lambda line: account.sign(run, line)
-        if begun:
-            self._hold_back()
-
-    def _has_left(self) -> bool:
-        """Whether anything has left of this run, or is paid for; either ledger may be lost."""
-        answered = self.kept.lines.exists() and bool(Ledger.read(self.kept.lines).nodes)
-        return answered or any(entry["run"] == self.plan.run for entry in self.account.entries())
 
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
         budgets = self.node.gate.budgets
-        own = None if budgets is None else budgets.data_dependent(self.ledger.votes(self.node.name))
+        own = None if budgets is None else budgets.data_dependent()
         if own is not None:
             logger.info("by the votes themselves the labels cost epsilon %.3f: not to be published", own)
-        self.ledger.close()
-        self.account.close()
-        if self._alone is not None:
-            self._alone.close()
+        self.audit.close()
+        self._held.close()
 
     def about(self) -> dict[str, Any]:
         """What a server may know beforehand."""
@@ -244,50 +230,10 @@ class Session:
         start = time.perf_counter()
         with limited(self.node.name, name, self.node.gate.policy.most_seconds):
             self.node.gate.inspect(name, tensors, question.sends, shape)
-            self._refuse_rows(question, tensors)
-            self._refuse_large(question, tensors)
+            self.sizes.require(question, tensors)
             (release,) = self.handler.answer(name, number, self.compute.here(tensors), differentiable)
         self._log(name, number, release, start)
         return release
-
-    def _refuse_rows(self, question: Question, tensors: Tensors) -> None:
-        """Refuse rows that the public data do not have.
-
-        Raises:
-            QuestionRefused: there are such rows.
-        """
-        most = 0 if self.setting.public is None else len(self.setting.public)
-        for name, kind in question.sends.items():
-            rows = tensors[name] if kind == INDICES else torch.empty(0)
-            # Up to the end, which is no row itself, and where a range may stop.
-            if rows.numel() and not (most and 0 <= int(rows.min()) <= int(rows.max()) <= most):
-                rule = f"rows: {name} names rows outside the {most} of the public data"
-                raise QuestionRefused(self.node.name, question.name, rule)
-
-    def _refuse_large(self, question: Question, tensors: Tensors) -> None:
-        """Refuse more inputs at once than the node's networks have memory for.
-
-        Raises:
-            TooLarge: there are more.
-        """
-        rows = max([0, *(len(tensors[name]) for name, kind in question.sends.items() if kind == INPUTS)])
-        if rows and self._most:
-            fits(f"a question about {rows} inputs at once", rows * self._each_input, self._most)
-        public = self.setting.public
-        named = sum(tensors[name].numel() for name, kind in question.sends.items() if kind == INDICES)
-        if named and public is not None:  # one may be named often, and is copied each time
-            each = size(public.inputs[0]) + 2 * 4 * math.prod(self.plan.spec.outputs)
-            fits(f"a question about {named} public inputs at once", named * each, self._most)
-
-    @cached_property
-    def _each_input(self) -> int:
-        """Bytes that the node's networks keep of one input that they are asked about."""
-        shape, modules = tuple(self.node.data.inputs.shape[1:]), self.node.modules
-        each = memory.of_input(modules["model"], shape)
-        weight = next(modules["critic"].parameters()) if "critic" in modules else None
-        if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers
-            each += 2 * memory.of_input(modules["critic"], (weight.shape[1], *shape[1:]))
-        return each
 
     def pull_back(self, number: int, tensors: Tensors) -> Tensors:
         """The gradients that the gate lets out, by the names of the question's inputs.
@@ -306,8 +252,8 @@ class Session:
         return release
 
     def privacy(self, number: int, part: str = ANSWER) -> dict[str, Any]:
-        """Under which mechanism a release left, and at which price: as the ledger has it."""
-        return dict(self.ledger.privacy(self.node.name, number, part))
+        """Under which mechanism a release left, and at which price."""
+        return self.node.gate.told(number, part)
 
     def remember(self, mark: int) -> None:
         """Keep the state as it is before question ``mark``, on disk.
@@ -349,20 +295,9 @@ class Session:
         priced = {name: gate.objection(question) for name, question in questions.items() if name not in rules}
         return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}
 
-    def _hold_back(self) -> None:
-        """Write down what was charged, and not handed over: whoever was stopped in between could not.
-
-        That is the last release of the run, if any; that others have no line, no stop explains.
-        """
-        released = [row for row in self.account.entries() if row["part"] in (ANSWER, GRADIENT)]
-        last = next((row for row in reversed(released) if row["run"] == self.plan.run), None)
-        if last is not None and last["row"] not in self.ledger.rows:
-            about = {name: last[name] for name in ("number", "question", "row")}
-            self.ledger.hold(node=self.node.name, **about)
-
     def _elsewhere(self) -> int:
         """Questions about these data that other runs have answered."""
-        spent = self.account.spent(DATA, self.plan.run)
+        spent = self.audit.spent(DATA, self.plan.run)
         return spent.questions - spent.questions_run
 
     def _new_handler(self) -> RequestHandler:
@@ -397,5 +332,5 @@ class Session:
 
 
 def short(value: object, most: int = 200) -> str:
-    """What a server sent, for a line of a log or ledger: never more than one line, and not a long one."""
+    """What a server sent, for a line of a log: never more than one line, and not a long one."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in str(value)[:most]).split())

@@ -133,8 +133,9 @@ class PrivacyConfig(Registered):
     randomness: Literal["secure", "seeded"] = "secure"
     """Of all noise: a cryptographic generator keyed with the node's secret, or a faster one, for simulations,
     whose noise can be found by trying all seeds."""
-    ledger: Annotated[str, MinLen(1), "the name of a file"] = "ledger.sqlite"
-    """Where all that these data have cost is kept, over all runs; from the folder of this file."""
+    audit_log: Annotated[str, MinLen(1), "the name of a file"] = "audit.sqlite"
+    """Where all that left these data, and what it cost, is written down, over all runs; from the folder of
+    this file."""
     counts_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 10.0
     """Scale of the Laplace noise on each count of records (under a mechanism); 0: exact, no guarantee."""
 
@@ -213,7 +214,7 @@ class PrivacyConfig(Registered):
         return {}
 
     def votes(self, rule: Rule, exact: torch.Tensor, noised: torch.Tensor) -> Sequence[Sequence[int]]:
-        """What the node's own ledger keeps of a release for its owner's eyes, a row each."""
+        """What the node's own audit log keeps of a release for its owner's eyes, a row each."""
         return ()
 
     def data_dependent(self, votes: Sequence[Sequence[int]], levels: Mapping[str, float]) -> float | None:

@@ -1,4 +1,4 @@
-"""What a release costs, as events that accountants compose: the currency of budgets and ledgers.
+"""What a release costs, as events that accountants compose: the currency of budgets and audit logs.
 
 An event is kept exactly (which noise, at which rate) and not as an epsilon: epsilons of single releases
 do not add up to the epsilon of all of them, events compose to it.

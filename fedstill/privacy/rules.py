@@ -39,7 +39,7 @@ class Rule(Protocol):
 
     @property
     def text(self) -> str:
-        """What is done, in one line for the ledger and the report."""
+        """What is done, in one line for the audit log and the report."""
         ...
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:

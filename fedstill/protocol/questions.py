@@ -28,7 +28,7 @@ class Question:
     """One thing that a method asks nodes.
 
     Args:
-        name: as policy and ledger know it.
+        name: as policy and audit log know it.
         handler: called as ``handler(group, number, **inputs)``; inputs and answers have the group's
             nodes first, ``(G, ...)``.
         sends: the kind of each tensor that goes down with it.

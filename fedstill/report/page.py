@@ -68,7 +68,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
     drawn = {name: values for name, values in local.items() if name not in left_out}
     return {
         "result": result,
-        "sentence": plain_sentence(result, run.ledger, made_up=bool(samples)),
+        "sentence": plain_sentence(result, run.audited, made_up=bool(samples)),
         "context": _context(result),
         "key_figures": _key_figures(result),
         "metric": {"title": result.metric.title, "name": in_a_sentence(result.metric.title)},
@@ -88,11 +88,11 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "local": _panels(drawn, share_axis=True),
         "centralised_drawn": bool(metrics.centralised),
         "local_left_out": len(left_out),
-        "traffic": run_tables.traffic(result, run.ledger),
+        "traffic": run_tables.traffic(result, run.audited),
         "link": link.time_table(result),
         "link_bar": link.time_bar(result),
         "message_cost": link.message_cost(result),
-        "privacy": privacy.section(result, run.ledger),
+        "privacy": privacy.section(result, run.audited),
         "leakage": leakage.section(folder, result),
         "nodes": run_tables.nodes(result),
         "facts": facts(result),

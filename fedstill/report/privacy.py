@@ -16,7 +16,7 @@ from fedstill.core.words import listed, percent
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
-from fedstill.report.run import Ledger, Traffic
+from fedstill.report.run import Audited, Traffic
 from fedstill.report.tables import Cell, Column, Row, Table
 from fedstill.report.templates import size
 
@@ -88,27 +88,27 @@ def counts_are_noisy(result: Result) -> bool:
     )
 
 
-def section(result: Result, ledger: Ledger | None) -> dict[str, Any]:
+def section(result: Result, audit: Audited | None) -> dict[str, Any]:
     """Everything that the page's part on privacy names.
 
     Args:
         result: of the run.
-        ledger: sums of its ledger; None: it is not there.
+        audit: sums of its audit log; None: it is not there.
     """
     nodes = _nodes(result)
     differing = [
         result.written(node.name)
         for node in nodes
-        if ledger is not None and not _agrees(node, ledger.nodes.get(node.name, Traffic()))
+        if audit is not None and not _agrees(node, audit.nodes.get(node.name, Traffic()))
     ]
     return {
         "sentence": sentence(result),
         "known": result.privacy is not None,
         "text": result.privacy.text if result.privacy else None,
         "pictures": of_pictures(result),
-        "mechanisms": sorted(ledger.mechanisms) if ledger else [],
+        "mechanisms": sorted(audit.mechanisms) if audit else [],
         # Without a mechanism at any node there is nothing to list.
-        "table": _table(result, ledger) if any(node.mechanism != "none" for node in nodes) else None,
+        "table": _table(result, audit) if any(node.mechanism != "none" for node in nodes) else None,
         "bare": _bare(result),
         "protections": _protections(result),
         "differing": differing,
@@ -116,7 +116,7 @@ def section(result: Result, ledger: Ledger | None) -> dict[str, Any]:
 
 
 def _agrees(node: NodePrivacy, traffic: Traffic) -> bool:
-    """Whether the price is what the ledger has."""
+    """Whether the price is what the audit log has."""
     return traffic.price == +Counter(node.events) and traffic.bare == node.releases_without_guarantee
 
 
@@ -162,13 +162,13 @@ def odds(epsilon: float, delta: float) -> float:
 # --- node by node -------------------------------------------------------------------------------------
 
 
-def _table(result: Result, ledger: Ledger | None) -> Table:
+def _table(result: Result, audit: Audited | None) -> Table:
     """What left each node, what that cost, and what is left of its budget."""
     rows = []
     for node in _nodes(result):
         left = None
-        if ledger is not None:
-            left = _kinds(ledger.nodes.get(node.name, Traffic()).up)
+        if audit is not None:
+            left = _kinds(audit.nodes.get(node.name, Traffic()).up)
         bound, bare = node.bound, node.releases_without_guarantee
         without = f"{bare:,} release{'' if bare == 1 else 's'} without" if bare else ""
         strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)

@@ -1,4 +1,4 @@
-"""A run as its files tell it, each loaded once: result, metrics, ledger, pictures.
+"""A run as its files tell it, each loaded once: result, metrics, audit log, pictures.
 
 A torn last line is passed over; anything else that is broken is named.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,9 @@ import numpy.typing as npt
 
 from fedstill.core.errors import RunFolderError
 from fedstill.core.words import number
+from fedstill.node.audit import FILE, AuditLog
+from fedstill.node.entries import RELEASES
+from fedstill.protocol.kinds import INPUTS
 from fedstill.report.result import Result
 
 Pictures = npt.NDArray[np.uint8]  # (N, C, H, W)
@@ -66,7 +70,7 @@ class Metrics:
 
 @dataclass
 class Traffic:
-    """What the ledger says of one node: bytes by kind, numbers of questions, what its releases cost."""
+    """What the audit log says of one node: bytes by kind, numbers of questions, what its releases cost."""
 
     up: Counter[str] = field(default_factory=Counter)
     down: Counter[str] = field(default_factory=Counter)
@@ -76,36 +80,40 @@ class Traffic:
 
 
 @dataclass
-class Ledger:
-    """The sums of the nodes' ledger."""
+class Audited:
+    """The sums of a run's audit log."""
 
     nodes: dict[str, Traffic] = field(default_factory=dict)
     about_inputs: set[str] = field(default_factory=set)  # questions that came with inputs
     mechanisms: set[str] = field(default_factory=set)
 
     @classmethod
-    def read(cls, path: Path) -> Ledger | None:
-        """From a file; None where there is none."""
+    def read(cls, path: Path) -> Audited | None:
+        """From a file; None where there is none.
+
+        Raises:
+            AuditError: it cannot be read.
+        """
         if not path.exists():
             return None
-        ledger = cls()
-        _each(path, ledger._take)
-        return ledger
+        audited = cls()
+        with closing(AuditLog(path, read_only=True)) as log:
+            for entry in log.entries():
+                audited._take(entry)
+        return audited
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        if "refused" in record or "held" in record:
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        traffic = self.nodes.setdefault(entry["node"], Traffic())
+        traffic.price.update(entry["price"])
+        traffic.bare += entry["bare"]
+        if entry["part"] not in RELEASES:
             return
-        traffic, privacy = self.nodes.setdefault(record["node"], Traffic()), record["privacy"]
-        traffic.questions.add(record["number"])
-        traffic.up.update(record["up"])
-        traffic.down.update(record["down"])
-        if record["down"].get("inputs"):
-            self.about_inputs.add(record["question"])
-        if privacy["price"] is None:
-            traffic.bare += 1
-        else:
-            traffic.price.update(privacy["price"])
-        self.mechanisms.add(privacy["mechanism"])
+        traffic.questions.add(entry["number"])
+        traffic.up.update(entry["up"])
+        traffic.down.update(entry["down"])
+        if INPUTS in entry["down"]:
+            self.about_inputs.add(entry["question"])
+        self.mechanisms.add(entry["mechanism"])
 
     def total(self, way: str) -> Counter[str]:
         """Bytes by kind over all nodes; ``way`` is "up" or "down"."""
@@ -137,9 +145,9 @@ class RunFiles:
         return Metrics.read(self.folder / "metrics.jsonl", self.result.metric.key)
 
     @cached_property
-    def ledger(self) -> Ledger | None:
+    def audited(self) -> Audited | None:
         """What left the nodes; None where there is no such file."""
-        return Ledger.read(self.folder / "ledger.jsonl")
+        return Audited.read(self.folder / FILE)
 
 
 def read_tensors(path: Path) -> dict[str, Array] | None:

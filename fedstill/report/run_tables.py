@@ -11,7 +11,7 @@ from markupsafe import Markup
 from fedstill.report.bars import bar
 from fedstill.report.metrics import bare, head, spread_text, told
 from fedstill.report.result import CENTRAL, OverNodes, Result
-from fedstill.report.run import Ledger, Traffic
+from fedstill.report.run import Audited, Traffic
 from fedstill.report.table import Level, comparison
 from fedstill.report.tables import Cell, Column, Row, Table
 from fedstill.report.templates import size
@@ -140,26 +140,26 @@ def _shaded(count: int | None, most: int) -> Markup:
 
 
 class Crossed(NamedTuple):
-    """What left each node and came to it; what the kinds mean; whether ledger and result agree, if known."""
+    """What left each node and came to it; what the kinds mean; whether log and result agree, if known."""
 
     table: Table
     meanings: list[tuple[str, str]]
     agrees: bool | None
 
 
-def traffic(result: Result, ledger: Ledger | None) -> Crossed:
-    """What left each node and what came to it, by kind where the ledger tells, else as sums."""
+def traffic(result: Result, audit: Audited | None) -> Crossed:
+    """What left each node and what came to it, by kind where the audit log tells, else as sums."""
     ways = ("up", "down")
     by_kind = result.bytes.by_kind or {}
     told = {way: Counter({kind: getattr(sums, way) for kind, sums in by_kind.items()}) for way in ways}
-    sums = told if ledger is None else {way: ledger.total(way) for way in ways}
-    # The order of result.json, then whatever only the ledger knows.
+    sums = told if audit is None else {way: audit.total(way) for way in ways}
+    # The order of result.json, then whatever only the audit log knows.
     order = [*by_kind, *sorted((set(sums["up"]) | set(sums["down"])) - set(by_kind))]
     kinds = {way: [kind for kind in order if sums[way][kind]] for way in ways}
     records = {node.name: node.bytes for node in result.nodes}
     rows = []
-    for name in [*records, *sorted(set(ledger.nodes if ledger else ()) - set(records))]:
-        one = None if ledger is None else ledger.nodes.get(name, Traffic())
+    for name in [*records, *sorted(set(audit.nodes if audit else ()) - set(records))]:
+        one = None if audit is None else audit.nodes.get(name, Traffic())
         cells = [Cell(None if one is None else f"{len(one.questions):,}")]
         for way in ways:
             known = None if one is None else getattr(one, way)
@@ -169,7 +169,7 @@ def traffic(result: Result, ledger: Ledger | None) -> Crossed:
         rows.append(Row(result.written(name), cells))
     totals: dict[str, int | None] = {"up": result.bytes.up, "down": result.bytes.down}
     agrees = None
-    if ledger is not None:
+    if audit is not None:
         agrees = all(+sums[way] == +told[way] and sums[way].total() == totals[way] for way in ways)
         totals = {way: sums[way].total() for way in ways}
     foot = [Cell(None if result.questions is None else f"{result.questions:,}")]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from fedstill.core.words import MISSING, listed
 from fedstill.report import privacy
 from fedstill.report.result import Result
-from fedstill.report.run import Ledger
+from fedstill.report.run import Audited
 
 SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
-def plain_sentence(result: Result, ledger: Ledger | None = None, made_up: bool = False) -> str:
+def plain_sentence(result: Result, audit: Audited | None = None, made_up: bool = False) -> str:
     """What happened, in words for people who do not know the method.
 
     It claims only what the bytes by kind bear out. ``made_up`` says that the server generated the
-    inputs itself; ``ledger`` tells which questions were about inputs.
+    inputs itself; ``audit`` tells which questions were about inputs.
     """
     count = len(result.nodes) or result.split.nodes
     if count is None:
@@ -33,7 +33,7 @@ def plain_sentence(result: Result, ledger: Ledger | None = None, made_up: bool =
         how = "without answering any question"
     else:
         how = f"by answering {count_word(asked)} question{'' if asked == 1 else 's'}"
-        how += _about_inputs(result, asked, ledger, made_up)
+        how += _about_inputs(result, asked, audit, made_up)
     what, end = {
         "student": ("taught one central model", ""),
         "virtual": ("trained models of their own", "; the average of these was made only to be measured"),
@@ -43,14 +43,14 @@ def plain_sentence(result: Result, ledger: Ledger | None = None, made_up: bool =
     return f"{who} {what} {how}{end}. {_what_left(result)}"
 
 
-def _about_inputs(result: Result, asked: int, ledger: Ledger | None, made_up: bool) -> str:
+def _about_inputs(result: Result, asked: int, audit: Audited | None, made_up: bool) -> str:
     sent = (result.bytes.by_kind or {}).get("inputs")
     if sent is None or not sent.down:
         return ""
     inputs = "inputs that the server made up" if made_up else "inputs that the server sent"
     names = result.questions_by_name
-    if ledger is not None:
-        about = sum(names.get(name, 0) for name in ledger.about_inputs)
+    if audit is not None:
+        about = sum(names.get(name, 0) for name in audit.about_inputs)
     else:
         about = asked if len(names) == 1 else 0
     if about == asked:

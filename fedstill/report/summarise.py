@@ -198,8 +198,8 @@ def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list
                     notes.append(f"{where}: not attacked: {reasons[run.folder]}.")
                 elif run.leakage is None:
                     waiting.append(where)
-                elif run.leakage.ledger:
-                    wrong = run.leakage.ledger
+                elif run.leakage.audit:
+                    wrong = run.leakage.audit
                     notes.append(f"{where}: what was attacked is not the run of its folder: {wrong}.")
     if waiting:
         notes.append(f"Not attacked yet with the options of this comparison: {'; '.join(waiting)}.")

@@ -1,7 +1,7 @@
 """A run by files: all its questions, and the student and report that the nodes' answers give.
 
-What carries a file from the one to the other is people's affair. The same node side, gate and ledger answer
-as in a live run (:mod:`fedstill.federation.answering`), and the same loop learns, to the same figures.
+What carries a file from the one to the other is people's affair. The same node side, gate and audit log
+answer as in a live run (:mod:`fedstill.federation.answering`), and the same loop learns, to the same figures.
 """
 
 from __future__ import annotations

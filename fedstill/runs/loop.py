@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,12 @@ import torch
 from fedstill.core.clock import Clock
 from fedstill.core.compute import Compute
 from fedstill.core.progress import Bars
-from fedstill.core.records import Records
+from fedstill.core.records import Records, holding
 from fedstill.federation.contract import Federation
 from fedstill.methods.server import Server, ServerSetting
+from fedstill.node.audit import FILE, AuditLog
+from fedstill.node.entries import ALL
 from fedstill.node.fit import fitted
-from fedstill.node.ledger import Ledger
 from fedstill.node.training import predict
 from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
@@ -56,7 +59,7 @@ class Run(ABC):
         self.setting, self.task = setting, setting.task
         self.method: Method = setting.method
         self.needs = self.method.needs()
-        self.compute, self.ledger = Compute(setting.engine), Ledger()
+        self.compute, self.audit = Compute(setting.engine), AuditLog(durable=False)
         check_method(setting)
         check_server(setting)
         self.shape = shape_of(setting)
@@ -104,9 +107,13 @@ class Run(ABC):
         """
         self.clock.start()
         self.records, self.bars = Records(out), bars or Bars(False)
-        try:
+        with ExitStack() as at_last:
             if out is not None:
-                self.ledger.open(out / "ledger.jsonl")
+                at_last.enter_context(holding(out, "run"))
+                self.audit.open(out / FILE)
+                at_last.callback(self.audit.close)
+                self.audit.require_sound()
+            at_last.callback(self._close)
             with self.bars:
                 saved = self.records.load()
                 self.clock.load(saved.get("clock"))
@@ -117,9 +124,6 @@ class Run(ABC):
                     self._made = self._serve(saved)
                     self._take_turns(self._made)
             return self.figures()
-        finally:
-            self._close()
-            self.ledger.close()
 
     # --- what depends on where the nodes are ----------------------------------------------------------
 
@@ -210,7 +214,7 @@ class Run(ABC):
             reached = plain(look.metrics(central))
         elif own:
             reached = plain(mean([look.metrics(told, node=name) for name, told in own.items()]))
-        sums = self.ledger.summary()
+        sums = self.audit.summary()
         by_node: Mapping[str, dict[str, int]] = sums["by_node"]
         nothing = {"up": 0, "down": 0}
         model = self.setting.student_name or type(self.setting.student).__name__
@@ -250,9 +254,7 @@ class Run(ABC):
                 "threads": torch.get_num_threads(),
                 **self._grouped(),
             },
-            "privacy": summary(
-                self._statements(), {name: self.ledger.spent(name) for name in self.server.federation.nodes}
-            ),
+            "privacy": summary(self._statements(), self._spent()),
             **reached,
             **({"notes": list(self.notes)} if self.notes else {}),
             "nodes": [
@@ -264,6 +266,11 @@ class Run(ABC):
             "pictures": look.portray(central, own, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},
         }
+
+    def _spent(self) -> dict[str, tuple[Counter[str], int]]:
+        """What each node's releases cost, and how many of them have no guarantee."""
+        paid = {name: self.audit.spent(name, ALL) for name in self.server.federation.nodes}
+        return {name: (Counter(spent.total), spent.bare_total) for name, spent in paid.items()}
 
     def _take_turns(self, server: Server) -> None:
         """The server's turns, from where it is to the last."""

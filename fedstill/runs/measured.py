@@ -169,6 +169,6 @@ class Measured(Prepared, ABC):
 
 def _owners_own(node: Node) -> dict[str, float]:
     """What only the node's owner may know of what its releases cost."""
-    budgets, votes = node.gate.budgets, node.gate.ledger.votes(node.name)
-    found = None if budgets is None else budgets.data_dependent(votes)
+    budgets = node.gate.budgets
+    found = None if budgets is None else budgets.data_dependent()
     return {} if found is None else {"epsilon_data_dependent_not_to_be_published": found}

@@ -17,7 +17,6 @@ from fedstill.core.seeds import derive, seeded
 from fedstill.federation import InProcess
 from fedstill.methods.server import Server
 from fedstill.node import training
-from fedstill.node.account import Account
 from fedstill.node.fit import fitted
 from fedstill.node.gate import Gate
 from fedstill.node.group import signature
@@ -29,9 +28,6 @@ from fedstill.protocol.questions import NodeSetting
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.loop import Run
 from fedstill.runs.setting import Setting, check_architectures, check_nodes
-
-LEDGER = "ledger.sqlite"  # in a run's folder: what its nodes' privacy has cost
-RUN = "run"  # what a simulation is called in it
 
 
 class Prepared(Run, ABC):
@@ -53,7 +49,7 @@ class Prepared(Run, ABC):
         names, policies = check_nodes(setting)
         privacies = list(setting.privacies) or [NoPrivacy()] * len(names)
         self.nodes = [
-            Node(name, part, self._network(model, name), Gate(name, policy, self.ledger), setting.seed)
+            Node(name, part, self._network(model, name), Gate(name, policy, self.audit), setting.seed)
             for name, part, model, policy in zip(
                 names,
                 [part.to(self.compute.device) for part in setting.parts],
@@ -70,7 +66,6 @@ class Prepared(Run, ABC):
             self.task, setting.local, self.compute, self.public, self._perceptual_features()
         )
         self.side = side_of(self.method, self.at_nodes)
-        self.account = Account(None, self.ledger_key, durable=False)
         self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
         for node, privacy in zip(self.nodes, privacies, strict=True):
             if wanted(privacy):
@@ -96,11 +91,6 @@ class Prepared(Run, ABC):
     def secret(self, name: str) -> int:
         """What keys the noise at a node: no secret in a simulation, whose seed is known."""
         return derive(self.setting.seed, name, "gate")
-
-    @property
-    def ledger_key(self) -> int:
-        """What signs the ledger of privacy, which a simulation keeps for itself."""
-        return derive(self.setting.seed, LEDGER)
 
     def make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
         """The method's program at the server, at its beginning; with another student, if one is given."""
@@ -134,8 +124,6 @@ class Prepared(Run, ABC):
             self.side,
             self.setting.method,
             self.at_nodes,
-            account=self.account,
-            run=RUN,
             secret=self.secret(node.name),
         )
 

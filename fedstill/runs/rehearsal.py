@@ -37,6 +37,7 @@ from fedstill.federation.flare import NODES, RUNS
 from fedstill.federation.provision import provision, require_flare
 from fedstill.federation.rules import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.runs import PROGRESS, STOPPED
+from fedstill.node.audit import FILE
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_folder import SALT
@@ -163,7 +164,7 @@ def _looked_into(
             for optimisers in (states[node.name]["optimisers"], *states[node.name]["teachers"]):
                 optimisers.pop("model", None)
     live = json.loads((served / "result.json").read_text(encoding="utf-8"))
-    for name in ("ledger.jsonl", "metrics.jsonl"):
+    for name in (FILE, "metrics.jsonl"):
         shutil.copy2(served / name, out / name)
     figures = simulation.adopt(out, saved, states)
     figures["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}

@@ -64,7 +64,7 @@ class Served(Run):
         # What the nodes are asked is the method's declaration; what they have is not known here.
         self.side = side_of(self.method, NodeSetting(self.task, LocalConfig(), self.compute, self.public))
         self.federation = Remote(
-            link, plan, self.side.questions, config.link, self.ledger, self.compute, public
+            link, plan, self.side.questions, config.link, self.audit, self.compute, public
         )
         self.federation.waits = lambda nodes: self.bars.wait_for(nodes)
 

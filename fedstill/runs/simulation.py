@@ -16,15 +16,13 @@ from fedstill.core.records import Records
 from fedstill.federation import choose
 from fedstill.methods.server import Server
 from fedstill.node import training
-from fedstill.node.account import Account
+from fedstill.node.audit import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import WHOLE, Span
 from fedstill.runs.measured import Measured
-from fedstill.runs.prepared import LEDGER
 
 CHUNK = 50  # local steps between two looks at the clock
 
@@ -38,7 +36,7 @@ class Simulation(Measured):
         """Take up what processes elsewhere have trained for this setting, and measure it.
 
         Args:
-            out: the run's folder, with the ledger and the metrics that the server wrote.
+            out: the run's folder, with the audit log and the metrics that the server wrote.
             server: the state that the server saved last.
             nodes: each node's own state, at that moment or when it was left out. Who never took part has
                 none, and no figures.
@@ -59,16 +57,14 @@ class Simulation(Measured):
             node.load(nodes[node.name])
         self._made = self.make_server([[node] for node in self.nodes])
         self._made.take_up(server["server"])
-        self.ledger.open(out / "ledger.jsonl")
-        self.ledger.close()
+        self.audit.open(out / FILE)
+        self.audit.close()
         self._train_centrally({})
         return self.figures()
 
     # --- the loop's parts -----------------------------------------------------------------------------
 
     def _open(self, saved: Mapping[str, Any]) -> None:
-        if self.records.folder is not None:
-            self._open_account(self.records.folder / LEDGER)
         if not saved:
             return
         if saved["precision"] != self.compute.precision:
@@ -77,15 +73,6 @@ class Simulation(Measured):
         self.groups, self.ratios, self.local_steps = saved["groups"], saved["ratios"], saved["local_steps"]
         for node in self.nodes:
             node.load(saved["nodes"][node.name])
-
-    def _open_account(self, path: Path) -> None:
-        """Charge to a file from now on, so that a run that goes on finds what it has spent."""
-        holders = [node.gate.budgets for node in self.nodes if node.gate.budgets is not None]
-        if holders:
-            self.account.close()
-            self.account = Account(path, self.ledger_key, durable=False)
-        for budgets in holders:
-            budgets.account = self.account
 
     def _learn(self) -> None:
         span = self.side.first
@@ -114,7 +101,7 @@ class Simulation(Measured):
         together = TensorData(
             torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
         )
-        gate = Gate("centralised", PolicyConfig(), Ledger())
+        gate = Gate("centralised", PolicyConfig(), AuditLog())
         model = self.compute.place(self.setting.mark)
         self.mark = Node("centralised", together, model, gate, self.setting.seed)
         training.prepare([self.mark], self.setting.local)
@@ -141,7 +128,7 @@ class Simulation(Measured):
         }
 
     def _close(self) -> None:
-        self.account.close()
+        """Nodes of this process end with it."""
 
     def figures(self) -> dict[str, Any]:
         """See :class:`~fedstill.runs.loop.Run`."""

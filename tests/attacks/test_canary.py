@@ -78,7 +78,7 @@ def test_one_training_shows_less_than_is_claimed() -> None:
 # --- what is claimed ------------------------------------------------------------------------------
 
 
-def test_claims_are_what_the_ledger_was_charged_by_hand() -> None:
+def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
     assert releases.counts(scale=2.0).claimed == {Event("laplace", 2.0): 2}
     assert releases.votes(noise=2.0).claimed == {Event("gaussian", 2 / math.sqrt(2)): 2}
     assert releases.outputs("laplace", noise=0.4, bound=0.1).claimed == {Event("laplace", 1.0): 2}

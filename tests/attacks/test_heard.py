@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from fedstill.attacks.heard import Heard, hear, replay
 from fedstill.attacks.tap import Overheard, Release
 from fedstill.core.errors import ArgumentError, RunFolderError
+from tests import audited
 from tests.attacks.runs import FEDIOD, FEDKD, made
+from tests.audited import releases
 
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
 
@@ -32,14 +34,13 @@ def test_it_is_the_run_with_the_student_of_the_run(fediod: Path) -> None:
     assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
 
 
-def test_a_ledger_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
+def test_an_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "result.json", "student.safetensors"):
         (tmp_path / name).write_bytes((fediod / name).read_bytes())
-    lines = (fediod / "ledger.jsonl").read_text().splitlines()
-    (tmp_path / "ledger.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    audited.write(tmp_path, releases(fediod)[:-1])
     wrong = heard(tmp_path)[2]
     assert wrong is not None
-    assert "by the ledger" in wrong
+    assert "by the audit log" in wrong
 
 
 def test_the_last_questions_and_answers_are_kept(fediod: Path) -> None:

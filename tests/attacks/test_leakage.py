@@ -57,7 +57,7 @@ def parts(found: dict[str, Any]) -> dict[str, Any]:
 
 def test_answers_meet_the_attacks_on_answers(fediod: Path) -> None:
     found = told(fediod)
-    assert found["ledger"] is None
+    assert found["audit"] is None
     assert found["epsilon"] is None
     assert found["command"] == "fedstill attack here"
     got = parts(found)

@@ -15,8 +15,8 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.models import build
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
@@ -92,4 +92,4 @@ def test_a_model_without_a_record_is_refused() -> None:
 
 
 def _gate(name: str) -> Gate:
-    return Gate(name, PolicyConfig(), Ledger())
+    return Gate(name, PolicyConfig(), AuditLog())

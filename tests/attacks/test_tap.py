@@ -1,4 +1,4 @@
-"""What a server sees is what the ledger says that left, tensor by tensor."""
+"""What a server sees is what the audit says that left, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def heard(method: Any, **changes: Any) -> tuple[Overheard, list[Release]]:
         (FEDIOD, {**OUTPUTS, "link": LinkConfig(inputs="int8", gradients="float16")}),
     ],
 )
-def test_what_is_heard_is_what_the_ledger_counts(method: Any, changes: dict[str, Any]) -> None:
+def test_what_is_heard_is_what_the_audit_log_counts(method: Any, changes: dict[str, Any]) -> None:
     experiment, releases = heard(method, **changes)
     heard_: Counter[tuple[str, str]] = Counter()
     for release in releases:
         for name, tensor in release.tensors.items():
             heard_[release.node, release.kinds[name]] += tensor.nbytes
-    left = {(node, kind): n for (node, way, kind), n in experiment.ledger.bytes.items() if way == "up"}
+    counted = experiment.audit.sums.bytes.items()
+    left = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
     assert heard_.keys() == left.keys()
     if "link" not in changes:  # else in fewer bytes than they are heard in
         assert heard_ == left

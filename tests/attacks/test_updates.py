@@ -14,8 +14,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.models import build
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig, Span
@@ -38,7 +38,7 @@ def really_trained(
     model: nn.Module, data: TensorData, local: LocalConfig
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """The node's own code: parameters after it, and which examples each step took."""
-    node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), Ledger()), 3)
+    node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), AuditLog()), 3)
     training.prepare([node], local)
     training.train([node], Classification(CLASSES), local, Compute())
     steps, total = local.steps(len(data)), len(data)

@@ -73,7 +73,7 @@ COUNTED: list[dict[str, Any]] = [
 ]  # fmt: skip
 FOUND: dict[str, Any] = {
     "sentence": "Parameters left the nodes. [b]One[/b] in three was found.",
-    "ledger": "node-0: 10 bytes of logits by the ledger, 12 heard",
+    "audit": "node-0: 10 bytes of logits by the audit log, 12 heard",
     "skipped": [{"attack": "copying", "reason": "the server made no images"}],
     "attacks": [
         described(GradientInversion(), INVERTED),
@@ -244,7 +244,7 @@ def test_the_terminal_has_sentence_table_and_what_was_not_tried(width: int) -> N
 
 def test_where_nothing_applied_only_the_reasons_are_printed() -> None:
     parts = ("inversion", "membership", "copying", "distances", "scores", "counts")
-    nothing = {"attacks": [], "ledger": None, "sentence": "Nothing left.", "skipped": []}
+    nothing = {"attacks": [], "audit": None, "sentence": "Nothing left.", "skipped": []}
     assert shown(nothing, 80) == "Nothing left.\n\n"
     nothing["skipped"] = [{"attack": part, "reason": "nothing left the nodes"} for part in parts]
     told = " ".join(shown(nothing, 80).split())

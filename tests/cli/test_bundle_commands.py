@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import glob
 import json
 import re
 import shlex
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,12 +24,12 @@ from fedstill.cli import main as cli
 from fedstill.core.seeds import derive
 from fedstill.core.words import human_bytes
 from fedstill.federation import signed
-from fedstill.node import owner
-from fedstill.node.account import Account
+from fedstill.node.audit import AuditLog
 from fedstill.protocol.messages import pack, unpack
 from fedstill.report import write_report
 from fedstill.runs import assemble, bundles, config, run
 from fedstill.runs.presets import parse
+from tests.audited import edit, entries, releases
 
 pytest.importorskip("cryptography")
 
@@ -161,20 +159,17 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
             assert one[same] == other[same]
     assert mine["engine"]["name"] == "files"
     assert mine["standalone"] is None
-    ledgers = [
-        [json.loads(line) for line in (here / name / "ledger.jsonl").read_text().splitlines()]
-        for name in ("out", "live")
-    ]
-    for lines in ledgers:
+    audits = [releases(here / name) for name in ("out", "live")]
+    for lines in audits:
         for line in lines:
-            del line["at"]
-            for name in ("after", "left"):  # what came before it, and its bits, of which files have no line
-                line.pop(name, None)
+            # What came before it, and its bits, of which files have no line; and how the run is called.
+            for name in ("at", "after", "left", "run", "rule"):
+                del line[name]
         lines.sort(key=lambda line: (line["number"], line["node"]))
-    assert ledgers[0] == ledgers[1]
+    assert audits[0] == audits[1]
     assert sorted(path.name for path in (here / "out").iterdir()) == [
-        "config.toml", "files.json", "ledger.jsonl", "metrics.jsonl", "report.html", "result.json",
-        "student.safetensors",
+        "audit.sqlite", "audit.sqlite.head", "config.toml", "files.json", "metrics.jsonl", "report.html",
+        "result.json", "student.safetensors",
     ]  # fmt: skip
     page = (here / "out" / "report.html").read_text()
     for name in NAMES:
@@ -268,12 +263,12 @@ def test_the_page_can_be_followed_as_it_stands(
 
 def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
     before = Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()
-    (ledger,) = Path("node-0/runs").glob("*/ledger.jsonl")
-    lines = ledger.read_text()
+    lines = entries(Path("node-0"))
+    assert lines
     Path(ANSWERS[0]).unlink()
     assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
     assert (Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()) == before
-    assert ledger.read_text() == lines
+    assert entries(Path("node-0")) == lines
     # Trained anew, say since the folder was lost, it still says the same.
     shutil.rmtree("node-0/runs")
     assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
@@ -283,7 +278,7 @@ def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, com
 def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_options(
     here: Path, command: Main
 ) -> None:
-    for path in (*Path("node-0").glob("ledger.*"), *Path("node-0").glob("runs/*/*")):
+    for path in (*Path("node-0").glob("audit.*"), *Path("node-0").glob("runs/*/*")):
         path.unlink()
     path = Path("node-0/node.toml")
     kept = path.read_text()
@@ -330,7 +325,7 @@ def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main)
         blob[place] ^= 1
         kept.write_bytes(blob)
         Path(ANSWERS[0]).unlink(missing_ok=True)
-        assert f"{kept} is not what was let out, or ledger" in refused(command(*ANSWER)), place
+        assert f"{kept} is not what was let out, or audit" in refused(command(*ANSWER)), place
         assert not Path(ANSWERS[0]).exists()
     header["told"]["join"]["privacy"]["mechanism"] = "pate"
     kept.write_bytes(pack(header, tensors))
@@ -340,33 +335,30 @@ def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main)
     assert (kept.read_bytes(), Path(ANSWERS[0]).read_bytes()) == (whole, signed_before)
 
 
-def test_what_is_kept_leaves_again_only_under_the_ledger_that_let_it_out(here: Path, command: Main) -> None:
-    ledger, files = Path("node-0/ledger.sqlite"), ("ledger.sqlite", "ledger.sqlite.head")
+def test_what_is_kept_leaves_again_only_under_the_audit_log_that_let_it_out(
+    here: Path, command: Main
+) -> None:
+    audit, files = Path("node-0/audit.sqlite"), ("audit.sqlite", "audit.sqlite.head")
     shutil.copytree("node-0", "sound")
     Path(ANSWERS[0]).unlink()
 
     def edited() -> None:
-        with contextlib.closing(sqlite3.connect(ledger)) as database:
-            database.execute("UPDATE rows SET rule = 'other' WHERE row = 1")
-            database.commit()
+        edit(audit, "UPDATE entries SET line = replace(line, 'rule', 'rull') WHERE entry = 1")
 
     def foreign() -> None:
         for name in files:
             shutil.copy(f"node-1/{name}", f"node-0/{name}")
 
     def another_run() -> None:  # the node's own, and sound, and of other answers
-        for path in Path("node-0").glob("ledger.sqlite*"):
+        for path in Path("node-0").glob("audit.sqlite*"):
             path.unlink()
-        (lines,) = Path("node-0/runs").glob("*/ledger.jsonl")
-        lines.unlink()
-        with contextlib.closing(Account(ledger, owner.secret(Path("node-0")))):
-            pass
+        AuditLog(audit).close()
 
     for spoil, said in (
-        (edited, "row 1 is not as it was written; nothing leaves until its owner has settled it"),
-        (foreign, "row 1 was not sealed with this node's secret; nothing leaves"),
-        (ledger.unlink, "ledger.sqlite: is gone, and what it let out is kept in node-0/runs/"),
-        (another_run, "is not what was let out, or ledger.sqlite is not the ledger that knows"),
+        (edited, "entry 1 is not as it was written; nothing leaves until its owner has settled it"),
+        (foreign, "is not what was let out, or audit.sqlite is not the audit log that knows"),
+        (audit.unlink, "audit.sqlite: is gone, and its head is there: put it back"),
+        (another_run, "is not what was let out, or audit.sqlite is not the audit log that knows"),
     ):
         spoil()
         assert said in refused(command(*ANSWER))
@@ -400,7 +392,7 @@ def test_other_questions_are_another_run_and_are_charged(here: Path, command: Ma
         command("questions", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
     )
     assert command("node", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
-    assert len(list(Path("node-0/runs").glob("*/ledger.jsonl"))) == 2
+    assert len({entry["run"] for entry in entries(Path("node-0"))}) == 2
     left = command(*DISTIL[:3], "more.answers", *DISTIL[4:])
     assert "more.answers answers another file of questions" in refused(left)
 
@@ -513,10 +505,9 @@ def test_what_the_policy_forbids_is_refused_before_any_training(
     )
     assert rule in refused(command("node", "answer", "node-0", "questions.safetensors"))
     assert not Path(ANSWERS[0]).exists()
-    (ledger,) = Path("node-0/runs").glob("*/ledger.jsonl")
-    (line,) = map(json.loads, ledger.read_text().splitlines())
-    assert line["refused"] in rule
-    assert "up" not in line
+    *_, last = entries(Path("node-0"))
+    assert last["part"] == "refused"
+    assert last["rule"] in rule
 
 
 def test_an_owner_who_forbids_it_afterwards_hands_out_nothing_more(here: Path, command: Main) -> None:
@@ -526,8 +517,8 @@ def test_an_owner_who_forbids_it_afterwards_hands_out_nothing_more(here: Path, c
     text = refused(command("node", "answer", "node-0", "questions.safetensors"))
     assert "refuses question 'count_labels' by rule questions: none" in text
     assert not Path(ANSWERS[0]).exists()
-    (ledger,) = Path("node-0/runs").glob("*/ledger.jsonl")
-    assert json.loads(ledger.read_text().splitlines()[-1])["refused"] == "questions: none"
+    *_, last = entries(Path("node-0"))
+    assert (last["part"], last["rule"]) == ("refused", "questions: none")
 
 
 def test_questions_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:

@@ -16,18 +16,17 @@ from fedstill.cli.main import main
 from fedstill.cli.privacy_plan import _at_node, _simulated, _solve, _Wish
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
-from fedstill.node import owner
-from fedstill.node.account import DATA, Account, Entry
+from fedstill.node import own_audit, owner
+from fedstill.node.audit import FILE, AuditLog
+from fedstill.node.entries import DATA, Entry
 from fedstill.node.planning import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
-from fedstill.runs.prepared import LEDGER, RUN
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_host import Clinic
-from tests.node.test_owner_privacy import release
 
 TINY = """
 name = "tiny"
@@ -96,7 +95,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_runs_ledger_holds_the_events_of_its_plan(tmp_path: Path, case: str) -> None:
+def test_a_runs_audit_log_holds_the_events_of_its_plan(tmp_path: Path, case: str) -> None:
     path = write(tmp_path, CASES[case])
     run, places = _simulated("tiny", load_toml(path))
     plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
@@ -104,10 +103,10 @@ def test_a_runs_ledger_holds_the_events_of_its_plan(tmp_path: Path, case: str) -
     experiment, _ = prepare(load_toml(path))
     (tmp_path / "out").mkdir()
     experiment.run(tmp_path / "out")
-    account = Account(tmp_path / "out" / LEDGER, None, read_only=True)
+    audit = AuditLog(tmp_path / "out" / FILE, read_only=True)
     for name, plan in plans.items():
         assert plan.cost.price
-        assert dict(account.spent(name, RUN).run) == as_text(plan.cost.price)
+        assert dict(audit.spent(name, "run").run) == as_text(plan.cost.price)
         together: Price = Price()
         for line in plan.cost.lines:
             for event, count in (line.price or {}).items():
@@ -115,7 +114,7 @@ def test_a_runs_ledger_holds_the_events_of_its_plan(tmp_path: Path, case: str) -
         assert together == plan.cost.price
         assert plan.cost.pld is not None
         assert 0.9 * 8 < plan.cost.pld <= 8
-    account.close()
+    audit.close()
 
 
 def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(tmp_path: Path) -> None:
@@ -140,14 +139,14 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     )
     (tmp_path / "out").mkdir()
     experiment.run(tmp_path / "out")
-    account = Account(tmp_path / "out" / LEDGER, None, read_only=True)
+    audit = AuditLog(tmp_path / "out" / FILE, read_only=True)
     for name, plan in plans.items():
         assert plan.cost.price
-        assert dict(account.spent(name, RUN).run) == as_text(plan.cost.price)
-    account.close()
+        assert dict(audit.spent(name, "run").run) == as_text(plan.cost.price)
+    audit.close()
 
 
-def test_a_real_nodes_ledger_holds_the_events_of_its_plan(tmp_path: Path) -> None:
+def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> None:
     """Told by the node's folder alone, and charged by its host, question by question."""
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
@@ -163,10 +162,10 @@ def test_a_real_nodes_ledger_holds_the_events_of_its_plan(tmp_path: Path) -> Non
         assert isinstance(clinic.pull(number), tuple)
     assert clinic.ask(7)["kind"] == "QuestionRefused"  # the seventh is not in the plan
     clinic.session.close()
-    told = owner.spent(owner.read(clinic.folder), clinic.folder)
+    told, trouble = own_audit.spent(owner.read(clinic.folder), clinic.folder)
     assert plan.cost.price
-    assert told.events == as_text(plan.cost.price)
-    assert (told.bare, told.trouble) == (0, None)
+    assert told.total == as_text(plan.cost.price)
+    assert (told.bare_total, trouble) == (0, None)
 
 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
@@ -177,9 +176,9 @@ def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
     experiment, _ = prepare(load_toml(path))
     (tmp_path / "out").mkdir()
     experiment.run(tmp_path / "out")
-    account = Account(tmp_path / "out" / LEDGER, None, read_only=True)
-    assert account.spent(places[0].name, RUN).run == {}
-    account.close()
+    audit = AuditLog(tmp_path / "out" / FILE, read_only=True)
+    assert audit.spent(places[0].name, "run").run == {}
+    audit.close()
 
 
 # --- the third of three -------------------------------------------------------------------------------
@@ -268,10 +267,10 @@ def clinic(tmp_path: Path) -> Path:
 
 
 def charge(folder: Path, price: Price, number: int = 0, *, guarantee: bool = True) -> None:
-    account = Account(folder / "ledger.sqlite", 7)
-    entry = Entry("old", DATA, number, "q", "answer", "c", "", {}, "rule", as_text(price), guarantee)
-    account.charge(entry, lambda spent: None)
-    account.close()
+    audit = AuditLog(folder / "audit.sqlite")
+    bare = int(not guarantee)
+    audit.charge(Entry("old", DATA, "clinic", number, "q", "answer", price=as_text(price), bare=bare))
+    audit.close()
 
 
 def test_a_plan_for_one_record_says_that_a_patient_has_several(
@@ -290,7 +289,7 @@ def test_a_plan_for_one_record_says_that_a_patient_has_several(
     assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd", "--epsilon", "8")
 
 
-def test_a_node_has_its_own_training_records_and_ledger(
+def test_a_node_has_its_own_training_records_and_audit_log(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = said(capsys, "plan", str(clinic), "digits-fedkd")
@@ -319,13 +318,14 @@ def test_data_that_left_without_guarantee_have_nothing_left(
     assert "nothing is left: releases without" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
 
 
-def test_a_ledger_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_log_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     charge(clinic, Price({Event("gaussian", 2.0): 1}))
-    (clinic / "ledger.sqlite").unlink()
+    (clinic / "audit.sqlite").unlink()
     assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
-    (clinic / "ledger.sqlite.head").unlink()
+    (clinic / "audit.sqlite.head").unlink()
     assert "nothing can be charged" not in said(capsys, "plan", str(clinic), "digits-fedkd")
-    release(clinic, "spring", {"gaussian(2.0)": 1})
+    (clinic / "runs" / "spring").mkdir(parents=True)
+    (clinic / "runs" / "spring" / "plan.json").touch()
     told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
     assert "its node's runs are there" in told
 

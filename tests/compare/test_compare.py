@@ -548,7 +548,7 @@ class Attacks:
         row = {"who": "student", "attack": "Loss", "figure": "AUC", "value": 60.0, "column": "membership_auc"}
         found = {
             "config": config.to_table(),
-            "ledger": None,
+            "audit": None,
             "attacks": [{"name": "membership", "rows": [row]}],
             "sentence": "One in <three> was found.",
         }

@@ -34,6 +34,7 @@ from fedstill.runs import assemble, rehearsal
 from fedstill.runs.config import RunConfig, read_toml, to_toml
 from fedstill.runs.served import Served
 from fedstill.runs.simulation import Simulation
+from tests.audited import releases
 
 FORKING = multiprocessing.get_context("forkserver")
 # torch loads the last of these with the first optimiser, for seconds.
@@ -238,16 +239,16 @@ class Sites:
         """A node's folder of the run."""
         return self.folder / "nodes" / name / "runs" / "one"
 
-    def ledger(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a node's ledger, or of the server's."""
-        return lines(self.served if name == "server" else self.own(name))
+    def audit(self, name: str) -> list[dict[str, Any]]:
+        """What has left a node, by its audit log or by the server's."""
+        return releases(self.served if name == "server" else self.folder / "nodes" / name)
 
     def log(self, name: str) -> str:
         return (self.folder / "nodes" / name / LOG).read_text()
 
     def steps(self) -> int:
         """Questions that the first node has answered."""
-        return sum(line["part"] == "answer" for line in self.ledger(self.names[0]) if "part" in line)
+        return sum(line["part"] == "answer" for line in self.audit(self.names[0]))
 
     def state(self, name: str) -> dict[str, Any]:
         """A node's state at the end."""
@@ -275,18 +276,10 @@ class Unbroken:
     def __init__(self, config: RunConfig, out: Path) -> None:
         self.experiment: Simulation = assemble.prepare(config)[0]
         self.figures = self.experiment.run(out)
-        self.lines = lines(out)
+        self.lines = releases(out)
 
-    def ledger(self, name: str) -> list[tuple[Any, ...]]:
+    def audit(self, name: str) -> list[tuple[Any, ...]]:
         return [told(line) for line in self.lines if line["node"] == name]
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    """A ledger, without a line that is being written."""
-    path = folder / "ledger.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def told(line: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -298,7 +291,7 @@ def told(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def same_figures(
-    sites: Sites, result: dict[str, Any] | str, unbroken: Unbroken, *, ledgers: bool = True
+    sites: Sites, result: dict[str, Any] | str, unbroken: Unbroken, *, audits: bool = True
 ) -> None:
     """A run that was broken and went on is the unbroken run: student, nodes, and what was counted where."""
     assert isinstance(result, dict), result
@@ -311,13 +304,13 @@ def same_figures(
         for role, module in node.modules.items():
             for key, value in module.state_dict().items():
                 assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
-        if not ledgers:
+        if not audits:
             continue
-        mine = [told(line) for line in sites.ledger(node.name) if "part" in line]  # that left
-        assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.ledger(node.name)))  # each line once
-        there = [told(line) for line in sites.ledger("server") if line["node"] == node.name]
-        assert Counter(map(repr, there)) == Counter(map(repr, unbroken.ledger(node.name)))
-    if ledgers:
+        mine = [told(line) for line in sites.audit(node.name)]
+        assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))  # each line once
+        there = [told(line) for line in sites.audit("server") if line["node"] == node.name]
+        assert Counter(map(repr, there)) == Counter(map(repr, unbroken.audit(node.name)))
+    if audits:
         for key in ("bytes", "questions", "questions_by_name"):
             assert result[key] == figures[key]
 

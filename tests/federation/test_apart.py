@@ -81,7 +81,7 @@ def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> No
     there = Away(config(), tmp_path).live()
     there.run()
     assert [line["losses"] for line in there.records.metrics] == losses
-    sizes = [ledger.summary()["by_kind"] for ledger in (here.ledger, there.ledger)]
+    sizes = [audit.summary()["by_kind"] for audit in (here.audit, there.audit)]
     assert sizes[0] == sizes[1]
     told = [{"n": int(counts[node, t]), "of": t} for t in (0, 1) for node in range(3)]
     assert sizes[0]["tests: words"]["up"] == sum(len(as_text(each)) for each in told)
@@ -97,7 +97,7 @@ def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) ->
     handler = RequestHandler(Group(run.nodes[:1]), side, run.compute)
     with pytest.raises(ArgumentError, match=f"^{declared} of question tell is 'a list': allowed is a tensor"):
         handler.answer("tell", 0, {"wish": as_text({"class": 0})}, False)
-    assert run.ledger.summary()["questions"] == 0
+    assert run.audit.summary()["questions"] == 0
 
 
 def test_a_node_whose_value_is_none_is_left_out(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
     node.gate.policy = replace(node.gate.policy, most_header=20)
     with pytest.raises(QuestionRefused, match="most_header: 20, and wish has 30"):
         handler.answer("tell", 0, {"wish": as_text({"class": 1, "why": "x" * 10})}, False)
-    assert (node.gate.used(), run.ledger.summary()["questions"]) == ((0, 0), 0)
+    assert run.audit.summary()["questions"] == run.audit.spent(node.name, "run").questions == 0
     (told,) = handler.answer("tell", 0, {"wish": as_text({"class": 1})}, False)
     assert from_text(told["words"])["of"] == 1
 

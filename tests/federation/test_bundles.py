@@ -34,8 +34,8 @@ from fedstill.methods import fedkd
 from fedstill.methods.fedkd import FedKD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.statement import Statement
@@ -65,7 +65,7 @@ def live() -> InProcess:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(6 + index, *SHAPE, generator=generator)
         targets = torch.randint(CLASSES, (6 + index,), generator=generator)
-        gate = Gate(name, PolicyConfig(), Ledger())
+        gate = Gate(name, PolicyConfig(), AuditLog())
         model = build("small-cnn:4", SHAPE, CLASSES, 0, index).eval()
         nodes.append(Node(name, TensorData(inputs, targets), model, gate, SEED))
     side = CONFIG.node_side(NodeSetting(TASK, LOCAL, COMPUTE, public_data()))
@@ -110,7 +110,7 @@ class World:
 
     def federation(self) -> Remote:
         plan, declared = self.questions.plan, self.questions.declared()
-        remote = Remote(self.files(), plan, declared, LinkConfig(), Ledger(), COMPUTE)
+        remote = Remote(self.files(), plan, declared, LinkConfig(), AuditLog(), COMPUTE)
         remote.join()
         return remote
 

@@ -16,9 +16,10 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionMismatch, QuestionRefused
 from fedstill.federation import InProcess, partition
 from fedstill.models import PatchCritic, build
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import Entry
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSide, Question
@@ -39,13 +40,13 @@ class World:
         stacked: bool = True,
         policies: Mapping[str, PolicyConfig] | None = None,
     ) -> None:
-        self.ledger, self.calls = Ledger(), 0
+        self.audit, self.calls = AuditLog(), 0
         self.nodes = []
         for index, spec in enumerate(specs):
             name = f"n{index}"
             generator = torch.Generator().manual_seed(index)
             data = TensorData(torch.randn(6, *SHAPE, generator=generator), torch.zeros(6, dtype=torch.int64))
-            gate = Gate(name, (policies or {}).get(name, PolicyConfig()), self.ledger)
+            gate = Gate(name, (policies or {}).get(name, PolicyConfig()), self.audit)
             node = Node(name, data, build(spec, SHAPE, 3, 0, index).eval(), gate, 0)
             torch.manual_seed(index)
             node.add("critic", PatchCritic(1, 4), lambda m: torch.optim.Adam(m.parameters(), 0.01))
@@ -132,10 +133,10 @@ def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
     world, x = World(stacked=stacked), image()
     loss = loss_of(world.federation.ask("examine", x=x))
     (first,) = torch.autograd.grad(loss, x, retain_graph=True)
-    ledger = world.ledger.summary()
+    audit = world.audit.summary()
     (second,) = torch.autograd.grad(loss, x, retain_graph=True)
     assert torch.equal(first, second)
-    assert world.ledger.summary() == ledger
+    assert world.audit.summary() == audit
     with pytest.raises(QuestionMismatch):
         torch.autograd.grad(2 * loss, x)
 
@@ -183,7 +184,7 @@ def test_a_few_nodes_can_be_asked_in_any_order_and_answer_in_theirs(stacked: boo
     answers = world.federation.ask("tell", of=["n4", "n0"])
     assert answers.nodes == ("n0", "n4")
     assert answers["size"].flatten().tolist() == [0, 4]
-    assert set(world.ledger.summary()["by_node"]) == {"n0", "n4"}
+    assert set(world.audit.summary()["by_node"]) == {"n0", "n4"}
 
 
 @ENGINES
@@ -244,12 +245,12 @@ def test_unknown_questions_tensors_and_parts_are_named() -> None:
 def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stacked: bool) -> None:
     world = World(stacked=stacked)
     first = world.federation.ask("examine", x=image())
-    calls, critics, ledger = world.calls, world.critics(), world.ledger.summary()
+    calls, critics, audit = world.calls, world.critics(), world.audit.summary()
     again = world.federation.ask("examine", number=first.number, x=image())
     assert all(torch.equal(first[name], again[name]) for name in ("logits", "critic"))
     assert world.calls == calls
     assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
-    assert world.ledger.summary() == ledger
+    assert world.audit.summary() == audit
     x = image()
     answers = world.federation.ask("examine", number=first.number, x=x)
     (grad,) = torch.autograd.grad(loss_of(answers), x)  # and it can still be pulled back
@@ -271,14 +272,14 @@ def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stac
 def test_a_refusal_names_node_question_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked, policies={"n0": policy})
     world.federation.ask("tell")
-    before, ledger = world.critics(), world.ledger.summary()
+    before, audit = world.critics(), world.audit.summary()
     with pytest.raises(QuestionRefused) as caught:
         world.federation.ask("examine", x=image())
     error = caught.value
     assert (error.node, error.question, error.rule) == ("n0", "examine", rule)
     assert world.calls == 0
     assert all(torch.equal(p, q) for p, q in zip(before, world.critics(), strict=True))
-    assert world.ledger.summary() == ledger
+    assert world.audit.summary() == audit
 
 
 def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
@@ -296,7 +297,7 @@ def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
         "node 'n1' refuses question 'examine' by rule questions: none"
     )
     assert world.calls == 0
-    assert world.ledger.summary() == Ledger().summary()
+    assert world.audit.summary() == AuditLog().summary()
 
 
 @ENGINES
@@ -305,15 +306,15 @@ def test_a_disk_that_is_full_at_one_node_does_not_make_the_others_answer_twice(
 ) -> None:
     whole, world = World(stacked=stacked), World(stacked=stacked)
     expected = whole.federation.ask("examine", x=image())
-    write = world.ledger.write
+    charge = world.audit.charge
 
-    def full(**line: Any) -> None:
-        if line["node"] == "n2":
+    def full(entry: Entry, *given: Any) -> int:
+        if entry.node == "n2":
             raise OSError("no space left on device")
-        write(**line)
+        return charge(entry, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.ledger, "write", full)
+        patch.setattr(world.audit, "charge", full)
         with pytest.raises(OSError, match="no space"):
             world.federation.ask("examine", x=image(), number=0)
     x = image()
@@ -322,7 +323,7 @@ def test_a_disk_that_is_full_at_one_node_does_not_make_the_others_answer_twice(
     assert torch.equal(answers["critic"], expected["critic"])
     assert world.calls == whole.calls
     assert all(torch.equal(p, q) for p, q in zip(world.critics(), whole.critics(), strict=True))
-    assert world.ledger.summary() == whole.ledger.summary()
+    assert world.audit.summary() == whole.audit.summary()
     loss_of(answers).backward()
     assert x.grad is not None
 
@@ -344,7 +345,7 @@ def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None
     said = f"nodes 'n0', 'n1' refuse question 'examine, tell' by rule {rule}"
     with pytest.raises(QuestionRefused, match=said):
         federation.require(["examine", "tell"])
-    assert world.ledger.summary() == Ledger().summary()
+    assert world.audit.summary() == AuditLog().summary()
 
 
 def test_a_part_of_the_answer_that_does_not_depend_on_x_has_no_way_back() -> None:

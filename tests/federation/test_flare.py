@@ -101,7 +101,7 @@ class Started:
                 for key, value in module.state_dict().items():
                     assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
             mine = [told(line) for line in lines(self.node(node.name)) if "part" in line]
-            assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.ledger(node.name)))
+            assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))
         if (self.out / "student.safetensors").exists():
             for key, value in unbroken.experiment.student.state_dict().items():
                 assert torch.equal(load_file(self.out / "student.safetensors")[key], value), key
@@ -190,8 +190,8 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         run.same(unbroken)
         told_time("FLARE, server killed in distillation, to the end", since)
         folder = run.out / "federation/nodes/node-1"
-        assert {"node.log", "node.pid", "ledger.sqlite"} <= {path.name for path in folder.iterdir()}
-        assert open_to_others(folder, folder / "ledger.sqlite") is None  # FLARE's processes write there, too
+        assert {"node.log", "node.pid", "audit.sqlite"} <= {path.name for path in folder.iterdir()}
+        assert open_to_others(folder, folder / "audit.sqlite") is None  # FLARE's processes write there, too
 
 
 @pytest.mark.timeout(480)
@@ -268,11 +268,11 @@ def test_a_second_job_of_a_run_touches_nothing_of_the_first(tmp_path: Path) -> N
         raise AssertionError("two jobs are at work on one run")
 
     def first(_: Path) -> None:
-        (folder / "ledger.jsonl").write_text("")
+        (folder / "audit.sqlite").write_text("")
         Scripted(other)._work(folder, tmp_path / "second")
-        assert sorted(path.name for path in folder.iterdir()) == ["job.lock", "ledger.jsonl"]
+        assert sorted(path.name for path in folder.iterdir()) == ["job.lock", "audit.sqlite"]
 
     Scripted(first)._work(folder, tmp_path / "first")
-    assert [path.name for path in (tmp_path / "first").iterdir()] == ["ledger.jsonl"]
+    assert [path.name for path in (tmp_path / "first").iterdir()] == ["audit.sqlite"]
     assert [path.name for path in (tmp_path / "second").iterdir()] == ["stopped.json"]
     assert "another job is at work" in json.loads((tmp_path / "second/stopped.json").read_text())["text"]

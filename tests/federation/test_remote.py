@@ -27,9 +27,9 @@ from fedstill.federation.remote import Remote
 from fedstill.federation.replies import About
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.vector import to_vector, weighted_mean
-from fedstill.node.account import DATA, Account
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import ALL, DATA
 from fedstill.node.host import Host
-from fedstill.node.ledger import Ledger
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.method import METHODS
@@ -40,6 +40,7 @@ from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.served import Served
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
+from tests.audited import paid
 from tests.loopback import Loopback
 
 Serve = Callable[[bytes], bytes]
@@ -207,10 +208,10 @@ def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, 
     assert told["privacy"]["guarantee"]
     assert all(node["epsilon"] > 0 for node in told["privacy"]["nodes"])
     for node in experiment.nodes:
-        # The node's own ledger of its data, which lasts, says the same as the run's.
-        account = Account(tmp_path / "nodes" / node.name / "ledger.sqlite", None, read_only=True)
-        assert account.spent(DATA, "one").run == dict(experiment.ledger.spent(node.name)[0])
-        account.close()
+        # The node's own audit of its data, which lasts, says the same as the run's.
+        audit = AuditLog(tmp_path / "nodes" / node.name / "audit.sqlite", read_only=True)
+        assert audit.spent(DATA, "one").run == dict(paid(experiment.audit, node.name)[0])
+        audit.close()
         kept = away.modules(node.name, live)
         for role, module in node.modules.items():
             for key, value in module.state_dict().items():
@@ -256,13 +257,13 @@ class Scripted:
         self.marks: dict[str, list[int]] = {name: [] for name in self.nodes}
         self.last = dict.fromkeys(self.nodes, -1)
         question = Question("weigh", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, ("x",))
-        self.ledger = Ledger()
+        self.audit = AuditLog()
         self.federation = Remote(
             self,
             Plan("one", {"name": "fediod"}, SPEC),
             {"weigh": question},
             LinkConfig(**{"wait": 0.5, **link}),
-            self.ledger,
+            self.audit,
             Compute(),
         )
         self.federation.join()
@@ -328,7 +329,7 @@ def test_answers_and_gradients_by_hand() -> None:
     answers["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[6.0, 6.0, 0.0, 0.0]] * 2  # 1 + 2 + 3
-    summary = nodes.ledger.summary()
+    summary = nodes.audit.summary()
     assert (summary["down"], summary["up"]) == (3 * (32 + 16), 3 * (16 + 32))
 
 
@@ -542,12 +543,12 @@ def test_a_question_asked_again_after_others_is_counted_anew() -> None:
 
     changed = 1.0 + 2**-23  # in its last bit
     turns = (("a1", 1.0, 1), ("a1", 1.0, 1), ("b2", 1.0, 2), ("a1", 1.0, 2), ("a1", changed, 3))
-    for before, value, paid in turns:
+    for before, value, count in turns:
         nodes.breaks("one", "answer", after(before, value))
         nodes.federation.number = 0
         nodes.ask()
-        assert nodes.ledger.spent("one") == ({"gaussian(2.0)": paid}, 0)
-    assert nodes.ledger.answers("two") == 1, "who says nothing of it is asked the same again"
+        assert paid(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
+    assert nodes.audit.spent("two", ALL).questions == 1, "who says nothing of it is asked the same again"
     nodes.breaks("one", "answer", after(7))
     with pytest.raises(FedstillError, match="after is 7"):
         nodes.ask()

@@ -17,8 +17,8 @@ from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.vgg import VGGFeatures
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting, NodeSide
@@ -51,7 +51,7 @@ class World:
     side: NodeSide
     federation: InProcess
     server: Any
-    ledger: Ledger
+    audit: AuditLog
     task: Task
 
     def kept(self) -> dict[str, Any]:
@@ -106,20 +106,20 @@ def world(
 ) -> World:
     """Nodes with 5, 8 and 11 images each, none of them trained."""
     config = replace(config, **options)
-    ledger, nodes = Ledger(), []
+    audit, nodes = AuditLog(), []
     for index, spec in enumerate(specs):
         model = build(spec, SHAPE, task.classes, 0, index).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.5)  # so that the nodes disagree
-        gate = Gate(f"n{index}", policy, ledger)
+        gate = Gate(f"n{index}", policy, audit)
         nodes.append(Node(f"n{index}", blobs(5 + 3 * index, index, task), model, gate, SEED))
     side = config.node_side(NodeSetting(task, LocalConfig(), Compute(), None, features))
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
     student = build("unet:2", SHAPE, task.classes, 0, "student")
     setting = ServerSetting(federation, student, task, SHAPE, (0.5,), (0.5,), Compute(), SEED, LocalConfig())
-    return World(nodes, side, federation, Server(config, setting), ledger, task)
+    return World(nodes, side, federation, Server(config, setting), audit, task)
 
 
 def weights(*modules: nn.Module) -> torch.Tensor:
@@ -136,7 +136,7 @@ def everything(world: World) -> torch.Tensor:
 
 def up(world: World) -> Mapping[str, int]:
     """Bytes that left the nodes, by kind."""
-    return {kind: sizes["up"] for kind, sizes in world.ledger.summary()["by_kind"].items() if sizes["up"]}
+    return {kind: sizes["up"] for kind, sizes in world.audit.summary()["by_kind"].items() if sizes["up"]}
 
 
 RECONSTRUCTION = Reconstruction(acceleration=2, centre=0.25)

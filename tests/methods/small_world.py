@@ -17,9 +17,9 @@ from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.split import split
 from fedstill.models.vector import to_vector
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group, signature
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.method import Method
@@ -51,15 +51,15 @@ def make_nodes(
     sizes: Sequence[int] = (9, 14, 19, 24, 29),
     classes: Callable[[int], int] = lambda index: CLASSES,
     policy: PolicyConfig = OPEN,
-    ledger: Ledger | None = None,
+    audit: AuditLog | None = None,
 ) -> list[Node]:
     """Nodes n0, n1, ... with these models, of unlike sizes; ``classes`` says how many of these each has."""
-    ledger, nodes = ledger or Ledger(), []
+    audit, nodes = audit or AuditLog(), []
     for index, model in enumerate(models):
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(sizes[index], *SHAPE, generator=generator)
         targets = torch.randint(classes(index), (sizes[index],), generator=generator)
-        gate = Gate(f"n{index}", policy, ledger)
+        gate = Gate(f"n{index}", policy, audit)
         nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
     return nodes
 
@@ -73,8 +73,8 @@ class World:
     side: NodeSide
 
     @property
-    def ledger(self) -> Ledger:
-        return self.nodes[0].gate.ledger
+    def audit(self) -> AuditLog:
+        return self.nodes[0].gate.log
 
     @property
     def federation(self) -> Any:

@@ -1,5 +1,5 @@
 """What every method promises, whatever it does: equal figures on both engines and after a stop, one's own
-modules, a ledger that shows what was declared, and refusals before anything is trained.
+modules, an audit that shows what was declared, and refusals before anything is trained.
 
 A method that is added to ``METHODS`` is covered from then on; ``SMALL`` makes it fast.
 """
@@ -28,6 +28,7 @@ from fedstill.data.public import Public
 from fedstill.federation import Federation
 from fedstill.models import build
 from fedstill.models.vector import to_vector
+from fedstill.node.entries import ALL
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import METHODS, Method
@@ -35,6 +36,7 @@ from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
+from tests.audited import releases
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -344,8 +346,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_figures_of_the_unbroken_one(
         what = f"stopped after {seen[end - 1]} ({end} of {len(seen)})"
         assert back.figures == whole.figures, what
         same_networks(back, whole)
-        lines = (out / "ledger.jsonl").read_text().splitlines()
-        assert len(lines) == len((tmp_path / "count/ledger.jsonl").read_text().splitlines()), what
+        assert len(releases(out)) == len(releases(tmp_path / "count")), what
 
 
 # --- one's own networks ----------------------------------------------------------------------------
@@ -430,7 +431,7 @@ def test_bfloat16_learns_as_float32_does(name: str, engine: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_the_ledger_shows_no_more_than_was_declared(name: str, options: dict[str, Any]) -> None:
+def test_the_audit_log_shows_no_more_than_was_declared(name: str, options: dict[str, Any]) -> None:
     one = plain(name, options)
     side = one.experiment.side
     kinds = one.figures["bytes"]["by_kind"]
@@ -457,11 +458,11 @@ def test_each_question_is_asked_as_often_as_it_says(name: str, options: dict[str
     asked = one.figures["questions_by_name"]
     assert set(asked) <= set(declared)
     for node in one.experiment.nodes:
-        assert one.experiment.ledger.answers(node.name) <= sum(declared.values())
+        assert one.experiment.audit.spent(node.name, ALL).questions <= sum(declared.values())
     if "participation" not in options and name != "centralised":
         assert asked == declared
         for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which asks its target otherwise
-            assert one.experiment.ledger.answers(node.name) == sum(declared.values())
+            assert one.experiment.audit.spent(node.name, ALL).questions == sum(declared.values())
 
 
 def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:

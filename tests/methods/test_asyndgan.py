@@ -99,7 +99,7 @@ def test_of_drawn_maps_all_nodes_judge_the_same_images() -> None:
     for _ in range(4):
         one.server.step()
     assert set(up(one)) == {"data sizes", "critic", "gradients"}
-    assert one.ledger.summary()["questions_by_name"] == {"tell_size": 1, "judge": 2}
+    assert one.audit.summary()["questions_by_name"] == {"tell_size": 1, "judge": 2}
 
 
 def test_it_reconstructs_from_outlines() -> None:
@@ -123,7 +123,7 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
         stacked, alone = world(ASYN, **options), world(ASYN, **options, stacked=False)
         for _ in range(4):
             assert stacked.server.step() == pytest.approx(alone.server.step(), rel=1e-3, abs=1e-5)
-        assert stacked.ledger.summary() == alone.ledger.summary()
+        assert stacked.audit.summary() == alone.audit.summary()
 
 
 def away(one: World, *names: str) -> None:
@@ -148,7 +148,7 @@ def test_a_node_that_comes_back_without_having_told_maps_is_not_asked_about_its_
     for _ in range(3):
         one.server.step()
     assert one.federation.present == ("n0", "n1", "n2")
-    assert one.ledger.summary()["questions_by_name"]["judge"] == 2 * 2, "of two nodes in two steps"
+    assert one.audit.summary()["questions_by_name"]["judge"] == 2 * 2, "of two nodes in two steps"
 
 
 def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:

@@ -26,9 +26,9 @@ from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.questions import NodeSetting
@@ -81,7 +81,7 @@ class Message:
 class World:
     nodes: list[Node]
     server: Server
-    ledger: Ledger
+    audit: AuditLog
     messages: list[Message] = field(default_factory=list)
 
     def vectors(self, part: str = "") -> torch.Tensor:
@@ -97,7 +97,7 @@ def world(
     engine: str = "stacked",
     seed: int = SEED,
 ) -> World:
-    ledger, nodes = Ledger(), []
+    audit, nodes = AuditLog(), []
     parted = config.needs().split
     for index, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(index)
@@ -106,7 +106,7 @@ def world(
             torch.randint(CLASSES, (size,), generator=generator),
         )
         torch.manual_seed(index)
-        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), ledger)
+        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), audit)
         model = split(make(), "model") if parted else make()
         nodes.append(Node(f"n{index}", data, model, gate, seed))
     compute = Compute(EngineConfig(name=engine))  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def world(
     torch.manual_seed(99)
     student = split(make(), "student") if parted else make()
     setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, seed, local)
-    one = World(nodes, Server(config, setting), ledger)
+    one = World(nodes, Server(config, setting), audit)
     answer = federation._answer
 
     def overheard(asked: Any, question: str, number: int, tensors: Any, differentiable: bool) -> Any:
@@ -333,7 +333,7 @@ def test_a_personal_part_never_appears_in_any_message(
                 {"parameters": (values,)}
             ] * 3
     kind = f"{shared} parameters"
-    assert one.ledger.summary()["by_kind"] == {
+    assert one.audit.summary()["by_kind"] == {
         "data sizes": {"up": 3 * 4, "down": 0},
         kind: {"up": 3 * 3 * 4 * values, "down": 3 * 3 * 4 * values},
         "parameters": {"up": 0, "down": 3 * 4 * whole},  # the same first weights for all

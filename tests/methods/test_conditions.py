@@ -14,8 +14,8 @@ from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
 from fedstill.methods._maps import FromMaps, Maps, told, whose
 from fedstill.methods.server import ServerSetting
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
 from tests.methods.map_world import SEED, TASK, World, blobs, up, world
@@ -104,7 +104,7 @@ def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
 def test_by_default_no_node_says_how_far_images_are_from_its_own() -> None:
     """Asked often enough that tells the image, though no map has left."""
     one = world()
-    examine, gate = one.side.questions["examine"], Gate("n0", PolicyConfig(), Ledger())
+    examine, gate = one.side.questions["examine"], Gate("n0", PolicyConfig(), AuditLog())
     assert str(gate.objection(examine)).startswith("label_maps: no difference, unless its owner")
     apart = world(pixel=0.0, perceptual=0.0).side.questions["examine"]
     assert gate.objection(apart) is None

@@ -22,8 +22,8 @@ from fedstill.methods.fedad import ATTENTION, FedAD, outside
 from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
@@ -54,13 +54,13 @@ def world(
     task: Task = IMAGES,
     stacked: bool = True,
 ) -> World:
-    ledger, nodes = Ledger(), []
+    audit, nodes = AuditLog(), []
     public = Public("made", torch.rand(N, *SHAPE, generator=torch.Generator().manual_seed(9)) * 2 - 1)
     for index, spec in enumerate(specs):
         generator = torch.Generator().manual_seed(index)
         x = torch.rand(4 + 3 * index, *SHAPE, generator=generator) * 2 - 1
         y = x if task is IMAGES else torch.randint(3, (len(x),), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(), ledger)
+        gate = Gate(f"n{index}", PolicyConfig(), audit)
         model = build(spec, SHAPE, task.classes, 0, index).eval()
         nodes.append(Node(f"n{index}", TensorData(x, y), model, gate, SEED))
     learner, given = build(student, SHAPE, task.classes, 0, "student"), {"stacked": stacked, "public": public}
@@ -151,14 +151,14 @@ def test_equal_weights_need_no_counts() -> None:
     torch.testing.assert_close(
         made.server.state.targets["outputs"], told(made)[0].mean(0), rtol=1e-4, atol=1e-5
     )
-    assert made.ledger.summary()["questions_by_name"] == {"predict": 1}
+    assert made.audit.summary()["questions_by_name"] == {"predict": 1}
 
 
 def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(world(), 1)
     monkeypatch.setattr(fedad, "CHUNK", 5)
     made = run(world())
-    summary = made.ledger.summary()
+    summary = made.audit.summary()
     assert summary["questions_by_name"] == {"count_labels": 1, "predict": 3}
     assert made.side.questions["predict"].times == 3
     assert summary["by_kind"]["logits"]["up"] == 3 * N * 64 * 4
@@ -185,7 +185,7 @@ def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do() -> None:
 def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_not() -> None:
     side = world().side
     question = side.questions["predict"]
-    assert Gate("n0", PolicyConfig(outputs_only=True), Ledger()).objection(question) is None
+    assert Gate("n0", PolicyConfig(outputs_only=True), AuditLog()).objection(question) is None
     learned = Mechanism("n0", DPSGD(epsilon=5.0), side, LOCAL, 10, IMAGES)
     assert isinstance(learned.rule(question, "attention"), Derived)
     assert unpriced(learned, question) is None
@@ -207,7 +207,7 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
     torch.testing.assert_close(
         to_vector(stacked.server.student), to_vector(alone.server.student), rtol=1e-3, atol=1e-4
     )
-    assert stacked.ledger.summary() == alone.ledger.summary()
+    assert stacked.audit.summary() == alone.audit.summary()
 
 
 def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path)
     rest.server.take_up(load_state(tmp_path / "state.st"))
     run(rest, 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
-    assert rest.ledger.summary()["questions_by_name"] == {}
+    assert rest.audit.summary()["questions_by_name"] == {}
 
 
 @pytest.mark.parametrize(

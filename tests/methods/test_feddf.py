@@ -124,7 +124,7 @@ def test_teachers_weighed_by_their_label_counts(specs: tuple[str, ...]) -> None:
     run(here, 1)
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     assert here.server.state.counts == {f"n{k}": row.tolist() for k, row in enumerate(counts)}
-    told = here.ledger.summary()
+    told = here.audit.summary()
     assert "tell_size" not in told["questions_by_name"]
     assert told["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in here.nodes}

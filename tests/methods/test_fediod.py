@@ -304,12 +304,12 @@ def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_for_all_student
         one = world(replace(SMALL, student_inputs=how))
         for _ in range(2):
             one.server.step()
-        asked[how] = one.ledger.summary()["questions_by_name"]
+        asked[how] = one.audit.summary()["questions_by_name"]
     assert asked["remembered"] == {"count_labels": 1, "examine": 2}
     assert asked["fresh"] == {"count_labels": 1, "examine": 2, "predict": 2}
     # Its two turns of the student in one question: twice the inputs.
     inputs = (1 + SMALL.student_steps) * SMALL.batch  # a step's
-    assert one.ledger.bytes["n0", "down", "inputs"] == 2 * inputs * 4 * math.prod(SHAPE)
+    assert one.audit.sums.bytes["run", "n0", "down", "inputs"] == 2 * inputs * 4 * math.prod(SHAPE)
 
 
 @pytest.mark.parametrize("importance", ["counts", "fakeness"])
@@ -318,7 +318,7 @@ def test_what_leaves_a_node_in_a_step_to_the_byte(importance: Any) -> None:
     one.server.step()
     images, logits, critic = 5 * 64 * 4, 5 * CLASSES * 4, 5 * 4 * 4
     rated = 4 if importance == "fakeness" else 0
-    assert one.ledger.summary()["by_kind"] == {
+    assert one.audit.summary()["by_kind"] == {
         "critic": {"up": 2 * (critic + rated), "down": 0},
         "gradients": {"up": 2 * images, "down": 2 * (logits + critic + rated)},
         "inputs": {"up": 0, "down": 2 * images},
@@ -366,7 +366,7 @@ def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
 def test_looking_is_answering_with_nothing_trained_released_or_counted(importance: Any) -> None:
     one = world(replace(SMALL, importance=importance))
     one.server.step()
-    before, ledger = copy.deepcopy([node.state() for node in one.nodes]), one.ledger.summary()
+    before, audit = copy.deepcopy([node.state() for node in one.nodes]), one.audit.summary()
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         answer = one.side.look(one.nodes, x)
@@ -377,7 +377,7 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
         for role, values in before[row]["modules"].items():
             for name, value in values.items():
                 assert torch.equal(node.modules[role].state_dict()[name], value)
-    assert one.ledger.summary() == ledger
+    assert one.audit.summary() == audit
     assert set(answer) == ({"logits"} if importance == "counts" else {"logits", "critic", "critic_real"})
     together = one.server.ensemble(Answers(-1, one.server.federation.nodes, answer))
     assert together.shape == (7, CLASSES)

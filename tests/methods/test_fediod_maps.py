@@ -112,7 +112,7 @@ def test_what_leaves_a_node_to_the_byte() -> None:
         "difference": 2 * batch * 4,
         "gradients": 2 * batch * pixels * 4,
     }
-    kinds = one.ledger.summary()["by_kind"]
+    kinds = one.audit.summary()["by_kind"]
     assert kinds["label maps"]["down"] == 2 * batch * pixels, "the maps of one node reach the others"
 
 
@@ -148,7 +148,7 @@ def test_pretraining_moves_generator_and_critics_and_leaves_the_student() -> Non
     assert "logits" not in up(one)
     one.server.step()
     assert not torch.equal(weights(one.server.student), student)
-    assert one.ledger.summary()["questions_by_name"] == {
+    assert one.audit.summary()["questions_by_name"] == {
         "count_labels": 1, "tell_maps": 3, "judge": 2, "examine": 1,
     }  # fmt: skip
 
@@ -224,7 +224,7 @@ def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> N
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
     # Where a number lies on the edge of a ReLU, its last digit decides whether it has a gradient.
     torch.testing.assert_close(stacked.server.imagine(3), alone.server.imagine(3), rtol=0.02, atol=0.01)
-    assert stacked.ledger.summary() == alone.ledger.summary()
+    assert stacked.audit.summary() == alone.audit.summary()
 
 
 @pytest.mark.parametrize("options", [{"pretrain": 1, "map_augment": "turn"}, {"student_inputs": "fresh"}])

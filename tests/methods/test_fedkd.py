@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fedstill.node.account import Account
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.seeds import derive, torch_generator
@@ -19,7 +20,6 @@ from fedstill.federation import Answers
 from fedstill.methods import fedkd
 from fedstill.methods._perturbing import dequantise
 from fedstill.methods.fedkd import FedKD
-from fedstill.node.account import Account
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import protect
 from fedstill.privacy.config import PrivacyConfig
@@ -122,10 +122,10 @@ def test_quantised_answers_are_off_by_less_than_one_step_and_always_up() -> None
 def test_a_bound_fixed_beforehand_is_not_asked_for_and_clips() -> None:
     here = run(world(replace(CLEAR, levels=200, z_max=0.5, weights="equal")), 1)
     assert "tell_range" not in here.federation.questions
-    assert "logit range" not in {kind for _, _, kind in here.ledger.bytes}
+    assert "logit range" not in {kind for _, _, kind in here.audit.bytes}
     assert targets(here).abs().max() <= 0.5
     agreed = run(world(replace(CLEAR, levels=200)), 1)
-    assert ("n0", "up", "logit range") in agreed.ledger.bytes
+    assert ("run", "n0", "up", "logit range") in agreed.audit.sums.bytes
 
 
 def test_the_servers_noise_is_laplace_on_the_weighted_sum() -> None:
@@ -162,7 +162,7 @@ def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
     here = run(world(replace(CLEAR, predictions=2), privacy=NOISY), 1)
     row = f"laplace({10 / (2 * 2 * CLASSES)!r})"
     for node in here.nodes:
-        assert here.ledger.spent(node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
+        assert here.audit.spent(node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
 
 
 def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
@@ -177,12 +177,12 @@ def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
     expected = (noisy.clamp(-30, 30) - clamped(here)).abs().mean().item()
     assert wide.abs().mean().item() == pytest.approx(expected, rel=0.2)
     assert short.unique().numel() > 50, "noise is not quantised away"
-    assert here.ledger.summary()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
+    assert here.audit.summary()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
 
 
 def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
     here = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
-    assert all(here.ledger.spent(node.name)[1] == 1 for node in here.nodes), "tell_range"
+    assert all(here.audit.spent(node.name)[1] == 1 for node in here.nodes), "tell_range"
     with pytest.raises(QuestionRefused, match=r"guarantee for logit range; .*, in question tell_range"):
         world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))
@@ -194,7 +194,7 @@ def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
 @pytest.mark.parametrize(("levels", "size"), [(200, 1), (254, 1), (255, 2), (65535, 4), (0, 4)])
 def test_bytes_of_logits_are_examples_times_classes_times_nodes(levels: int, size: int) -> None:
     here = run(world(replace(CONFIG, levels=levels, predictions=3)))
-    up = here.ledger.summary()["by_kind"]["logits"]
+    up = here.audit.summary()["by_kind"]["logits"]
     assert up == {"up": N * CLASSES * len(SPECS) * 3 * size, "down": 0}
 
 
@@ -202,7 +202,7 @@ def test_every_example_is_asked_in_chunks_once_and_never_its_inputs(monkeypatch:
     whole = run(world(CONFIG), 1)
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     here = run(world(CONFIG))
-    asked = here.ledger.summary()
+    asked = here.audit.summary()
     assert asked["questions_by_name"] == {"count_labels": 1, "predict": 3, "tell_range": 1}
     assert asked["by_kind"]["logits"]["up"] == N * CLASSES * len(SPECS)
     assert set(asked["by_kind"]) == {"indices", "label counts", "logit range", "logits", "schedule"}
@@ -276,7 +276,7 @@ def test_stacked_and_one_by_one_give_equal_figures_with_noise_at_the_nodes() -> 
     config = replace(CONFIG, predictions=2, levels=0)
     stacked, alone = (run(world(config, stacked=stacked, privacy=NOISY)) for stacked in (True, False))
     same(stacked.server.student, alone.server.student, rtol=1e-2, atol=1e-4)
-    assert stacked.ledger.summary() == alone.ledger.summary()
+    assert stacked.audit.summary() == alone.audit.summary()
 
 
 def test_the_ensemble_for_evaluation_is_without_noise() -> None:

@@ -95,13 +95,13 @@ def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_question_a_round_and_what_it_weighs() -> None:
     here = run(world(CONFIG))
-    told = here.ledger.summary()
+    told = here.audit.summary()
     assert told["questions_by_name"] == {"communicate": 1, "digest": 1, "digest_and_communicate": 2}
     logits = len(MIXED) * 11 * CLASSES * 4 * 3
     assert told["by_kind"]["logits"] == {"up": logits, "down": logits}
     assert set(told["by_kind"]) == {"indices", "logits", "schedule"}
     single = run(world(replace(CONFIG, rounds=1)))
-    assert single.ledger.summary()["questions_by_name"] == {"communicate": 1, "digest": 1}
+    assert single.audit.summary()["questions_by_name"] == {"communicate": 1, "digest": 1}
 
 
 # --- digest, revisit -----------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_transfer_learning_is_on_labelled_public_data_and_comes_first() -> None:
     assert labels is not None
     assert (answers(here).argmax(2) == labels).float().mean() > 0.9
     whole = run(world(replace(CONFIG, public_epochs=1)))
-    assert whole.ledger.summary()["questions_by_name"]["transfer"] == 1
+    assert whole.audit.summary()["questions_by_name"]["transfer"] == 1
     assert whole.side.first is None  # the first part of local training follows in the same question
 
 

@@ -19,9 +19,9 @@ from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, coarse, latent
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
@@ -57,9 +57,9 @@ def world(
     policy: PolicyConfig | None = None,
     spec: str = "unet:4",
 ) -> World:
-    ledger, nodes = Ledger(), []
+    audit, nodes = AuditLog(), []
     for index, size in enumerate(SIZES):
-        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), ledger)
+        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), audit)
         model = split(build(spec, SHAPE, 1, 0, index), "model")
         nodes.append(Node(f"n{index}", heads(size, index, 1 - index / 4), model, gate, SEED))
     student = split(build(spec, SHAPE, 1, 0, "student"), "student")
@@ -94,7 +94,7 @@ def test_nobody_else_tells_where_a_target_is_named() -> None:
 
 def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
     made = run(world())  # the target is the first node
-    summary = made.ledger.summary()
+    summary = made.audit.summary()
     assert summary["questions_by_name"] == {"tell_size": 1, "tell_features": 2, "train": 2, "align": 2}
     size = 6 * 16 * 2 * 2 * 4
     # Up once a round, and down to both sources.
@@ -174,7 +174,7 @@ def test_only_sources_align_and_identifiers_stay() -> None:
         for node, first in zip(made.nodes, before, strict=True)
     ]
     assert moved == [False, True, True]
-    assert set(made.ledger.summary()["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}
+    assert set(made.audit.summary()["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}
 
 
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
@@ -202,7 +202,7 @@ def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
     made.federation.leave_out("n0", "train", "gone", back=False)
     run(made, 1)
     assert made.server.state.features is told
-    assert made.ledger.summary()["questions_by_name"]["align"] == 2
+    assert made.audit.summary()["questions_by_name"]["align"] == 2
 
 
 @pytest.mark.parametrize("question", ["tell_features", "train"])
@@ -228,7 +228,7 @@ def test_sources_go_on_without_a_target_that_fails(question: str, quorum: float)
     assert made.server.done == 2
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
-    asked = made.ledger.summary()["questions_by_name"]
+    asked = made.audit.summary()["questions_by_name"]
     assert asked.get("align", 0) == (2 if question == "train" else 0), "with what it told before, if anything"
 
 

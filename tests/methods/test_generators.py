@@ -81,7 +81,7 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
         each = {"generator": generator, "head": head}
         kinds = {"generator parameters": generator, "head parameters": head}
     assert asked == [("begin", {}), ("count_labels", {"counts": CLASSES, "sizes": 1})] + [("train", each)] * 3
-    up = here.ledger.summary()["by_kind"]
+    up = here.audit.summary()["by_kind"]
     expected = {kind: 4 * size * 3 * method.rounds for kind, size in kinds.items()}  # bytes, nodes, rounds
     assert {kind: told["up"] for kind, told in up.items() if told["up"]} == {
         **expected,

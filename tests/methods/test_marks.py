@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import sys
 from pathlib import Path
@@ -22,8 +21,8 @@ from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.plan import Plan
@@ -31,6 +30,7 @@ from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
+from tests.audited import entries
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -78,7 +78,7 @@ def same(one: nn.Module, other: nn.Module) -> None:
 
 def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
     """Local training of one node, plainly."""
-    node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), Ledger()), 0)
+    node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), AuditLog()), 0)
     training.prepare([node], LOCAL)
     training.train([node], Classification(CLASSES), LOCAL, Compute())
     return node.model
@@ -98,7 +98,7 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
     figures = experiment.run(tmp_path)
     assert (figures["questions"], figures["questions_by_name"], figures["leaves"]) == (0, {}, [])
     assert figures["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
-    assert (tmp_path / "ledger.jsonl").read_bytes() == b""
+    assert entries(tmp_path) == []
     for model, expected in zip(one.models, alone, strict=True):
         same(model, expected)
     assert figures["turns"] == 0
@@ -200,7 +200,7 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
     assert figures["questions_by_name"] == {"count_labels": 1}
     x = torch.zeros(5, *SHAPE)
     asked_about(experiment, x)
-    kinds = experiment.ledger.summary()["by_kind"]
+    kinds = experiment.audit.summary()["by_kind"]
     assert kinds["logits"] == {"up": 3 * 5 * CLASSES * 4, "down": 0}
     assert kinds["inputs"] == {"up": 0, "down": 3 * 5 * math.prod(SHAPE) * 4}
 
@@ -242,7 +242,7 @@ def test_centralised_hands_over_exactly_the_data(tmp_path: Path) -> None:
         "by_kind": {"private data": {"up": sum(each), "down": 0}},
     }
     assert [node["bytes"] for node in figures["nodes"]] == [{"up": size, "down": 0} for size in each]
-    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    lines = entries(tmp_path)
     assert [(line["node"], line["question"]) for line in lines] == [
         (f"node-{index}", "hand_over") for index in range(3)
     ]

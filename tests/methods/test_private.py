@@ -18,7 +18,7 @@ from fedstill.data.public import Public
 from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.models.vector import to_vector
-from fedstill.node.account import Account
+from fedstill.node.audit import FILE, AuditLog
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
@@ -29,10 +29,10 @@ from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.runs.prepared import LEDGER, RUN
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
+from tests.audited import paid
 from tests.privacies import protected
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -117,21 +117,21 @@ def test_a_whole_run_costs_what_its_mechanism_declares(
     method: str, options: dict[str, Any], mechanism: str, tmp_path: Path
 ) -> None:
     experiment, figures = ran(setting(method, options, [privately(mechanism)] * 3), tmp_path)
-    account = Account(tmp_path / LEDGER, None, read_only=True)
+    audit = AuditLog(tmp_path / FILE, read_only=True)
     for index, node in enumerate(experiment.nodes):
         declared = schedule(experiment, index)
         assert declared, "there is something to pay"
         told = figures["privacy"]["nodes"][index]
         if method != "ensemble":  # which is not known beforehand to ask anything
-            assert experiment.ledger.spent(node.name) == (as_text(declared), 0)
-        spent = account.spent(node.name, RUN)
-        assert spent.run == dict(experiment.ledger.spent(node.name)[0]), "both ledgers say the same"
-        assert spent.bare_run == experiment.ledger.spent(node.name)[1] == 0
+            assert paid(experiment.audit, node.name) == (as_text(declared), 0)
+        spent = audit.spent(node.name, "run")
+        assert spent.run == paid(experiment.audit, node.name)[0], "also on disk"
+        assert spent.bare_run == 0
         cost = epsilon(from_text(spent.run), 1e-5)
         assert told["epsilon"] == pytest.approx(cost)
         assert cost > 0
         assert (told["mechanism"], told["guarantee"], told["left"]) == (mechanism, True, None)
-    account.close()
+    audit.close()
     assert figures["privacy"]["guarantee"]
     assert f"mechanism {mechanism}" in figures["privacy"]["text"]
 
@@ -142,14 +142,14 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
         model = Event("gaussian", 0.5, rate=16 / size)  # 2 epochs in batches of 16
         critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 questions
         price = Price({model: steps, critic: 3, Event("laplace", 10.0): 1})
-        assert experiment.ledger.spent(node.name) == (as_text(price), 0)
+        assert paid(experiment.audit, node.name) == (as_text(price), 0)
 
 
 def test_fediod_under_pate_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {"gan": 0.0}, [privately("pate")] * 3))
-    paid = from_text(experiment.ledger.spent("node-1")[0])
-    counts, (votes, *more) = Event("laplace", 10.0), sorted(set(paid) - {Event("laplace", 10.0)}, key=str)
-    assert (paid[counts], paid[votes]) == (1, 3)
+    price = from_text(paid(experiment.audit, "node-1")[0])
+    counts, (votes, *more) = Event("laplace", 10.0), sorted(set(price) - {Event("laplace", 10.0)}, key=str)
+    assert (price[counts], price[votes]) == (1, 3)
     noises = sorted(event.noise for event in (votes, *more))
     # 8 rows: 0.5 x 4 / (2 sqrt(8)) of gradients, and 2 / sqrt(2 x 8) of votes
     assert noises == pytest.approx([2 / (2 * 8**0.5), 2 / 4])
@@ -159,7 +159,7 @@ def test_fedavg_by_hand_and_each_round_pays_its_own_part() -> None:
     experiment, _ = ran(setting("fedavg", {"rounds": 2}, [privately("dp-sgd", counts_noise=2.0)] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         price = Price({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
-        assert experiment.ledger.spent(node.name) == (as_text(price), 0)
+        assert paid(experiment.audit, node.name) == (as_text(price), 0)
 
 
 def test_nodes_may_differ_in_how_they_protect() -> None:
@@ -233,10 +233,10 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
     back, again = ran(setting(method, {}, given), tmp_path)
     assert again["privacy"] == figures["privacy"]
     assert torch.equal(to_vector(back.student), to_vector(whole.student))
-    account = Account(tmp_path / LEDGER, None, read_only=True)
+    audit = AuditLog(tmp_path / FILE, read_only=True)
     for node in whole.nodes:
-        assert account.spent(node.name, RUN).run == dict(whole.ledger.spent(node.name)[0])
-    account.close()
+        assert audit.spent(node.name, "run").run == dict(paid(whole.audit, node.name)[0])
+    audit.close()
 
 
 # --- what cannot be -----------------------------------------------------------------------------------

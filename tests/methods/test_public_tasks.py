@@ -25,8 +25,8 @@ from fedstill.methods.public_only import PublicOnly
 from fedstill.methods.server import Server, ServerSetting
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import StepsConfig
@@ -127,11 +127,11 @@ def test_each_method_runs_each_task_on_both_engines_alike(name: str, method: Any
 
 
 def world(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[list[Node], Server]:
-    task, compute, ledger = task_of(name), Compute(), Ledger()
+    task, compute, audit = task_of(name), Compute(), AuditLog()
     data = data_of(name, 7, 77)
     public = Public("made", data.inputs)
     nodes = [
-        Node(f"n{k}", part, model_of(name, "node", k).eval(), Gate(f"n{k}", PolicyConfig(), ledger), SEED)
+        Node(f"n{k}", part, model_of(name, "node", k).eval(), Gate(f"n{k}", PolicyConfig(), audit), SEED)
         for k, part in enumerate(parts)
     ]
     side = config.node_side(NodeSetting(task, LOCAL, compute, public))

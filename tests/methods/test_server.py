@@ -16,8 +16,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess
 from fedstill.methods.server import Server, ServerSetting
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import Kind
@@ -92,9 +92,9 @@ def made() -> Server:
     torch.manual_seed(1)
     nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(3)]
     data = TensorData(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
-    ledger = Ledger()
+    audit = AuditLog()
     nodes = [
-        Node(f"n{k}", data, nets[k], Gate(f"n{k}", PolicyConfig(outputs_only=False), ledger), 0)
+        Node(f"n{k}", data, nets[k], Gate(f"n{k}", PolicyConfig(outputs_only=False), audit), 0)
         for k in (0, 1)
     ]
     side = side_of(method, NodeSetting(task, LocalConfig(), compute))

@@ -23,9 +23,9 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import MethodRefused, ModelError
 from fedstill.models.foreign import LEAST, Predictor
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group, alike
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.training import predict, prepare
@@ -186,7 +186,7 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     compute = Compute(EngineConfig())
     assert compute.place(predictor) is predictor
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
-    node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), Ledger()), 0)
+    node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
     prepare([node], LocalConfig())
     assert node.optimisers == {}  # nothing to train
     bench = Group([node]).bench("model")
@@ -198,7 +198,7 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
 def test_two_nodes_with_predictors_are_never_stacked(regression: Any) -> None:
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
     nodes = [
-        Node(name, data, Predictor(regression, SHAPE, TEN), Gate(name, PolicyConfig(), Ledger()), 0)
+        Node(name, data, Predictor(regression, SHAPE, TEN), Gate(name, PolicyConfig(), AuditLog()), 0)
         for name in ("a", "b")
     ]
     assert [[node.name for node in group] for group in alike(nodes)] == [["a"], ["b"]]

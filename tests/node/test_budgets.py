@@ -12,11 +12,11 @@ import torch
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.methods.fedkd import LOGIT_RANGE
-from fedstill.node.account import Account, LedgerError, Spent
 from fedstill.node.asked import Asked
+from fedstill.node.audit import AuditError, AuditLog, Spent
 from fedstill.node.budgets import Budgets
+from fedstill.node.entries import ALL
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
@@ -28,6 +28,7 @@ from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
+from tests.audited import edit
 
 ROWS, EXAMPLES = 8, 100
 X = {"x": torch.zeros(ROWS, 1, 4, 4)}
@@ -50,16 +51,16 @@ class Node:
     """A node of one question, or two: its gate, and what it has paid."""
 
     def __init__(
-        self, config: PrivacyConfig = VOTES, account: Account | None = None, run: str = "one", **change: Any
+        self, config: PrivacyConfig = VOTES, audit: AuditLog | None = None, run: str = "one", **change: Any
     ) -> None:
         questions = (replace(PREDICT, **change), RANGE)
         self.question, self.run = questions[0], run
-        self.account = account or Account(None, 7)
+        self.audit = audit or AuditLog()
         self.side = NodeSide({question.name: question for question in questions[: 1 + change.pop("two", 0)]})
         self.mechanism = Mechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
         self.mechanism.binding = "data"
-        self.gate = Gate("clinic", PolicyConfig(outputs_only=False), Ledger())
-        self.gate.budgets = Budgets(self.mechanism, self.account, run)
+        self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
+        self.gate.budgets = Budgets(self.mechanism, self.audit, run, "clinic")
 
     def ask(self, number: int, question: Question | None = None, tensors: Any = None) -> Any:
         """As the request handler does."""
@@ -68,7 +69,7 @@ class Node:
         return self.gate.release(asked, "answer", tensors or LOGITS, question or self.question, X)
 
     def spent(self) -> Spent:
-        return self.account.spent("clinic", self.run)
+        return self.audit.spent("clinic", self.run)
 
     def asks(self, first: int = 0, most: int = 1000) -> int:
         """How many questions it answers before it refuses."""
@@ -124,7 +125,7 @@ def test_a_refused_question_is_refused_before_it_is_computed_and_charges_nothing
     with pytest.raises(QuestionRefused, match="privacy budget"):  # and once more where it would leave
         node.gate.release(asked, "answer", LOGITS, node.question, X)
     assert node.spent() == spent
-    assert node.gate.ledger.answers("clinic") == answered
+    assert node.gate.audit.spent("clinic", ALL).questions == answered
 
 
 def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
@@ -137,25 +138,25 @@ def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> Non
 
 
 def test_the_budget_of_the_data_holds_over_runs() -> None:
-    account, config = Account(None, 7), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
-    first = Node(config, account, "one").asks()
+    audit, config = AuditLog(), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
+    first = Node(config, audit, "one").asks()
     assert first == fit(ONE, 1.5), "one run may not take all"
-    second = Node(config, account, "two")
+    second = Node(config, audit, "two")
     assert second.asks() == fit(ONE, 2.0) - first > 0
     assert second.spent().total == {str(ONE): fit(ONE, 2.0)}
-    assert Node(config, account, "three").asks() == 0
+    assert Node(config, audit, "three").asks() == 0
     with pytest.raises(QuestionRefused, match="the budget is epsilon 2 at"):
-        Node(config, account, "three").ask(0)
+        Node(config, audit, "three").ask(0)
 
 
 def test_budgets_hold_over_a_restart(tmp_path: Path) -> None:
-    config, path = replace(VOTES, epsilon=1.5), tmp_path / "ledger.sqlite"
+    config, path = replace(VOTES, epsilon=1.5), tmp_path / "audit.sqlite"
     whole, answered = fit(ONE, 1.5), 0
     for turn in range(3):
-        account = Account(path, 7)
-        node = Node(config, account)
+        audit = AuditLog(path)
+        node = Node(config, audit)
         answered += node.asks(answered, most=(whole // 3, whole // 3, 1000)[turn])
-        account.close()
+        audit.close()
     assert answered == whole
 
 
@@ -175,14 +176,14 @@ def test_a_run_that_was_declared_within_the_budget_is_answered_to_its_end() -> N
 
 
 def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
-    account, most = Account(None, 7), fit(ONE, 1.5)
+    audit, most = AuditLog(), fit(ONE, 1.5)
     config = replace(VOTES, epsilon=1.5, total_epsilon=1.5)
-    first = Node(config, account, times=most)
+    first = Node(config, audit, times=most)
     assert first.asks(most=most - 1) == most - 1
-    again = Node(config, account, times=most)
+    again = Node(config, audit, times=most)
     assert again.gate.objection(PREDICT) is None
     assert again.asks(most - 1) == 1
-    other = Node(config, account, run="two", times=1)
+    other = Node(config, audit, run="two", times=1)
     assert "budget" in str(other.gate.objection(PREDICT))
 
 
@@ -196,13 +197,13 @@ def test_without_a_budget_nothing_is_refused_and_all_is_charged() -> None:
 
 
 def test_training_is_charged_once_and_before_the_first_release() -> None:
-    account, node = Account(None, 7), Node(TRAINED)
-    node = Node(TRAINED, account)
+    audit, node = AuditLog(), Node(TRAINED)
+    node = Node(TRAINED, audit)
     assert node.spent().run == {}, "nothing has left"
     for number in range(3):
         node.ask(number)
     assert node.spent().run == {str(STEP): 20}
-    rows = list(account.entries())
+    rows = list(audit.entries())
     assert [(row["part"], row["number"]) for row in rows] == [
         ("training", -1),
         ("answer", 0),
@@ -211,9 +212,9 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     ]
     assert rows[0]["price"] == {str(STEP): 20}
     assert all(row["price"] == {} and not row["bare"] for row in rows[1:])
-    Node(TRAINED, account).ask(3)  # the same run after a stop
+    Node(TRAINED, audit).ask(3)  # the same run after a stop
     assert node.spent().run == {str(STEP): 20}
-    other = Node(TRAINED, account, "two")
+    other = Node(TRAINED, audit, "two")
     other.ask(0)
     assert (other.spent().run, other.spent().total) == ({str(STEP): 20}, {str(STEP): 40})
     assert (other.spent().questions_run, other.spent().questions) == (1, 5)
@@ -239,16 +240,16 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
 
 def test_after_a_stop_the_training_is_not_counted_a_second_time() -> None:
     """A budget that is just enough for one training is enough for a run that goes on."""
-    account = Account(None, 7)
+    audit = AuditLog()
     config = replace(TRAINED, epsilon=1.1 * epsilon(Price({STEP: 20}), 1e-5))
-    Node(config, account).ask(0)
-    Node(config, account).ask(1)
+    Node(config, audit).ask(0)
+    Node(config, audit).ask(1)
 
 
-def test_a_method_that_trains_nothing_beforehand_has_no_row_of_training() -> None:
+def test_a_method_that_trains_nothing_beforehand_has_no_entry_of_training() -> None:
     node = Node(VOTES)
     node.ask(0)
-    assert [row["part"] for row in node.account.entries()] == ["answer"]
+    assert [row["part"] for row in node.audit.entries()] == ["answer"]
 
 
 # --- idempotence --------------------------------------------------------------------------------------
@@ -263,11 +264,11 @@ def test_the_same_release_again_is_the_same_and_costs_nothing() -> None:
 
 
 def test_what_was_released_may_be_released_again_though_the_budget_is_spent() -> None:
-    account = Account(None, 7)
-    node = Node(replace(VOTES, epsilon=1.5), account)
+    audit = AuditLog()
+    node = Node(replace(VOTES, epsilon=1.5), audit)
     left = [node.ask(number) for number in range(fit(ONE, 1.5))]
-    # after a stop, with nothing but the account: the ledger of the run is lost
-    again = Node(replace(VOTES, epsilon=1.5), account)
+    # after a stop
+    again = Node(replace(VOTES, epsilon=1.5), audit)
     asked = Asked(0, "predict", "c0", "", {})
     released = again.gate.release(asked, "answer", LOGITS, again.question, X)
     assert torch.equal(released["logits"], left[0]["logits"])
@@ -299,19 +300,16 @@ def test_another_stamp_is_another_release_with_other_noise() -> None:
     assert torch.equal(left[0], left[2])
     assert ((left[0] - left[1]).abs() > 1e-3).all()
     assert list(node.spent().run.values()) == [2]
-    budgets = node.gate.budgets
-    assert budgets is not None
-    paid = [
-        budgets.pay(asked, "answer", {}, Price({ONE: 1}), "rule", stamp) for stamp in ("s", "s", "t", "s")
-    ]
-    assert [anew for _, anew in paid] == [True, False, True, False]
-    assert [row for row, _ in paid] == [3, 3, 4, 3]
+    same = replace(node.question, finish=lambda told, sent: {"logits": torch.zeros(1)})
+    for z in (one, close, one):  # what leaves is equal, and what it was before the noise is not
+        node.gate.release(replace(asked, number=1), "answer", {"logits": z}, same, X)
+    assert list(node.spent().run.values()) == [4]
 
 
 def test_another_salt_is_another_release() -> None:
-    account = Account(None, 7)
+    audit = AuditLog()
     for salt, times in (("", 1), ("one", 2), ("two", 3), ("one", 3)):
-        node = Node(VOTES, account)
+        node = Node(VOTES, audit)
         node.mechanism.salt = salt
         node.ask(0)
         assert node.spent().run == {str(ONE): times}
@@ -328,7 +326,7 @@ def admitted(node: Node, number: int = 0, content: str = "c0", after: str = "") 
 
 
 def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
-    return [(row["question"], row["part"], row["number"], row["price"]) for row in node.account.entries()]
+    return [(row["question"], row["part"], row["number"], row["price"]) for row in node.audit.entries()]
 
 
 def test_what_is_learned_is_charged_as_a_question_is_let_in() -> None:
@@ -338,7 +336,7 @@ def test_what_is_learned_is_charged_as_a_question_is_let_in() -> None:
     first, own = charged(node)
     assert first == ("training", "training", -1, {str(STEP): 20})
     assert own == ("predict", "training", 0, {str(STEP): 5, str(CRITIC): 1})
-    assert node.gate.ledger.summary() == Ledger().summary(), "nothing has left"
+    assert node.gate.audit.summary() == AuditLog().summary(), "nothing has left"
     for _ in range(3):  # whatever came of it
         admitted(node)
     assert len(charged(node)) == 2
@@ -351,11 +349,12 @@ def test_what_is_learned_is_charged_as_a_question_is_let_in() -> None:
     assert [row[3] for row in charged(node)[3:]] == [own[3]] * 3
 
 
-def test_both_ledgers_agree_on_what_was_learned() -> None:
+def test_the_server_is_told_of_what_was_learned_once() -> None:
     node = Node(replace(TRAINED, critic=StepsConfig(noise=2.0)), trains=("critic",), **LEARNING)
     for number in range(3):
         node.ask(number)
-    assert node.gate.ledger.spent("clinic") == (dict(node.spent().run), 0)
+        told = node.gate.told(number, "answer")["price"]
+        assert told == {str(STEP): 5 + (0 if number else 20), str(CRITIC): 1}
     assert node.spent().run == {str(STEP): 20 + 3 * 5, str(CRITIC): 3}
 
 
@@ -386,14 +385,14 @@ def test_what_learns_nothing_is_charged_nothing_as_it_is_let_in() -> None:
 
 
 def test_other_data_are_another_release() -> None:
-    account = Account(None, 7)
+    audit = AuditLog()
     left = []
     for binding in ("data", "other data"):
-        node = Node(VOTES, account)
+        node = Node(VOTES, audit)
         node.mechanism.binding = binding
         left.append(node.ask(0)["logits"])
     assert not torch.equal(*left)
-    assert account.spent("clinic", "one").run == {str(ONE): 2}
+    assert audit.spent("clinic", "one").run == {str(ONE): 2}
 
 
 # --- what has no guarantee ----------------------------------------------------------------------------
@@ -413,13 +412,13 @@ def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
 
 
 def test_what_left_without_a_guarantee_voids_the_budget() -> None:
-    account = Account(None, 7)
+    audit = AuditLog()
     for number, run in enumerate(("one", "one", "zero")):
-        Node(VOTES, account, run).ask(number, RANGE, BARE)
+        Node(VOTES, audit, run).ask(number, RANGE, BARE)
 
     def said(config: PrivacyConfig, run: str) -> str:
         with pytest.raises(QuestionRefused) as refused:
-            Node(config, account, run).ask(9)
+            Node(config, audit, run).ask(9)
         return refused.value.rule
 
     same = said(replace(VOTES, epsilon=1.5), "one")
@@ -432,7 +431,7 @@ def test_what_left_without_a_guarantee_voids_the_budget() -> None:
         assert "cannot hold, as 3 releases left without any guarantee" in rule
         assert "in runs zero (1), one (2): its owner may set privacy.total_epsilon = inf" in rule
     apart = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
-    assert Node(apart, account, "two").asks(most=1) == 1, "a run of its own is one"
+    assert Node(apart, audit, "two").asks(most=1) == 1, "a run of its own is one"
 
 
 def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
@@ -448,34 +447,30 @@ def test_outputs_of_a_bound_are_paid_for() -> None:
     assert event.noise == pytest.approx(80 / (2 * math.sqrt(8)))
 
 
-# --- an account in trouble ----------------------------------------------------------------------------
+# --- a log in trouble ----------------------------------------------------------------------------
 
 
-class Refusing(Account):
-    """An account that cannot be written."""
+class Refusing(AuditLog):
+    """A log that cannot be written."""
 
-    def charge(self, *given: Any) -> bool:
-        raise LedgerError("here", "is broken")
+    def charge(self, *given: Any) -> int:
+        raise AuditError("here", "is broken")
 
 
-def test_where_the_account_refuses_nothing_leaves() -> None:
-    node = Node(VOTES, Refusing(None, 7))
-    with pytest.raises(LedgerError, match="is broken"):
+def test_where_the_log_refuses_nothing_leaves() -> None:
+    node = Node(VOTES, Refusing())
+    with pytest.raises(AuditError, match="is broken"):
         node.ask(0)
-    assert node.gate.ledger.summary() == Ledger().summary(), "nor is anything written of a release"
+    assert node.gate.audit.summary() == AuditLog().summary(), "nor is anything written of a release"
 
 
-def test_an_edited_ledger_lets_nothing_leave(tmp_path: Path) -> None:
-    import sqlite3
-
-    path = tmp_path / "ledger.sqlite"
-    account = Account(path, 7)
-    Node(VOTES, account).ask(0)
-    account.close()
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE rows SET price = '{}'")
-    database.close()
-    again = Node(VOTES, Account(path, 7))
-    with pytest.raises(LedgerError, match="its owner has settled it"):
+def test_an_edited_audit_log_lets_nothing_leave(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    audit = AuditLog(path)
+    Node(VOTES, audit).ask(0)
+    audit.close()
+    edit(path, "UPDATE entries SET line = replace(line, 'price', 'prize')")
+    again = Node(VOTES, AuditLog(path))
+    with pytest.raises(AuditError, match="its owner has settled it"):
         again.ask(1)
-    assert again.gate.ledger.answers("clinic") == 0
+    assert len(list(again.audit.entries())) == 1

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedstill.data.public import Public
 from fedstill.models.vector import to_vector
 from fedstill.node import owner, private_training
-from fedstill.node.account import DATA
+from fedstill.node.entries import DATA
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, Price, from_text
@@ -46,7 +46,7 @@ def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
 
 def learned(clinic: Clinic) -> int:
     """Steps of the critic that are charged."""
-    return clinic.session.account.spent(DATA, "one").run.get(str(STEP), 0)
+    return clinic.session.audit.spent(DATA, "one").run.get(str(STEP), 0)
 
 
 def released(clinic: Clinic) -> int:
@@ -69,7 +69,7 @@ def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Pa
     assert len(seen) == 12, "each had a critic of its own"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12
-    assert sum(line["privacy"]["price"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
+    assert sum(line["learned"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
 
 
 def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
         clinic.say("recall", mark=0)
         for asked in (number, 1001, 1002):
             clinic.ask(asked, image(asked))
-    assert clinic.session.account.spent(DATA, "one").bytes == 3 * one
+    assert clinic.session.audit.spent(DATA, "one").bytes == 3 * one
 
 
 @pytest.mark.parametrize("private", ["", PRIVATE])
@@ -347,12 +347,13 @@ def test_no_order_of_questions_stops_and_digits_shows_less_than_has_left(operati
                 whole.update(left[name].numpy().tobytes())
             bytes_seen.add(whole.digest())
             critics.add(clinic.critic().numpy().tobytes())
-        spent = from_text(clinic.session.account.spent(DATA, "one").run)
+        spent = from_text(clinic.session.audit.spent(DATA, "one").run)
         model = Price({STEP: len(critics), Event("gaussian", 2.0, rate=0.2): 1} if critics else {})
         assert released(clinic) >= len(bytes_seen)
         assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"
         assert epsilon(spent, 1e-5, "rdp") >= epsilon(model, 1e-5, "rdp")
-        prices = [from_text(line["privacy"]["price"]) for line in clinic.lines() if "privacy" in line]
-        assert sum(prices, Price()) == spent, "the lines say the same"
-        clinic.session.account.verify()
+        left = [line for line in clinic.lines() if line["part"] != "refused"]
+        told = [from_text(line[name]) for line in left for name in ("price", "learned")]
+        assert sum(told, Price()) == spent, "the server is told the same"
+        clinic.session.audit.verify()
         clinic.say("leave")

@@ -14,9 +14,9 @@ from torch import nn
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import QuestionRefused
 from fedstill.models import PatchCritic, build
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Bench, Group, alike
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import PrivateSteps
@@ -42,7 +42,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def node(name: str, model: nn.Module, size: int = 6) -> Node:
     data = TensorData(random(size, 1, 8, 8, seed=len(name)), torch.arange(size) % 3)
-    return Node(name, data, model, Gate(name, PolicyConfig(), Ledger()), 0)
+    return Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), 0)
 
 
 def close(a: torch.Tensor | None, b: torch.Tensor | None) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import logging
 import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,16 @@ from fedstill.data.spec import InputSpec
 from fedstill.models.vector import to_vector
 from fedstill.node import first_training, private_training, run_folder, training
 from fedstill.node import session as at
-from fedstill.node.account import DATA
+from fedstill.node.audit import FILE, AuditError, AuditLog
+from fedstill.node.entries import ALL, DATA
 from fedstill.node.host import Host
-from fedstill.node.ledger import Ledger
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import from_text
 from fedstill.protocol.messages import WireConfig, pack, unpack
 from fedstill.protocol.plan import PROTOCOL, Plan
 from fedstill.protocol.questions import Question
 from fedstill.tasks.classification import ClassificationConfig
+from tests.audited import entries, releases
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
 MAP = (2, 2)  # of a critic's answer about an input
@@ -73,7 +74,8 @@ class Clinic:
     def again(self) -> None:
         """Another process serves the folder, the one before having been killed."""
         if self.host.session is not None:
-            self.host.session.ledger.close()  # as the system does
+            self.host.session.audit.close()  # as the system does
+            self.host.session._held.close()
         self.host = Host(self.folder)
 
     def salted(self, salt: str = "") -> Clinic:
@@ -111,15 +113,15 @@ class Clinic:
         return to_vector(self.session.node.modules["critic"])
 
     def lines(self) -> list[dict[str, Any]]:
-        path = self.folder / "runs/one/ledger.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        """What has left or was refused."""
+        return entries(self.folder, "answer", "gradient", "refused")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of the ledger of its data."""
-        return [dict(row) for row in self.session.account.entries()]
+        """What has left or was paid for."""
+        return [entry for entry in entries(self.folder) if entry["part"] != "refused"]
 
     def left(self) -> list[tuple[int, str]]:
-        return [(line["number"], line["part"]) for line in self.lines() if "part" in line]
+        return [(entry["number"], entry["part"]) for entry in releases(self.folder)]
 
 
 class Ticking:
@@ -321,10 +323,11 @@ def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
             broken.say("recall", mark=4)
         same(whole.ask(number)[1], broken.ask(number)[1])
         same(whole.pull(number)[1], broken.pull(number)[1])
-    prices = [clinic.session.ledger.spent("clinic") for clinic in (whole, broken)]
-    for clinic, (price, bare) in zip((whole, broken), prices, strict=True):
-        assert clinic.session.account.spent(DATA, "one").run == dict(price)
-        assert bare == 0
+    prices = [clinic.session.audit.spent(DATA, "one") for clinic in (whole, broken)]
+    for clinic, spent in zip((whole, broken), prices, strict=True):
+        told = [Counter(line["price"]) + Counter(line["learned"]) for line in releases(clinic.folder)]
+        assert sum(told, Counter()) == spent.run, "the server is told of all that is paid"
+        assert spent.bare_run == 0
     assert prices[0] == prices[1], "the training once, and each answer"
 
 
@@ -495,8 +498,8 @@ def test_rows_that_the_public_data_do_not_have_are_refused_before_anything_is_le
 def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic) -> None:
     question = Question("rows", lambda group, number: {}, {"rows": "indices"})
     with pytest.raises(QuestionRefused, match="rows names rows outside the 0 of the public data"):
-        clinic.session._refuse_rows(question, {"rows": torch.ones(1).int()})
-    clinic.session._refuse_rows(question, {"rows": torch.zeros(0).int()})
+        clinic.session.sizes.require(question, {"rows": torch.ones(1).int()})
+    clinic.session.sizes.require(question, {"rows": torch.zeros(0).int()})
 
 
 def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
@@ -510,7 +513,7 @@ def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
     assert "privacy budget" in refused["rule"], "in the end it learns no more"
     assert len(taken) > 7
     assert paid(clinic) == {"training": before + len(taken), "learned": 0, "answer": 0}
-    prices = from_text(clinic.session.account.spent(DATA, "one").run)
+    prices = from_text(clinic.session.audit.spent(DATA, "one").run)
     assert 0.9 * 4 < epsilon(prices, 1e-5) <= 4
 
 
@@ -632,7 +635,7 @@ def test_a_run_has_one_process_a_node(clinic: Clinic) -> None:
 def test_runs_are_apart(clinic: Clinic) -> None:
     clinic.ask(0)
     clinic.say("join", plan=replace(PLAN, run="two").to_dict())
-    assert (clinic.folder / "runs/two/ledger.jsonl").read_text() == ""
+    assert [line["run"] for line in clinic.lines()] == ["one"]
     assert clinic.ask(0)["text"] == "run is 'one': allowed is a run that this node has joined"
 
 
@@ -700,7 +703,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     clinic.ask(0)
     clinic.ask(1)
     clinic.pull(1, 2.0)
-    sums, critic, before = clinic.session.ledger.summary(), clinic.critic(), len(clinic.lines())
+    sums, critic, before = clinic.session.audit.summary(), clinic.critic(), len(clinic.lines())
     files = sorted(path for path in clinic.folder.rglob("*") if path.is_file())
     header, tensors, kind, text = BAD[case]
     given = {"do": "answer", "run": "one", "question": "examine", "number": 2, "differentiable": True}
@@ -714,19 +717,16 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     refusals = clinic.lines()[before:]
     if {**given, **header}["do"] in ("answer", "pull back"):
         (refusal,) = refusals
-        assert refusal["refused"] in reply["error"]["text"]
+        assert refusal["rule"] in reply["error"]["text"]
     else:
         assert refusals == []
     # Nothing has left, nothing was trained, and it goes on as before; also after it was started again.
-    assert clinic.session.ledger.summary() == sums
+    assert clinic.session.audit.summary() == sums
     assert torch.equal(clinic.critic(), critic)
     assert sorted(path for path in clinic.folder.rglob("*") if path.is_file()) == files
     assert "logits" in clinic.ask(2)[1]
-    again = Ledger()
-    clinic.session.ledger.close()
-    again.open(clinic.folder / "runs/one/ledger.jsonl")
-    assert again.summary()["questions"] == 3
-    again.close()
+    with closing(AuditLog(clinic.folder / FILE)) as again:
+        assert again.summary("one")["questions"] == 3
 
 
 def test_what_the_policy_forbids_is_refused(tmp_path: Path) -> None:
@@ -734,8 +734,8 @@ def test_what_the_policy_forbids_is_refused(tmp_path: Path) -> None:
     refused = clinic.ask(0)
     assert (refused["kind"], refused["rule"]) == (REFUSED, "questions: count_labels")
     (line,) = clinic.lines()
-    assert (line["question"], line["number"], line["refused"]) == ("examine", 0, "questions: count_labels")
-    assert clinic.session.ledger.summary()["up"] == 0
+    assert (line["question"], line["number"], line["rule"]) == ("examine", 0, "questions: count_labels")
+    assert clinic.session.audit.summary()["up"] == 0
     assert clinic.say("answer", question="count_labels", number=1, differentiable=False)[1]["sizes"] == 40
 
 
@@ -864,7 +864,7 @@ def test_whatever_comes_gets_a_reply_and_nothing_leaves(
     told, released = unpack(standing.host.serve(pack({"run": "one", **header, "do": do}, tensors)))
     assert set(told) in ({"error"}, {"told", "seconds"})
     assert not released
-    assert standing.session.ledger.summary()["up"] == 0
+    assert standing.session.audit.summary()["up"] == 0
 
 
 def test_what_other_libraries_say_stays_in_the_owners_log(
@@ -894,16 +894,16 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
         each.ask(0)
 
     def full(*given: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise AuditError("audit.sqlite", "cannot be used: database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_append", full)
+        patch.setattr(AuditLog, "_insert", full)
         for _ in range(2):
             told = clinic.ask(1)
-            assert (told["kind"], told["text"]) == ("OSError", "No space left on device")
+            assert told["text"] == "its data or model fail here: its own log says more"
         assert "policy" not in clinic.ask(2, torch.zeros(1))["text"]  # a refusal stands without its line
     assert clinic.left() == [(0, "answer")]
-    assert clinic.session.ledger.up("clinic") == 4 * B * (CLASSES + 4)
+    assert clinic.session.audit.spent(DATA, ALL).bytes == 4 * B * (CLASSES + 4)
     same(clinic.ask(1)[1], other.ask(1)[1])
     same(clinic.pull(1)[1], other.pull(1)[1])
     assert torch.equal(clinic.critic(), other.critic())

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from fedstill.data.public import Public
+from fedstill.node.entries import ALL, DATA
 from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.tasks import TASKS
+from tests.audited import edit
 from tests.node.test_host import FEDIOD, PLAN, SHAPE, SPEC, Clinic, same
 
 
@@ -28,7 +30,7 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
     clinic.say("recall", mark=0)
     _, skipped = clinic.ask(2)
     assert not torch.equal(skipped["critic"], first[2]["critic"])
-    assert clinic.session.ledger.answers("clinic") == 4
+    assert clinic.session.audit.spent(DATA, ALL).questions == 4
     assert len(clinic.left()) == lines + 1
     assert clinic.lines()[-1].get("after", "") != clinic.lines()[2]["after"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
@@ -37,7 +39,7 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
     clinic.say("recall", mark=0)
     for number in (0, 1, 2):
         same(clinic.ask(number)[1], first[number])
-    assert clinic.session.ledger.answers("clinic") == 4
+    assert clinic.session.audit.spent(DATA, ALL).questions == 4
 
 
 def test_leaving_and_joining_again_does_not_make_an_answer_free(tmp_path: Path) -> None:
@@ -117,13 +119,19 @@ def test_a_run_at_work_keeps_what_it_was_begun_with(tmp_path: Path) -> None:
     assert json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())["plan"]["method"]["batch"] == 4
 
 
-def test_a_lost_ledger_of_the_run_unbinds_nothing(tmp_path: Path) -> None:
+def test_a_lost_audit_log_unbinds_nothing(tmp_path: Path) -> None:
+    """Nothing is charged, asked or bound anew before the node's owner has looked at it."""
     clinic = Clinic(tmp_path / "clinic").ready()
     clinic.ask(0)
     clinic.say("leave")
-    (clinic.folder / "runs/one/ledger.jsonl").unlink()  # that of the data has its rows
+    for file in clinic.folder.glob("audit.sqlite*"):
+        file.unlink()
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
-    assert "it was begun with another " in clinic.say("join", plan=other.to_dict())["text"]
+    for plan in (PLAN, other):
+        assert "its own log says more" in clinic.say("join", plan=plan.to_dict())["text"]
+    told = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
+    assert told["plan"]["method"]["batch"] == 4
+    assert not (clinic.folder / "audit.sqlite").exists()
 
 
 @pytest.mark.parametrize(
@@ -321,12 +329,14 @@ def test_noise_of_one_run_tells_nothing_of_another(tmp_path: Path) -> None:
     assert 10.0 < (released[0] - released[1]).std() < 40.0
 
 
-def test_a_broken_ledger_of_another_run_holds_up_nobody_after_it_is_mended(tmp_path: Path) -> None:
-    broken = tmp_path / "clinic" / "runs" / "old" / "ledger.jsonl"
-    clinic = Clinic(tmp_path / "clinic")
-    broken.parent.mkdir(parents=True)
-    broken.write_text("no line of a ledger\n{}\n")
-    assert "its own log says more" in clinic.say("join", plan=PLAN.to_dict())["text"]
-    broken.unlink()
+def test_a_broken_audit_log_stops_the_node_until_it_is_mended(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    clinic.ask(0)
+    clinic.say("leave")
+    whole = (clinic.folder / "audit.sqlite").read_bytes()
+    edit(clinic.folder / "audit.sqlite", "UPDATE entries SET line = replace(line, 'examine', 'count')")
     other = Clinic(tmp_path / "clinic", plan=dataclasses.replace(PLAN, run="two"))
+    for plan in (PLAN, other.plan):
+        assert "its own log says more" in other.say("join", plan=plan.to_dict())["text"]
+    (clinic.folder / "audit.sqlite").write_bytes(whole)
     other.ready()

@@ -27,7 +27,7 @@ from fedstill.core.tables import as_table, read_table
 from fedstill.data.spec import InputSpec
 from fedstill.models.foreign import Predictor
 from fedstill.node import kit, own_model, owner
-from fedstill.node.account import Account
+from fedstill.node.audit import AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
@@ -181,9 +181,9 @@ def test_a_lost_secret_is_made_anew_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_bad_secret_beside_a_ledger_is_one_fault(tmp_path: Path) -> None:
+def test_a_bad_secret_beside_an_audit_log_is_one_fault(tmp_path: Path) -> None:
     folder = node(tmp_path)
-    with closing(Account(folder / "ledger.sqlite", 5)):
+    with closing(AuditLog(folder / "audit.sqlite")):
         pass
     assert owner.faults(folder) == []
     (folder / "secret").write_text("five", encoding="utf-8")

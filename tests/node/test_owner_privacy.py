@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from torch import nn
 
 from fedstill.cli.main import main
 from fedstill.node import owner
-from fedstill.node.account import DATA, Account, Entry
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import DATA, Entry
 from fedstill.node.faults import known_questions, policy_faults, privacy_faults
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
@@ -40,10 +40,10 @@ def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = F
 
 
 def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True) -> None:
-    account = Account(folder / "ledger.sqlite", 7)
-    entry = Entry("old", DATA, 0, "q", "answer", "c", "", {}, "rule", events, guarantee)
-    account.charge(entry, lambda spent: None)
-    account.close()
+    audit = AuditLog(folder / "audit.sqlite")
+    entry = Entry("old", DATA, "clinic", 0, "q", "answer", price=events, bare=int(not guarantee))
+    audit.charge(entry)
+    audit.close()
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -134,40 +134,32 @@ def test_every_layer_that_cannot_learn_privately_is_named() -> None:
     assert privacy_faults(PATE(epsilon=3.0), None, model) == []
 
 
-def test_a_ledger_in_trouble_is_a_fault(tmp_path: Path) -> None:
+def test_an_audit_log_in_trouble_is_a_fault(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "pate"\nepsilon = 3.0\n')
     charge(folder, {"gaussian(2.0)": 1})
     assert owner.faults(folder) == []
-    (folder / "ledger.sqlite").rename(tmp_path / "elsewhere")
+    (folder / "audit.sqlite").rename(tmp_path / "elsewhere")
     (fault,) = owner.faults(folder)
-    assert "privacy.ledger 'ledger.sqlite'" in fault
-    assert "its anchor is there" in fault
-    assert f"fedstill ledger settle {folder}" in fault
-    (folder / "ledger.sqlite").write_bytes(b"no ledger at all, and long enough to be read as one" * 100)
+    assert "privacy.audit_log 'audit.sqlite'" in fault
+    assert "its head is there" in fault
+    assert f"fedstill audit settle {folder}" in fault
+    (folder / "audit.sqlite").write_bytes(b"no audit at all, and long enough to be read as one" * 100)
     assert len(owner.faults(folder)) == 1
 
 
-def test_a_ledger_that_is_gone_with_its_anchor_is_a_fault_while_its_runs_are_there(
+def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 30.0\n')
-    release(folder, "spring", {"gaussian(2.0)": 1})
+    (folder / "runs" / "spring").mkdir(parents=True)
+    (folder / "runs" / "spring" / "plan.json").touch()
     (fault,) = owner.faults(folder)
-    assert "ledger.sqlite is gone, and its node's runs are there" in fault
+    assert "'audit.sqlite': is gone, and its node's runs are there" in fault
     told = said(capsys, str(folder), "digits-ensemble", code=2)
     assert "is left" not in told
     assert "It cannot take part: nothing can be charged" in told
-    (folder / "runs" / "spring" / "ledger.jsonl").unlink()
+    (folder / "runs" / "spring" / "plan.json").unlink()
     assert owner.faults(folder) == []
-
-
-def release(folder: Path, run: str, price: dict[str, int]) -> None:
-    """A line of a run's own ledger."""
-    path = folder / "runs" / run / "ledger.jsonl"
-    path.parent.mkdir(parents=True)
-    line = {"at": "", "node": "clinic", "number": 0, "question": "examine", "part": "answer", "content": ""}
-    line |= {"down": {}, "up": {"logits": 40}, "privacy": {"mechanism": "dp-sgd", "price": price}}
-    path.write_text(json.dumps(line) + "\n", encoding="utf-8")
 
 
 def test_a_question_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.private import NotPrivate
 from fedstill.node import training
-from fedstill.node.account import Account
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
@@ -79,7 +78,7 @@ class Parts(PrivacyConfig):
 @pytest.mark.parametrize("config", [Claims(steps=StepsConfig(noise=1.0)), Parts()])
 def test_a_model_that_is_not_trained_here_is_protected_by_no_training(config: PrivacyConfig) -> None:
     network = build("mlp:4", SHAPE, CLASSES, 0).requires_grad_(False)
-    node = Node("n", records(), network, Gate("n", PolicyConfig(), Ledger()), 0)
+    node = Node("n", records(), network, Gate("n", PolicyConfig(), AuditLog()), 0)
     with pytest.raises(ArgumentError, match="nothing of its model is trained here"):
         protect(
             node,
@@ -87,8 +86,6 @@ def test_a_model_that_is_not_trained_here_is_protected_by_no_training(config: Pr
             side_of(METHOD, NodeSetting(TASK, LOCAL, COMPUTE)),
             METHOD,
             NodeSetting(TASK, LOCAL, COMPUTE),
-            account=Account(None, 1, durable=False),
-            run="run",
             secret=1,
         )
 
@@ -110,7 +107,7 @@ class World:
 
     node: Node
     federation: InProcess
-    account: Account
+    audit: AuditLog
 
     @property
     def mechanism(self) -> Mechanism:
@@ -136,7 +133,7 @@ class World:
         return self.mechanism.rule(self.federation.questions["examine"], "d/dx").bound(found)
 
     def spent(self) -> Mapping[str, int]:
-        return self.account.spent("clinic", "run").run
+        return self.audit.spent("clinic", "run").run
 
 
 def made(
@@ -149,18 +146,19 @@ def made(
     seed: int = 3,
     train: bool = True,
 ) -> World:
-    gate = Gate("clinic", PolicyConfig(), Ledger())
+    audit = AuditLog()
+    gate = Gate("clinic", PolicyConfig(), audit)
     node = Node("clinic", data or records(), build(model, SHAPE, CLASSES, 0, "clinic"), gate, seed)
     setting = NodeSetting(TASK, LOCAL, COMPUTE)
-    side, account = method.node_side(setting), Account(None, 0)
+    side = method.node_side(setting)
     about = (side, method, setting)
-    protect(node, config, *about, account=account, run="run", secret=secret)
+    protect(node, config, *about, secret=secret)
     side.prepare([node])
     check_priced(node)
     training.prepare(node.learners, LOCAL)
     for group in partition(node.learners, True) if train else ():
         training.train(group, TASK, LOCAL, COMPUTE)
-    return World(node, InProcess([node], [[node]], side, COMPUTE), account)
+    return World(node, InProcess([node], [[node]], side, COMPUTE), audit)
 
 
 def under(mechanism: Any, **change: Any) -> PrivacyConfig:
@@ -287,13 +285,13 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
     model = build("mlp:8", SHAPE, CLASSES, 0, "clinic")
     for own in list(model.parameters())[:keep]:
         own.requires_grad_(False)
-    node = Node("clinic", records(), model, Gate("clinic", PolicyConfig(), Ledger()), 3)
+    node = Node("clinic", records(), model, Gate("clinic", PolicyConfig(), AuditLog()), 3)
     task, features = change.pop("task", TASK), change.pop("features", None)
     compute, public = Compute(EngineConfig(**engine)), Public("p", inputs, labels)
     setting = NodeSetting(task, LOCAL, compute, public, features)
     side, config = METHOD.node_side(setting), under(change.pop("mechanism", "noisy-outputs"), **change)
     about = (side, METHOD, setting)
-    protect(node, config, *about, account=Account(None, 0), run="run", secret=secret, salt=salt)
+    protect(node, config, *about, secret=secret, salt=salt)
     assert node.gate.budgets is not None
     assert node.gate.budgets.mechanism.salt == salt
     return node.gate.budgets.mechanism.binding
@@ -440,7 +438,7 @@ def test_without_a_mechanism_what_leaves_is_what_was_computed() -> None:
     one = made(NoPrivacy())
     torch.testing.assert_close(one.ask()["logits"], one.node.model(X).detach())
     assert one.node.private == {}
-    assert one.account.spent("clinic", "run").bare_run == 1
+    assert one.audit.spent("clinic", "run").bare_run == 1
 
 
 def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:

@@ -16,9 +16,11 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
+from fedstill.node.audit import AuditLog
+from fedstill.node.budgets import Budgets
+from fedstill.node.entries import ALL, Entry
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.requests import KEPT, RequestHandler
@@ -26,6 +28,7 @@ from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.randomness import seeded
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import Span
+from tests.node.test_gate import Journal
 
 B = 2
 X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -35,7 +38,7 @@ class Office:
     """Three nodes behind one handler; its question trains each node's critic by one step."""
 
     def __init__(self, policies: Mapping[str, PolicyConfig] | None = None) -> None:
-        self.ledger, self.calls, self.grad_enabled = Ledger(), 0, False
+        self.audit, self.calls, self.grad_enabled = AuditLog(), 0, False
         self.outputs: list[weakref.ref[torch.Tensor]] = []
         self.nodes = [self._node(name, (policies or {}).get(name, PolicyConfig())) for name in "abc"]
         questions = (
@@ -58,7 +61,7 @@ class Office:
         torch.manual_seed(ord(name))
         model, critic = (nn.Sequential(nn.Flatten(), nn.Linear(16, size)).eval() for size in (3, 1))
         data = TensorData(torch.randn(5, 1, 4, 4), torch.zeros(5, dtype=torch.int64))
-        node = Node(name, data, model, Gate(name, policy, self.ledger), 0)
+        node = Node(name, data, model, Gate(name, policy, self.audit), 0)
         node.add("critic", critic, lambda module: torch.optim.SGD(module.parameters(), 0.1))
         return node
 
@@ -133,12 +136,12 @@ def test_an_answer_has_one_part_a_node_and_the_critic_has_learned() -> None:
 def test_asked_again_under_its_number_the_answer_is_the_same_and_nothing_happens() -> None:
     office = Office()
     first = office.ask()
-    critics, ledger = office.critics(), office.ledger.summary()
+    critics, audit = office.critics(), office.audit.summary()
     for _ in range(2):
         assert same(office.ask(), first)
     assert office.calls == 1
     assert not office.has_changed_since(critics)
-    assert office.ledger.summary() == ledger
+    assert office.audit.summary() == audit
 
 
 def failing(office: Office, number: int = 0, **change: Any) -> None:
@@ -156,10 +159,18 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
     questions["examine"] = replace(sound, **change)
 
 
+def privately(office: Office) -> None:
+    """Let the critic of the second node learn with DP-SGD."""
+    node, journal = office.nodes[1], Journal()
+    node.private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
+    journal.node = node.name
+    node.gate.budgets = Budgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
+
+
 def learning_privately() -> Office:
     """A handler of the one node whose critic learns with DP-SGD, which is computed alone."""
     office = Office()
-    office.nodes[1].private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
+    privately(office)
     office.handler = RequestHandler(Group(office.nodes[1:2]), office.side, Compute())
     return office
 
@@ -175,7 +186,7 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
             office.handler.answer(name, number, tensors, True)
     assert office.calls == calls
     assert not office.has_changed_since(critics)
-    assert office.ledger.answers("b") == 1
+    assert office.audit.spent("b", ALL).questions == 1
     office.handler = RequestHandler(
         office.handler.group, office.side, Compute()
     )  # as after going back to a mark
@@ -188,7 +199,7 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
 def test_what_failed_without_private_learning_may_be_asked_again(private: bool, change: Any) -> None:
     office = Office()
     if private:
-        office.nodes[1].private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
+        privately(office)
     failing(office, **change)
     assert len(office.ask()) == 3
 
@@ -204,18 +215,18 @@ def test_private_learning_that_went_well_spoils_nothing() -> None:
 
 def test_asked_again_with_a_new_number_it_is_a_new_question() -> None:
     office = Office()
-    first, critics, up = office.ask(0), office.critics(), office.ledger.up("a")
+    first, critics, up = office.ask(0), office.critics(), office.audit.spent("a", ALL).bytes
     second = office.ask(1)
     assert office.calls == 2
     assert office.has_changed_since(critics)
-    assert office.ledger.up("a") == 2 * up
+    assert office.audit.spent("a", ALL).bytes == 2 * up
     assert not torch.equal(first[0]["score"], second[0]["score"])
 
 
 def test_a_used_number_with_other_content_or_another_question_is_a_mismatch() -> None:
     office = Office()
     office.ask(5)
-    critics, ledger = office.critics(), office.ledger.summary()
+    critics, audit = office.critics(), office.audit.summary()
     with pytest.raises(QuestionMismatch, match="'examine' again as number 5 with other content") as caught:
         office.ask(5, X + 1)
     assert (caught.value.node, caught.value.question, caught.value.number) == ("a", "examine", 5)
@@ -223,7 +234,7 @@ def test_a_used_number_with_other_content_or_another_question_is_a_mismatch() ->
         office.handler.answer("leak", 5, {}, False)
     assert office.calls == 1
     assert not office.has_changed_since(critics)
-    assert office.ledger.summary() == ledger
+    assert office.audit.summary() == audit
 
 
 def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None:
@@ -249,7 +260,7 @@ def test_unknown_questions_and_wrong_tensors_are_named() -> None:
         with pytest.raises(ArgumentError, match=r"tensors of question examine .* exactly \['x'\]"):
             office.handler.answer("examine", 0, tensors, False)
     assert office.calls == 0
-    assert office.ledger.summary() == Ledger().summary()
+    assert office.audit.summary() == AuditLog().summary()
 
 
 @pytest.mark.parametrize(
@@ -282,14 +293,14 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
     assert (error.node, error.question, error.rule) == (refusing, "examine", "questions: count")
     assert office.calls == 0
     assert not office.has_changed_since(before)
-    assert office.ledger.summary() == Ledger().summary()
+    assert office.audit.summary() == AuditLog().summary()
 
 
 def test_an_undeclared_tensor_in_an_answer_leaves_no_node() -> None:
     office = Office()
     with pytest.raises(QuestionRefused, match="'leak' by rule undeclared: diary"):
         office.handler.answer("leak", 0, {}, False)
-    assert office.ledger.summary() == Ledger().summary()
+    assert office.audit.summary() == AuditLog().summary()
 
 
 # --- pulling back --------------------------------------------------------------------------------
@@ -325,22 +336,22 @@ def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
     office = Office()
     office.ask()
     first = office.pull(pulls())
-    ledger = office.ledger.summary()
+    audit = office.audit.summary()
     assert same(office.pull(pulls()), first)
     office.ask(1)  # a reply that was lost may be asked for even later
     office.handler.answer("two", 2, {"x": X, "y": X}, False)
     assert same(office.pull(pulls()), first)
-    assert office.ledger.summary()["by_kind"]["gradients"] == ledger["by_kind"]["gradients"]
+    assert office.audit.summary()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
 
 
 def test_pulled_with_other_gradients_it_is_a_mismatch() -> None:
     office = Office()
     office.ask()
     office.pull(pulls(0))
-    ledger = office.ledger.summary()
+    audit = office.audit.summary()
     with pytest.raises(QuestionMismatch, match="'examine'"):
         office.pull(pulls(1))
-    assert office.ledger.summary() == ledger
+    assert office.audit.summary() == audit
 
 
 @pytest.mark.parametrize("case", ["never asked", "asked without gradients", "the next one has been asked"])
@@ -350,10 +361,10 @@ def test_what_cannot_be_pulled_back_is_a_mismatch(case: str) -> None:
         office.ask(0, grad=case != "asked without gradients")
     if case == "the next one has been asked":
         office.ask(1)
-    before = office.ledger.summary()
+    before = office.audit.summary()
     with pytest.raises(QuestionMismatch):
         office.pull(pulls())
-    assert office.ledger.summary() == before
+    assert office.audit.summary() == before
 
 
 def alive(office: Office) -> bool:
@@ -391,9 +402,9 @@ def test_bytes_down_and_up_are_exact_for_each_node() -> None:
     office.ask()
     logits, score, image = B * 3 * 4, B * 4, B * 16 * 4
     each = {"up": logits + score, "down": image}
-    assert office.ledger.summary()["by_node"] == dict.fromkeys("abc", each)
+    assert office.audit.summary()["by_node"] == dict.fromkeys("abc", each)
     office.pull(pulls())
-    assert office.ledger.summary()["by_kind"] == {
+    assert office.audit.summary()["by_kind"] == {
         "critic": {"up": 3 * score, "down": 0},
         "gradients": {"up": 3 * image, "down": 3 * (logits + score)},
         "inputs": {"up": 0, "down": 3 * image},
@@ -404,43 +415,43 @@ def test_bytes_down_and_up_are_exact_for_each_node() -> None:
 # --- a gate that fails half-way ------------------------------------------------------------------
 
 
-class Full(Ledger):
-    """A ledger on a disk that is full for one node and one part, as long as it says."""
+class Full(AuditLog):
+    """A log on a disk that is full for one node and one part, as long as it says."""
 
     full: tuple[str, str] | None = None
 
-    def write(self, **line: Any) -> None:
-        if (line["node"], line["part"]) == self.full:
+    def charge(self, entry: Entry, *check: Any) -> int:
+        if (entry.node, entry.part) == self.full:
             raise OSError("no space left on device")
-        super().write(**line)
+        return super().charge(entry, *check)
 
 
 def full(office: Office) -> Full:
-    ledger = Full()
-    office.ledger = ledger
+    audit = Full()
+    office.audit = audit
     for node in office.nodes:
-        node.gate.ledger = ledger
-    return ledger
+        node.gate.audit = audit
+    return audit
 
 
 def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
     expected = Office().ask()
     office = Office()
-    ledger = full(office)
-    ledger.full = ("b", "answer")
+    audit = full(office)
+    audit.full = ("b", "answer")
     with pytest.raises(OSError, match="no space"):
         office.ask()
     critics = office.critics()
-    assert set(ledger.summary()["by_node"]) == {"a"}, "b and c have released nothing"
+    assert set(audit.summary()["by_node"]) == {"a"}, "b and c have released nothing"
     with pytest.raises(OSError, match="no space"):
         office.ask()
-    ledger.full = None
+    audit.full = None
     assert same(office.ask(), expected)
     assert office.calls == 1
     assert not office.has_changed_since(critics), "the critics have moved once"
     each = {"up": B * 4 * 4, "down": B * 16 * 4}
-    assert ledger.summary()["by_node"] == dict.fromkeys("abc", each)
-    assert [ledger.answers(name) for name in "abc"] == [1, 1, 1]
+    assert audit.summary()["by_node"] == dict.fromkeys("abc", each)
+    assert [audit.spent(name, ALL).questions for name in "abc"] == [1, 1, 1]
     with pytest.raises(QuestionMismatch):
         office.ask(0, X + 1)
 
@@ -450,16 +461,16 @@ def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
     whole.ask()
     expected = whole.pull(pulls())
     office = Office()
-    ledger = full(office)
+    audit = full(office)
     office.ask()
-    ledger.full = ("b", "gradient")
+    audit.full = ("b", "gradient")
     with pytest.raises(OSError, match="no space"):
         office.pull(pulls())
     with pytest.raises(QuestionMismatch):
         office.pull(pulls(1))
-    ledger.full = None
+    audit.full = None
     assert same(office.pull(pulls()), expected)
-    assert ledger.summary() == whole.ledger.summary()
+    assert audit.summary() == whole.audit.summary()
 
 
 # --- a part of a group ---------------------------------------------------------------------------

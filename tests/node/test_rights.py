@@ -98,12 +98,12 @@ def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: str) 
     names = {Path(path).name for path in seen}
     assert names >= {
         *("node.toml", "secret", "node.key", "node.pub", "answers", "answers.sig", "salt", "public", "runs"),
-        *("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite.head", "ledger.jsonl"),
-        *("plan.json", "busy", "learning.safetensors", "answers.safetensors"),
+        *("audit.sqlite", "audit.sqlite-wal", "audit.sqlite-shm", "audit.sqlite.head"),
+        *("plan.json", "learning.safetensors", "answers.safetensors"),
     }
     assert any(name.startswith("mark-") for name in names)
     assert any(Path(path).parent.name == "public" for path in seen)
-    assert open_to_others(tmp_path / "clinic", tmp_path / "clinic/ledger.sqlite") is None
+    assert open_to_others(tmp_path / "clinic", tmp_path / "clinic/audit.sqlite") is None
 
 
 def test_what_lies_open_from_before_is_said_with_the_command_that_closes_it(
@@ -112,15 +112,15 @@ def test_what_lies_open_from_before_is_said_with_the_command_that_closes_it(
     folder = tmp_path / "a clinic"
     owner.init(folder, "clinic")
     (folder / "runs/one").mkdir(parents=True, mode=0o700)
-    for name in ("runs/one/salt", "ledger.sqlite", "ledger.sqlite.head", "data.npz"):
+    for name in ("runs/one/salt", "audit.sqlite", "audit.sqlite.head", "data.npz"):
         (folder / name).write_text("")
         (folder / name).chmod(0o640)
     (folder / "runs").chmod(0o700)
-    ledger = folder / "ledger.sqlite"
-    assert f"{folder}/, " not in (open_to_others(folder, ledger) or "")
+    audit = folder / "audit.sqlite"
+    assert f"{folder}/, " not in (open_to_others(folder, audit) or "")
     folder.chmod(0o755)
     (line,) = [line for line in checked(folder, capsys) if line.startswith("open to others")]
-    assert f"machine: {folder}/, runs, ledger.sqlite, ledger.sqlite.head; chmod go= '{folder}' && " in line
+    assert f"machine: {folder}/, runs, audit.sqlite, audit.sqlite.head; chmod go= '{folder}' && " in line
     os.truncate(folder / "secret", 0)  # no fault of this keeps it from being said
     assert line in checked(folder, capsys)
     subprocess.run(line.partition("; ")[2], shell=True, check=True)

@@ -14,12 +14,11 @@ from fedstill.cli.main import main
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner
-from fedstill.node.account import Account
 from fedstill.node.asked import Asked
+from fedstill.node.audit import AuditLog
 from fedstill.node.budgets import Budgets
 from fedstill.node.faults import privacy_faults
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import wanted
@@ -52,13 +51,13 @@ def protection(config: PrivacyConfig) -> Mechanism:
     return made
 
 
-def asks(config: PrivacyConfig, account: Account, run: str, most: int = 1000) -> int:
+def asks(config: PrivacyConfig, audit: AuditLog, run: str, most: int = 1000) -> int:
     """How many questions a new run gets answered."""
     plain = replace(PREDICT, differentiable=(), times=1)
     made = Mechanism("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
-    gate = Gate("clinic", PolicyConfig(), Ledger())
-    gate.budgets = Budgets(made, account, run)
+    gate = Gate("clinic", PolicyConfig(), audit, run)
+    gate.budgets = Budgets(made, audit, run, "clinic")
     for number in range(most):
         asked = Asked(number, "predict", f"c{number}", "", {})
         try:
@@ -99,17 +98,17 @@ def test_a_folder_that_init_wrote_says_none(tmp_path: Path) -> None:
 
 def test_another_name_of_a_run_wins_nothing() -> None:
     """The server names runs: what one has spent is gone for all."""
-    account = Account(None, 7)
-    first = asks(VOTES, account, "one")
+    audit = AuditLog()
+    first = asks(VOTES, audit, "one")
     assert first > 0
-    assert [asks(VOTES, account, run) for run in ("two", "three")] == [0, 0]
+    assert [asks(VOTES, audit, run) for run in ("two", "three")] == [0, 0]
 
 
 def test_more_for_all_runs_is_said_by_the_owner() -> None:
     for most, more in ((3.0, True), (math.inf, True)):
-        account, config = Account(None, 7), replace(VOTES, total_epsilon=most)
-        first, second = asks(config, account, "one"), asks(config, account, "two")
-        assert first == asks(VOTES, Account(None, 7), "one")
+        audit, config = AuditLog(), replace(VOTES, total_epsilon=most)
+        first, second = asks(config, audit, "one"), asks(config, audit, "two")
+        assert first == asks(VOTES, AuditLog(), "one")
         assert (second > 0) == more
     assert second == first, "inf: each run costs epsilon anew"
 

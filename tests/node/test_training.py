@@ -21,9 +21,9 @@ from fedstill.data.augment import shifted
 from fedstill.federation import choose, partition
 from fedstill.models import build
 from fedstill.node import training
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.ledger import Ledger
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig, Span, cosine
@@ -42,7 +42,9 @@ def made(models: Sequence[nn.Module], sizes: Sequence[int] = SIZES) -> list[Node
         inputs = torch.randn(size, 1, 8, 8, generator=generator)
         targets = torch.randint(3, (size,), generator=generator)
         name = f"n{index}"
-        nodes.append(Node(name, TensorData(inputs, targets), model, Gate(name, PolicyConfig(), Ledger()), 0))
+        nodes.append(
+            Node(name, TensorData(inputs, targets), model, Gate(name, PolicyConfig(), AuditLog()), 0)
+        )
     return nodes
 
 

@@ -156,7 +156,7 @@ def test_left_is_never_below_zero() -> None:
 
 
 def test_less_than_a_first_look_is_compared_too() -> None:
-    """Another ledger, or a second run that has spent less, gets the answer of its own amounts."""
+    """Another audit, or a second run that has spent less, gets the answer of its own amounts."""
     one = Budget(1.0, 1e-9)
     price = Price({Event("laplace", 10.0): 1})
     one.check(Price({Event("laplace", 10.0): 8}), price)

@@ -15,8 +15,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.spec import InputSpec
 from fedstill.methods._histogram import CountsLabels
+from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.ledger import Ledger
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import GRADIENTS, KNOWN, LABEL_COUNTS, LABEL_MAPS, LOGITS, Kind, kind_named
 from fedstill.protocol.method import METHODS, Method, method_name, side_of
@@ -140,7 +140,7 @@ def test_outputs_only_lets_out_no_kind_of_a_stranger_but_by_name() -> None:
     names = tuple(sorted(set(told.kinds().values())))
 
     def objection(**policy: Any) -> str | None:
-        return Gate("clinic", PolicyConfig(**policy), Ledger()).objection(told)
+        return Gate("clinic", PolicyConfig(**policy), AuditLog()).objection(told)
 
     assert objection() == (
         f"outputs_only: no {' and '.join(names)}, unless its owner names it in policy.kinds (now none)"

@@ -65,7 +65,7 @@ def a_head(
         "config": {"seed": 3, "inversion": {"attacks": ["dlg", "inverting"]}},
         "epsilon": None,
         "leaves": ["data sizes", "parameters"],
-        "ledger": None,
+        "audit": None,
         "skipped": [],
         "sentence": "What left north was enough to work out an image of it.",
         "attacks": [described(attack, part) for attack, part in found if part],
@@ -246,14 +246,14 @@ def test_the_sentence_comes_first_and_nothing_is_called_safe(tmp_path: Path) -> 
     )
     assert "Formal guarantee of privacy: no guarantee." in part
     assert "each release (data sizes and parameters) heard as it left its node\u2019s gate" in part
-    assert "The repetition is the run: what was heard has the bytes that its ledger counts" in part
+    assert "The repetition is the run: what was heard has the bytes that its audit log counts" in part
     assert "fedstill attack runs/x The attacks took 1 min 12 s on 2-core x86_64, Linux." in part
     assert '"attacks": [ "dlg", "inverting" ]' in part
 
 
-def test_what_was_heard_and_the_ledger_can_disagree(tmp_path: Path) -> None:
-    why = "north: 10 bytes of logits by the ledger, 12 heard"
-    text = attacked(tmp_path, a_head(ledger=why, epsilon=2.9951)).text
+def test_what_was_heard_and_the_audit_log_can_disagree(tmp_path: Path) -> None:
+    why = "north: 10 bytes of logits by the audit log, 12 heard"
+    text = attacked(tmp_path, a_head(audit=why, epsilon=2.9951)).text
     assert f"The repetition is not the run of this folder: {why}." in text
     assert "The repetition is the run" not in text
     assert "Formal guarantee of privacy: epsilon 3 at most, at each node." in text  # rounded up
@@ -460,7 +460,7 @@ def test_texts_are_only_text(tmp_path: Path) -> None:
             return [poisoned(part) for part in value]
         return HOSTILE if isinstance(value, str) else value
 
-    whole = a_head(inversion=an_inversion(), **generated(), ledger="other")
+    whole = a_head(inversion=an_inversion(), **generated(), audit="other")
     told = poisoned(json.loads(json.dumps(whole)))
     told["skipped"] = [{"attack": HOSTILE, "reason": HOSTILE}]
     page = attacked(tmp_path, told, {**of_inversion(), **of_copying()})

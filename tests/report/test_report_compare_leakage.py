@@ -57,7 +57,7 @@ def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
         "config": CONFIG,
         "attacks": list(found.values()),
         "sentence": "<one> left.",
-        "ledger": None,
+        "audit": None,
         **rest,
     }
 
@@ -152,7 +152,7 @@ def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
 def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
     rows = [{"column": leak.name, "who": "it", "figure": "f", "value": value} for leak in LEAKS]
     for seed in range(3):
-        found = {"ledger": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
+        found = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
         leak(folder, f"fedavg-seed{seed}", found)
     _, fedavg, _ = summarise(folder, a_plan()).entries
     assert [fedavg.leaked(leak) for leak in LEAKS] == [None] * 5
@@ -301,11 +301,11 @@ def test_the_strength_names_what_was_tried() -> None:
     def read(found: dict[str, Any]) -> Leakage:
         return load(Leakage, found, Path("leakage.json"))
 
-    assert strength(read({"ledger": None})) == "Nothing was tried."
+    assert strength(read({"audit": None})) == "Nothing was tried."
     assert strength(
         read(a_leakage(an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), copying=copying(pixels=0.5)))
     ) == (
         "Tried: membership by Loss, LiRA offline (16 shadow models, each of a federation); copying in pixels."
     )
     reasons = [{"attack": name, "reason": "no images"} for name in ("copying", "scores")]
-    assert skipped(read({"ledger": None, "skipped": reasons})) == ["copying, scores: no images"]
+    assert skipped(read({"audit": None, "skipped": reasons})) == ["copying, scores: no images"]

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedstill.report import link, write_report
 from fedstill.report.result import Result
 from fedstill.report.table import print_table
+from tests import audited
 
 RESULT: dict[str, Any] = {
     "name": "clinics",
@@ -71,17 +72,15 @@ def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> No
 
 
 def test_a_refused_question_is_no_traffic(tmp_path: Path) -> None:
-    paid = {"mechanism": "none", "price": None}
-    released = {"node": "north", "number": 0, "question": "q", "up": {"logits": 8}, "privacy": paid}
-    refused = {"node": "north", "number": 1, "question": "examine", "refused": "most_rows: 10, and x has 11"}
-    lines = [json.dumps({**released, "down": {}}), json.dumps(refused)]
-    (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
-    from fedstill.report.run import Ledger
+    released = {"node": "north", "number": 0, "question": "examine", "part": "answer", "up": {"logits": 8}}
+    refused = {"node": "north", "number": 1, "part": "refused", "rule": "most_rows: 10, and x has 11"}
+    audited.write(tmp_path, [released, refused])
+    from fedstill.report.run import Audited
 
-    ledger = Ledger.read(tmp_path / "ledger.jsonl")
-    assert ledger is not None
-    assert ledger.nodes["north"].questions == {0}
-    assert ledger.total("up") == {"logits": 8}
+    audit = Audited.read(tmp_path / "audit.sqlite")
+    assert audit is not None
+    assert audit.nodes["north"].questions == {0}
+    assert audit.total("up") == {"logits": 8}
 
 
 def test_what_was_waited_for_absent_nodes_is_not_the_links() -> None:

@@ -14,6 +14,7 @@ from fedstill.report.result import Result
 from fedstill.report.table import comparison
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
+from tests.audited import entries
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_report_pictures import FOUND, TRUTH, a_case
 
@@ -102,7 +103,8 @@ def test_a_run_with_a_node_for_each_site_keeps_which_is_which(tmp_path: Path) ->
     assert result["nodes"][0]["examples"] > result["nodes"][1]["examples"]  # east has two of three patients
     assert result["split"]["values"] == ["east", "west"]
     assert result["sites"]["names"] == ["east", "west"]  # of the test part, as before
-    ledger = (tmp_path / "out" / "ledger.jsonl").read_text()
-    assert "west" not in ledger
+    told = str(entries(tmp_path / "out"))
+    assert "node-0" in told
+    assert "west" not in told
     page = Page(write_report(tmp_path / "out").read_text(encoding="utf-8")).text
     assert "node-1 \u00b7 west" in page

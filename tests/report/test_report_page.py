@@ -13,10 +13,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
+from fedstill.node.audit import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
-from fedstill.report.run import RunFiles
 from fedstill.report.sentence import plain_sentence
+from tests import audited
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
 
@@ -125,11 +126,11 @@ def a_result() -> dict[str, Any]:
     }
 
 
-def a_ledger() -> list[dict[str, Any]]:
+def an_audit() -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    privacy = {"mechanism": "none", "price": None}
+    privacy = {"mechanism": "none", "bare": 1}
     for node in ("north", "south"):
-        head = {"node": node, "privacy": privacy}
+        head = {"node": node, **privacy}
         lines.append(
             {
                 **head,
@@ -164,7 +165,7 @@ def a_folder(folder: Path, result: dict[str, Any]) -> Path:
     metrics[-3]["accuracy"], metrics[-1]["accuracy"] = 50.0, 93.37
     (folder / "result.json").write_text(json.dumps(result))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in a_ledger()))
+    audited.write(folder, an_audit())
     (folder / "config.toml").write_text('[method]\nname = "fediod" # <&>\n')
     pictures = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
     save_file({"000002": pictures, "000004": pictures[::-1].copy()}, folder / "samples.safetensors")
@@ -220,11 +221,10 @@ def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
     assert "disagree" not in page.text
 
 
-def test_node_that_only_the_ledger_knows_is_shown(tmp_path: Path) -> None:
+def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
-    extra = {**a_ledger()[-1], "node": "stranger", "number": 1, "down": {}, "up": {"logits": 123_456}}
-    with (folder / "ledger.jsonl").open("a") as file:
-        file.write(json.dumps(extra) + "\n")
+    extra = {"node": "stranger", "number": 1, "question": "examine", "down": {}, "up": {"logits": 123_456}}
+    audited.write(folder, [*an_audit(), extra])
     text = Page(write_report(folder).read_text(encoding="utf-8")).text
     assert "stranger 1 123 kB" in text
     assert "the run's result disagree" in text
@@ -326,7 +326,7 @@ def test_a_result_alone_is_enough(tmp_path: Path) -> None:
         "not measured : the run kept no generated pictures",
         "not measured : the run's metrics hold no losses of the distillation",
         "not measured : the run's metrics hold no local training",
-        "The nodes' ledger is not in the run's folder",
+        "The nodes' audit log is not in the run's folder",
         "The run's folder holds no config.toml",
     ):
         assert told in page.text, told
@@ -594,7 +594,6 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     (folder / "samples.safetensors").write_bytes(b"no safetensors")
     with pytest.raises(RunFolderError, match=r"samples\.safetensors"):
         write_report(folder)
-    for broken in ("broken", "{}", "[1]", '{"node": "north", "number": 0, "up": 3}'):
-        (folder / "ledger.jsonl").write_text(f"{json.dumps(a_ledger()[0])}\n{broken}\n")
-        with pytest.raises(RunFolderError, match=r"ledger\.jsonl, line 2 is not what a run writes"):
-            RunFiles.read(folder).ledger  # noqa: B018
+    (folder / "audit.sqlite").write_bytes(b"no log" * 1000)
+    with pytest.raises(AuditError, match=r"audit\.sqlite: cannot be read"):
+        write_report(folder)

@@ -13,8 +13,9 @@ from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.privacy import guaranteed, in_words, odds, of_pictures
 from fedstill.report.result import Result
-from fedstill.report.run import Ledger
-from tests.report.test_report_page import Page, a_folder, a_ledger, a_result, only_result, page_of
+from fedstill.report.run import Audited
+from tests import audited
+from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of
 from tests.report.test_report_table import printed
 
 UNIT = "one training record of this node, added or removed"
@@ -54,17 +55,18 @@ def told(*nodes: dict[str, Any]) -> dict[str, Any]:
 
 
 def folder_of(folder: Path, result: dict[str, Any]) -> Page:
-    """A run's page, whose ledger says that each node has paid what its result says."""
+    """A run's page, whose audit log says that each node has paid what its result says."""
     a_folder(folder, result)
     prices = {node["name"]: node["events"] for node in result["privacy"]["nodes"] if node["guarantee"]}
     lines, first = [], set()
-    for line in a_ledger():
+    for line in an_audit():
         price = prices.get(line["node"])
         if price is not None:
-            line["privacy"] = {"mechanism": "pate", "price": {} if line["node"] in first else price}
+            paid = {"mechanism": "pate", "price": {} if line["node"] in first else price, "bare": 0}
+            line = {**line, **paid}
         first.add(line["node"])
-        lines.append(json.dumps(line) + "\n")
-    (folder / "ledger.jsonl").write_text("".join(lines))
+        lines.append(line)
+    audited.write(folder, lines)
     return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
@@ -132,7 +134,7 @@ def test_without_any_mechanism_the_page_says_what_it_always_said(tmp_path: Path)
     assert "There is no formal guarantee of privacy: see below" in plain.text
 
 
-def test_a_price_that_the_ledger_does_not_know_is_found(tmp_path: Path) -> None:
+def test_a_price_that_the_audit_log_does_not_know_is_found(tmp_path: Path) -> None:
     result = told(a_node("north", 3.0), a_node("south", 5.0))
     folder_of(tmp_path, result)
     result["privacy"]["nodes"][1]["events"] = {"laplace(10.0)": 1}
@@ -201,18 +203,22 @@ def test_an_infinite_price_is_said(tmp_path: Path) -> None:
     assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, told(node)).text
 
 
-# --- the ledger, the terminal ---
+# --- the audit, the terminal ---
 
 
-def test_prices_are_read_from_the_ledger(tmp_path: Path) -> None:
-    prices = ({"laplace(10.0)": 1, "gaussian(2.0)": 3}, {"gaussian(2.0)": 4}, None, {})
-    lines = [{**a_ledger()[0], "privacy": {"mechanism": "pate", "price": price}} for price in prices]
-    lines.append({"node": "north", "refused": "a rule"})
-    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ledger = Ledger.read(tmp_path / "ledger.jsonl")
-    assert ledger is not None
-    assert ledger.nodes["north"].price == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
-    assert ledger.nodes["north"].bare == 1
+def test_prices_are_read_from_the_audit_log(tmp_path: Path) -> None:
+    lines = [
+        {"node": "north", "mechanism": "pate", "price": {"laplace(10.0)": 1, "gaussian(2.0)": 3}},
+        {"node": "north", "mechanism": "pate", "price": {"gaussian(2.0)": 4}},
+        {"node": "north", "mechanism": "pate", "bare": 1},
+        {"node": "north", "mechanism": "pate"},
+        {"node": "north", "part": "refused", "rule": "a rule"},
+    ]
+    audited.write(tmp_path, lines)
+    audit = Audited.read(tmp_path / "audit.sqlite")
+    assert audit is not None
+    assert audit.nodes["north"].price == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
+    assert audit.nodes["north"].bare == 1
 
 
 def test_the_terminal_says_what_it_cost() -> None:

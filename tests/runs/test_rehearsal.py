@@ -237,10 +237,10 @@ def test_time_that_ran_out_is_silence_and_no_reason() -> None:
 
 def test_a_run_with_a_result_did_not_stop(server: Server) -> None:
     stopped = {"error": "NodeFault", "text": "in use"}
-    server.left = {"result.json": RESULT, "stopped.json": stopped, "ledger.jsonl": {}}
+    server.left = {"result.json": RESULT, "stopped.json": stopped, "audit.sqlite": {}}
     begin()
     assert json.loads(Path("out/result.json").read_text())["accuracy"] == 80.0
-    assert Path("out/ledger.jsonl").exists()
+    assert Path("out/audit.sqlite").exists()
     assert not Path("out/stopped.json").exists()
     server.left = {}
     Path("out/result.json").unlink()

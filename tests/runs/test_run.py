@@ -24,6 +24,7 @@ from fedstill.core.records import Records
 from fedstill.models import SmallCNN
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
+from tests.audited import edit, entries
 
 SHORT = [
     *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
@@ -56,7 +57,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_all_its_files_and_no_state(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == {
         "config.toml",
-        "ledger.jsonl",
+        "audit.sqlite",
+        "audit.sqlite.head",
         "metrics.jsonl",
         "report.html",
         "result.json",
@@ -102,11 +104,11 @@ def test_bytes_are_those_of_the_tensors_that_crossed(finished: Path) -> None:
     assert by_kind["label counts"]["up"] == 5 * (10 + 1) * 4  # of each class, and in all
 
 
-def test_the_ledger_has_one_line_a_release_and_its_sums_are_the_results(finished: Path) -> None:
-    lines = [json.loads(line) for line in (finished / "ledger.jsonl").read_text().splitlines()]
+def test_the_audit_log_has_one_line_a_release_and_its_sums_are_the_results(finished: Path) -> None:
+    lines = entries(finished)
     assert len(lines) == 5 * (1 + 24 * 2)  # counts once; each question's answer and its gradient
     assert sum(sum(line["up"].values()) for line in lines) == result_of(finished)["bytes"]["up"]
-    assert all(line["privacy"] == {"mechanism": "none", "price": None} for line in lines)
+    assert all((line["mechanism"], line["bare"]) == ("none", 1) for line in lines)
 
 
 def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:
@@ -253,7 +255,7 @@ def test_a_method_that_cannot_learn_the_task_is_told_before_trifles() -> None:
         prepare(from_dict(table))
 
 
-def test_a_damaged_ledger_is_one_line_and_a_mended_one_goes_on(
+def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def due(records: Records) -> bool:
@@ -267,15 +269,17 @@ def test_a_damaged_ledger_is_one_line_and_a_mended_one_goes_on(
         one_by_one = ("--engine.name", "one-by-one", "--evaluation.centralised", "false")
         assert fedstill_run("digits-fediod", *SHORT, *one_by_one, "--out", str(out)) == 130
     assert "to go on: fedstill run --resume" in capsys.readouterr().err
-    kept = (out / "ledger.jsonl").read_bytes()
-    (out / "ledger.jsonl").write_bytes(b"{}\n" + kept)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    kept = (out / "audit.sqlite").read_bytes()
+    edit(out / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 2")
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "audit.sqlite"}
+    logged = entries(out)
     assert fedstill_run("--resume", str(out)) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1
-    assert "ledger.jsonl: line 1 is no line of a ledger" in line
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    (out / "ledger.jsonl").write_bytes(kept)
+    assert "audit.sqlite: entry 2 is not as it was written" in line
+    assert {name: (out / name).read_bytes() for name in before} == before
+    assert entries(out) == logged
+    (out / "audit.sqlite").write_bytes(kept)
     assert fedstill_run("--resume", str(out)) == 0
     result = result_of(out)
     assert result["questions_by_name"] == {"count_labels": 1, "examine": 24}

@@ -296,7 +296,7 @@ def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: p
     assert all(torch.equal(value, before[name]) for name, value in experiment.student.state_dict().items())
     assert all(parameter.requires_grad for parameter in experiment.student.parameters())
     assert [server.student is experiment.student for server in made] == [False]
-    assert experiment.ledger.summary()["questions"] == 0
+    assert experiment.audit.summary()["questions"] == 0
 
 
 def test_nodes_that_will_not_share_parameters_are_named() -> None:

@@ -1,11 +1,11 @@
-"""What a charge to the privacy ledger costs: milliseconds of each release, by rows that are there already.
+"""What a charge to the audit log costs: milliseconds of each release, by entries that are there already.
 
-    python benchmarks/ledger.py                   # durable, in a file; 0, 10 000 and 100 000 rows
-    python benchmarks/ledger.py --folder /data    # on the disk that it is to be on
-    python benchmarks/ledger.py --save
+    python benchmarks/audit_log.py                   # durable, in a file; 0, 10 000 and 100 000 entries
+    python benchmarks/audit_log.py --folder /data    # on the disk that it is to be on
+    python benchmarks/audit_log.py --save
 
-A charge is what a gate does before it hands a release over: read what was spent, write the row with its hash
-and seal, wait until the disk has it, write the anchor. The budget's own arithmetic is not in it.
+A charge is what a gate does before it hands a release over: look up what was spent, write the entry with its
+hash, wait until the disk has it, write the head. The budget's own arithmetic is not in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fedstill.node.account import Account, Entry, Spent
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import Entry
 
 RUNS, EVENTS = 10, 20  # of the rows that are there already: different runs, different prices
 
@@ -32,6 +33,7 @@ def entry(number: int) -> Entry:
     """A release as FedIOD's question makes it."""
     return Entry(
         run=f"run-{number % RUNS}",
+        payer="these data",
         node="clinic",
         number=number,
         question="examine",
@@ -41,29 +43,24 @@ def entry(number: int) -> Entry:
         up={"logits": 2560, "critic": 256},
         rule="logits: votes of 10 teachers, Gaussian noise of 20 votes; critic: learned with DP-SGD",
         price={f"gaussian({14.1 + number % EVENTS})": 1, "gaussian(1.1, rate=0.0123)": 5},
-        guarantee=True,
     )
-
-
-def allow(spent: Spent) -> None:
-    """A budget without end."""
 
 
 def measured(path: Path, rows: int, charges: int, durable: bool) -> dict[str, Any]:
     """Charge on top of some rows, then open the file anew."""
-    with closing(Account(path, 1, durable=False)) as account, account._db.turn():
+    with closing(AuditLog(path, durable=False)) as audit, audit._db.turn():
         for number in range(rows):  # all in one transaction: only what comes after is timed
-            account._take(account._append(account._state, entry(number), 0))
+            audit._take(*audit._insert(entry(number)))
     times = []
-    with closing(Account(path, 1, durable=durable)) as account:
+    with closing(AuditLog(path, durable=durable)) as audit:
         busy = time.process_time()
         for number in range(rows, rows + charges):
             start = time.perf_counter()
-            account.charge(entry(number), allow)
+            audit.charge(entry(number))
             times.append(1000 * (time.perf_counter() - start))
         busy = time.process_time() - busy
     start = time.perf_counter()
-    Account(path, 1).close()
+    AuditLog(path).close()
     opening = time.perf_counter() - start
     cuts = statistics.quantiles(times, n=100)
     return {
@@ -99,7 +96,7 @@ def main() -> None:
     parser.add_argument(
         "--not-durable", action="store_true", help="as simulations do: no sync at each charge"
     )
-    parser.add_argument("--save", action="store_true", help="write results/ledger-DEVICE-DATE.json")
+    parser.add_argument("--save", action="store_true", help="write results/audit_log-DEVICE-DATE.json")
     options = parser.parse_args()
     table = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -125,7 +122,7 @@ def main() -> None:
         print(f"| {row['rows']:,} | {charge} | {row['opening_s']:.2f} |")
     if options.save:
         folder_of_results = Path(__file__).parent / "results"
-        file = folder_of_results / f"ledger-cpu-{about['date']}.json"
+        file = folder_of_results / f"audit_log-cpu-{about['date']}.json"
         file.write_text(json.dumps({**about, "rows": table}, indent=2) + "\n", encoding="utf-8")
         print(f"\nSaved as {file}.")
 

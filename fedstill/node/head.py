@@ -1,0 +1,85 @@
+"""The head of an audit log: a small file beside it that says how far the log had come, and at which totals.
+
+Hashes show that nothing in a log was changed, and cannot show that its end is gone: an older copy is a sound
+log. The head is written after the entry that it tells of is durable, by renaming a finished file over the old
+one: a kill at any moment leaves a whole head, at worst an older one. So it need not be synced to the disk: a
+power failure can undo no more than how new it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedstill.core import owner_only
+from fedstill.node.entries import ALL
+
+Totals = Mapping[tuple[str, str], Counter[str]]  # by payer and run
+
+
+@dataclass(frozen=True)
+class Head:
+    """How far a log had come.
+
+    Args:
+        number: of its last entry; 0 before the first.
+        hash: of that entry, over all up to it.
+        spent: by then.
+    """
+
+    number: int = 0
+    hash: str = ""
+    spent: Totals = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Head | None:
+        """The head in a file; None if there is no file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is not what :class:`HeadFile` has written.
+        """
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            spent = {(payer, run): Counter(dict(counts)) for payer, run, counts in told["spent"]}
+            if not all(
+                type(n) is int for counts in spent.values() for n in (*counts.values(), told["entry"])
+            ):
+                raise ValueError("it counts other than whole numbers")
+            return cls(told["entry"], told["hash"], spent)
+        except FileNotFoundError:
+            return None
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ValueError(f"it is none: {error!r}") from error
+
+
+class HeadFile:
+    """Writes heads.
+
+    A log that has seen many runs has thousands of totals, and each charge writes all of them: texts are made
+    anew only for payers and runs that have spent since.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._texts: dict[tuple[str, str], tuple[dict[str, int], str]] = {}
+
+    def write(self, number: int, hashed: str, spent: Totals) -> None:
+        """Put a new head in the place of the old one. Callers take turns.
+
+        Raises:
+            OSError: it cannot be written; the old one is as it was.
+        """
+        before, self._texts = self._texts, {}
+        for names, counts in spent.items():
+            if names[1] == ALL:
+                continue
+            known = before.get(names)
+            if known is None or known[0] != dict(counts):
+                known = dict(counts), json.dumps([*names, counts], separators=(",", ":"))
+            self._texts[names] = known
+        texts = ",".join(text for _, text in self._texts.values())
+        owner_only.replace(self.path, f'{{"entry":{number},"hash":"{hashed}","spent":[{texts}]}}\n'.encode())

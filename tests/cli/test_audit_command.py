@@ -1,0 +1,355 @@
+"""``fedstill audit log`` as a data officer meets it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fedstill.cli import audit
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.node import owner
+from fedstill.node.audit import AuditLog
+from fedstill.node.entries import DATA, Entry
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import Event
+from tests.audited import edit
+
+Capture = pytest.CaptureFixture[str]
+
+
+def charge(audit: AuditLog, number: int, run: str = "spring", payer: str = "clinic", bare: int = 0) -> None:
+    entry = Entry(
+        run=run,
+        payer=payer,
+        node="clinic",
+        number=number,
+        question="examine",
+        part="answer",
+        content=str(number),
+        up={"logits": 2560, "critic": 256},
+        rule="logits clamped to 5, Laplace noise of scale 100",
+        price={"laplace(10.0)": 2, "gaussian(4.0)": 1},
+        bare=bare,
+        questions=1,
+    )
+    assert audit.charge(entry)
+
+
+def said(capsys: Capture, *words: object) -> str:
+    """What a command prints; on a terminal of 80 columns."""
+    audit.main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Path:
+    """A node's folder whose audit log has three releases, of two runs."""
+    folder = tmp_path / "clinic"
+    owner.init(folder)
+    (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
+    with closing(AuditLog(folder / "audit.sqlite")) as log:
+        charge(log, 0)
+        charge(log, 1)
+        charge(log, 0, run="autumn")
+    return folder
+
+
+def test_show_says_what_left_when_where_to_and_at_which_price(clinic: Path, capsys: Capture) -> None:
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        rows = list(log.entries())
+    out = said(capsys, "show", clinic)
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    words = " ".join(out.split())
+    for row in rows:
+        assert row["at"][:10] in out
+        assert row["at"][11:19] in out
+    for what in ("spring", "autumn", "examine 0, answer", "examine 1, answer", "critic 256 B, logits"):
+        assert what in words
+    assert "Paid in all for clinic: 3 x gaussian(4), 6 x laplace(10)." in words
+    assert words.count("A logits clamped to 5, Laplace noise of scale 100") == 1  # said once, for three rows
+    assert "NOT SOUND" not in out
+
+
+def test_show_counts_epsilon_for_each_run_and_for_all(
+    clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedstill.privacy import accounting
+
+    def stand_in(spent: dict[Event, int], delta: float, accountant: str) -> float:
+        assert accountant == "pld"
+        return sum(times / event.noise for event, times in spent.items()) + delta
+
+    monkeypatch.setattr(accounting, "epsilon", stand_in)
+    out = said(capsys, "show", clinic, "--delta", "1e-9")
+    assert "delta 1e-09" in " ".join(out.split())
+    lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
+    assert lines == [
+        ["clinic", "spring", "2", "0", "0.901"],  # 4/10 + 2/4, and what delta adds is rounded up
+        ["clinic", "autumn", "1", "0", "0.451"],
+        ["clinic", "all", "runs", "3", "0", "1.351"],
+    ]
+
+
+def test_show_counts_as_the_owners_budget_does_and_tells_what_is_left(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "clinic"
+    owner.init(folder)
+    limits = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\ntotal_epsilon = 20.0\ndelta = 1e-6\n'
+    price = {Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}
+    with closing(AuditLog(folder / "audit.sqlite")) as log:
+        charge(log, 0, payer=DATA)
+        charge(log, 0, run="autumn", payer=DATA)
+    shown = {}
+    for accountant in ("pld", "rdp"):
+        text = f'name = "clinic"\n{limits}accountant = "{accountant}"\n'
+        (folder / "node.toml").write_text(text, encoding="utf-8")
+        out = said(capsys, "show", folder)
+        lines = [line.split() for line in out.splitlines() if line.startswith(DATA)]
+        assert [line[2] for line in lines] == ["spring", "autumn", "all"]
+        one, all_runs = (
+            epsilon(Counter({event: n * times for event, n in price.items()}), 1e-6, accountant)  # type: ignore[arg-type]
+            for times in (1, 2)
+        )
+        assert float(lines[0][-2]) == pytest.approx(one, abs=1e-3)
+        assert float(lines[0][-1]) == pytest.approx(8 - one, abs=1e-3)
+        assert float(lines[2][-1]) == pytest.approx(20 - all_runs, abs=1e-3)
+        assert f"Budgets, by {accountant.upper()}: a run has epsilon 8 at delta 1e-06" in out
+        shown[accountant] = float(lines[0][-2])
+    assert shown["pld"] + 0.01 < shown["rdp"]
+    (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
+    out = said(capsys, "show", folder)
+    assert "left\n" not in out.split("whose")[1]
+    assert "Budgets" not in out
+
+
+def test_show_shortens_long_runs_in_rows_alone(tmp_path: Path, capsys: Capture) -> None:
+    run = "0123456789abcdef0123"
+    with closing(AuditLog(tmp_path / "audit.sqlite")) as log:
+        charge(log, 0, run=run)
+        charge(log, 1, run=run)
+    rows, totals = said(capsys, "show", tmp_path).split("whose")
+    assert rows.count("01234567…") == 2
+    assert run not in rows
+    assert run in totals
+
+
+def test_rows_that_are_lost_are_told_after_a_settlement(clinic: Path, capsys: Capture) -> None:
+    edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry > 1")
+    said(capsys, "settle", clinic, "--because", "restored from a backup")
+    out = said(capsys, "show", clinic)
+    assert "Entries 2 to 3 are lost, and their numbers are not used again." in out
+    rows, totals = " ".join(out.split()).split("rule what is done before it leaves")
+    assert "restored from a" in rows  # the reason is no rule
+    assert "restored" not in totals
+
+
+def test_a_file_that_is_no_audit_log_is_left_where_it_is(clinic: Path, capsys: Capture) -> None:
+    file = clinic / "data.npz"
+    file.write_bytes(b"images and labels" * 1000)
+    for command in ("show", "verify"):
+        with pytest.raises(FedstillError) as told:
+            audit.main([command, str(file)])
+        assert str(told.value) == f"{file} is no audit log"
+    (clinic / "audit.sqlite").write_bytes(b"once an audit log, as its head says" * 1000)
+    with pytest.raises(FedstillError, match="move it away, and settle"):
+        audit.main(["show", str(clinic)])
+
+
+def test_show_prints_the_epsilon_of_the_accountant(tmp_path: Path, capsys: Capture) -> None:
+    """Pure noise of one event: epsilon is 1 over its scale at most, and at this delta hardly less."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    entry = Entry("r", "n", "n", 0, "count", "answer", up={"label counts": 80}, price={"laplace(2.0)": 1})
+    with closing(AuditLog(folder / "audit.sqlite")) as log:
+        log.charge(entry)
+    (line,) = [line for line in said(capsys, "show", folder).splitlines() if line.startswith("n  ")]
+    assert 0.49 < float(line.split()[-1]) <= 0.502
+
+
+def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Path, capsys: Capture) -> None:
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        charge(log, 5, run="autumn", bare=1)
+    out = said(capsys, "show", clinic)
+    lines = [line for line in out.splitlines() if line.startswith("clinic")]
+    assert ["no guarantee" in line for line in lines] == [False, True, True]
+
+
+def test_what_is_paid_for_before_any_question_has_no_number(clinic: Path, capsys: Capture) -> None:
+    entry = Entry("spring", "clinic", "clinic", -1, "training", "training", rule="DP-SGD")
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        log.charge(entry)
+    words = said(capsys, "show", clinic, "--last", 1).split()
+    assert "training" in words
+    assert "-1" not in words
+    assert "free" in words
+
+
+def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
+    out = said(capsys, "verify", clinic)
+    assert out == f"{clinic / 'audit.sqlite'}: 3 entries: hashes, totals and head agree\n"
+    edit(clinic / "audit.sqlite", "UPDATE entries SET line = '{}' WHERE entry = 2")
+    with pytest.raises(FedstillError, match="entry 2 is not as it was written"):
+        audit.main(["verify", str(clinic)])
+    assert "NOT SOUND: entry 2 is not as it was written" in said(capsys, "show", clinic)
+
+
+def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capture) -> None:
+    other = clinic.parent / "data of the clinic.sqlite"
+    for file in list(clinic.glob("audit.sqlite*")):
+        file.rename(other.with_name(other.name + file.name.removeprefix("audit.sqlite")))
+    named = 'name = "clinic"\n[privacy]\naudit_log = "../data of the clinic.sqlite"\n'
+    (clinic / "node.toml").write_text(named, encoding="utf-8")
+    assert "3 entries: hashes" in said(capsys, "verify", clinic)
+
+
+def test_settle_writes_the_reason_and_charges_what_is_lost_again(clinic: Path, capsys: Capture) -> None:
+    with pytest.raises(FedstillError, match="nothing is wrong"):
+        audit.main(["settle", str(clinic), "--because", "so"])
+    edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
+    out = said(capsys, "settle", clinic, "--because", "restored from a backup")
+    assert "Settled: is an older copy" in out
+    assert "Charged again to clinic, run autumn: gaussian(4), 2 x laplace(10)." in out
+    assert "3 entries: hashes" in said(capsys, "verify", clinic)
+    out = " ".join(said(capsys, "show", clinic).split())
+    assert "settled by" in out
+    assert "restored from a backup" in out
+    assert "3 x gaussian(4)" in out
+
+
+def test_an_audit_log_that_is_gone(clinic: Path, capsys: Capture) -> None:
+    (clinic / "audit.sqlite").unlink()
+    with pytest.raises(FedstillError, match="is gone, and its head is there"):
+        audit.main(["verify", str(clinic)])
+    out = said(capsys, "settle", clinic, "--because", "lost")
+    assert out.count("Charged again") == 2
+    assert "3 x gaussian(4)" in said(capsys, "show", clinic)
+
+
+def test_an_audit_log_that_is_gone_with_its_head_is_made_anew(clinic: Path, capsys: Capture) -> None:
+    for file in clinic.glob("audit.sqlite*"):
+        file.unlink()
+    with pytest.raises(FedstillError, match="nothing has been charged to it"):
+        audit.main(["verify", str(clinic)])
+    (clinic / "runs" / "spring").mkdir(parents=True)
+    (clinic / "runs" / "spring" / "plan.json").touch()
+    with pytest.raises(FedstillError, match="is gone, and its node's runs are there"):
+        audit.main(["verify", str(clinic)])
+    assert "Settled: is gone" in said(capsys, "settle", clinic, "--because", "lost")
+    assert "1 entry: hashes" in said(capsys, "verify", clinic)
+
+
+def test_a_refusal_is_shown_with_its_rule(clinic: Path, capsys: Capture) -> None:
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        log.append(Entry("spring", DATA, "clinic", 7, "train", "refused", rule="outputs_only: no parameters"))
+    words = " ".join(said(capsys, "show", clinic).split())
+    assert "train 7, refused:" in words
+    assert "critic: how unlike its own data" in words
+
+
+def test_a_node_s_audit_log_reads_well_though_it_names_no_node(clinic: Path, capsys: Capture) -> None:
+    for file in clinic.glob("audit.sqlite*"):
+        file.unlink()
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        charge(log, 0, payer=DATA)
+        charge(log, 0, run="autumn", payer=DATA)
+    out = said(capsys, "show", clinic)
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    assert "run, node" not in out
+    words = " ".join(out.split())
+    assert "Paid in all for these data: 2 x gaussian(4), 4 x laplace(10)." in words
+    lines = [line.split() for line in out.splitlines() if line.startswith("these data")]
+    assert [line[2:-1] for line in lines] == [
+        ["spring", "1", "0"],
+        ["autumn", "1", "0"],
+        ["all", "runs", "2", "0"],
+    ]
+
+
+def test_export(clinic: Path, capsys: Capture) -> None:
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        told = list(log.entries())
+    lines = clinic.parent / "out.jsonl"
+    said(capsys, "export", clinic, "--out", lines)
+    secretive = [{name: row[name] for name in row if name not in audit.SECRET} for row in told]
+    assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
+    for out in (lines, clinic.parent / "out.txt", ""):
+        with pytest.raises(ArgumentError, match="--out"):
+            audit.main(["export", str(clinic), "--out", str(out)])
+    edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 1")
+    with pytest.raises(FedstillError, match=r"not sound, and .* holds it as it is: entry 1 is missing"):
+        audit.main(["export", str(clinic), "--out", str(clinic.parent / "again.jsonl")])
+
+
+def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_with(
+    clinic: Path, capsys: Capture
+) -> None:
+    """Fingerprints follow from the records, and hashes of entries are over these; votes are exact."""
+    secret = {"content": "c0de", "left": "1eft", "after": "af7e", "votes": [[41, 59]]}
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        log.append(Entry("spring", DATA, "clinic", 8, "predict", "answer", **secret))  # type: ignore[arg-type]
+        told = list(log.entries())
+    short, whole = (clinic.parent / f"{name}.jsonl" for name in ("short", "whole"))
+    assert "keep it to yourself" not in said(capsys, "export", clinic, "--out", short)
+    assert "keep it to yourself" in said(capsys, "export", clinic, "--whole", "--out", whole)
+    for value in ("c0de", "1eft", "af7e", "[41, 59]", told[-1]["hash"]):
+        assert value not in short.read_text(encoding="utf-8")
+        assert value in whole.read_text(encoding="utf-8")
+    assert [json.loads(line) for line in whole.read_text(encoding="utf-8").splitlines()] == told
+    assert "guesses" in said(capsys, "--help")
+
+
+def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
+    edit(clinic / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 1")
+    before = {file.name: file.read_bytes() for file in clinic.iterdir()}
+    said(capsys, "show", clinic)
+    for words in (["verify", clinic], ["export", clinic, "--out", clinic.parent / "x.jsonl"]):
+        with pytest.raises(FedstillError):
+            audit.main([str(word) for word in words])
+    after = {
+        file.name: file.read_bytes() for file in clinic.iterdir() if not file.name.endswith(("-wal", "-shm"))
+    }
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["shw", "."], "did you mean 'audit show'"),
+        (["show"], "PATH"),
+        (["show", "a", "b"], "PATH"),
+        (["show", "nowhere.sqlite"], "nowhere.sqlite is not there"),
+        (["show", "."], "is no node's folder"),
+        (["show", ".", "--lst", "3"], "did you mean '--last'"),
+        (["settle", "here.sqlite"], "--because"),
+        (["show", "here.sqlite", "--delta", "0"], "--delta is '0'"),
+        (["show", "here.sqlite", "--delta", "nan"], "--delta is 'nan'"),
+        (["show", "here.sqlite", "--last", "-1"], "--last is '-1'"),
+        (["show", "here.sqlite", "--last", "x"], "--last is 'x'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    AuditLog(Path("here.sqlite")).close()
+    with pytest.raises(FedstillError, match=told) as raised:
+        audit.main(words)
+    assert isinstance(raised.value, UnknownName) == ("mean" in told)
+
+
+def test_help_and_an_empty_audit_log(tmp_path: Path, capsys: Capture) -> None:
+    assert all(f"fedstill audit {name}" in said(capsys) for name in ("show", "verify", "export", "settle"))
+    assert said(capsys, "show", "--help") == audit.HELP
+    assert max(map(len, audit.HELP.splitlines())) <= 110
+    AuditLog(tmp_path / "audit.sqlite").close()
+    assert said(capsys, "show", tmp_path).endswith("Nothing has left.\n")

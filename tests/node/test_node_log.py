@@ -1,0 +1,193 @@
+"""The audit log of a real node: an older copy gains nothing, and whoever shares it shares its totals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.node.asked import Asked
+from fedstill.node.audit import AuditError, AuditLog
+from fedstill.node.budgets import Budgets
+from fedstill.node.entries import DATA
+from fedstill.node.gate import Gate
+from fedstill.node.mechanism import Mechanism
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.protocol.plan import Plan
+from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.schedule import LocalConfig
+from fedstill.tasks.classification import Classification
+from tests.audited import entries
+from tests.node.test_host import FEDIOD, PLAN, Clinic, same
+
+PRIVACY = """
+[privacy]
+mechanism = "noisy-outputs"
+[privacy.outputs]
+how = "gaussian"
+noise = 200.0
+bound = 1.0
+"""
+PRIVATE = Plan("one", {**FEDIOD, "gan": 0.0, "through": False}, PLAN.spec)
+
+
+def private(folder: Path, more: str = "", run: str = "one") -> Clinic:
+    """A node that answers with noise, and pays for it."""
+    return Clinic(folder, PRIVACY + more, dataclasses.replace(PRIVATE, run=run))
+
+
+def ask(clinic: Clinic, number: int) -> Any:
+    return clinic.ask(number, differentiable=False)
+
+
+def spent(clinic: Clinic) -> Any:
+    with closing(AuditLog(clinic.folder / "audit.sqlite", read_only=True)) as audit:
+        return audit.spent(DATA, "one")
+
+
+@pytest.mark.parametrize("change", ["an older copy", "gone", "gone with its head"])
+def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    clinic = private(tmp_path / "clinic").ready()
+    _, answer = ask(clinic, 0)
+    clinic.say("leave")
+    shutil.copy(clinic.folder / "audit.sqlite", tmp_path)
+    clinic.ready()
+    ask(clinic, 1)
+    ask(clinic, 2)
+    clinic.say("leave")
+    before = spent(clinic)
+    assert before.run
+    log, head = clinic.folder / "audit.sqlite", clinic.folder / "audit.sqlite.head"
+    log.unlink()
+    if change == "an older copy":
+        shutil.copy(tmp_path / "audit.sqlite", log)
+    elif change == "gone with its head":
+        head.unlink()
+    with caplog.at_level(logging.WARNING):
+        refused = clinic.say("join", plan=clinic.plan.to_dict())
+    assert refused["text"] == "its data or model fail here: its own log says more"
+    assert not {"AuditError", "sqlite"} & set(json.dumps(refused).split('"'))
+    assert str(log) in caplog.text
+    assert "fedstill audit settle" in caplog.text
+    assert clinic.host.session is None
+    assert "run" in ask(clinic, 3)["text"]  # no run is joined
+    other = private(clinic.folder, run="two")
+    assert "its own log says more" in other.say("join", plan=other.plan.to_dict())["text"]
+
+    with closing(AuditLog(log)) as audit:
+        audit.settle("the disk was replaced", gone=change == "gone with its head")
+    if change != "gone with its head":  # with which nobody knows what was spent
+        after = spent(clinic)
+        assert (after.run, after.bare_run, after.questions) == (before.run, before.bare_run, before.questions)
+    clinic.ready()  # the same process: nothing was left locked
+    same(ask(clinic, 0)[1], answer)
+    assert not isinstance(ask(clinic, 3), dict)
+
+
+@pytest.mark.parametrize(
+    "place", ["fedstill.node.audit.AuditLog.require_sound", "fedstill.node.session.protect"]
+)
+def test_whatever_fails_while_joining_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    clinic = private(tmp_path / "clinic")
+    opened: list[AuditLog] = []
+    begin = AuditLog._begin
+
+    def seen(audit: AuditLog, path: Path | None) -> Any:
+        opened.append(audit)
+        return begin(audit, path)
+
+    def fails(*given: Any, **more: Any) -> None:
+        raise AuditError("/home/clinic/audit.sqlite", "is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AuditLog, "_begin", seen)
+        patch.setattr(place, fails)
+        refused = clinic.say("join", plan=clinic.plan.to_dict())
+    assert "/home/clinic" not in json.dumps(refused)
+    (audit,) = opened
+    with pytest.raises(AuditError, match="closed"):
+        audit.verify()
+    clinic.ready()
+    assert not isinstance(ask(clinic, 0), dict)
+
+
+def test_another_name_of_a_node_has_the_same_total(tmp_path: Path) -> None:
+    clinic = private(tmp_path / "clinic").ready()
+    ask(clinic, 0)
+    clinic.say("leave")
+    ((price, times),) = spent(clinic).total.items()
+    file = clinic.folder / "node.toml"
+    other = private(clinic.folder, run="two")
+    file.write_text(file.read_text().replace('"clinic"', '"praxis"'))
+    other.again()
+    other.ready()
+    ask(other, 0)
+    told = other.session.audit.spent(DATA, "two")
+    assert (told.run, told.total) == ({price: times}, {price: 2 * times})
+    assert {entry["payer"] for entry in entries(clinic.folder)} == {DATA}
+    assert {entry["node"] for entry in entries(clinic.folder)} == {"clinic", "praxis"}
+
+
+def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:
+    """Two folders, one log: what the first has spent the second has not left."""
+    shared = f'audit_log = "{tmp_path / "shared.sqlite"}"\n'
+    limits = PRIVACY.replace("[privacy.outputs]", f"{shared}total_epsilon = 0.5\n[privacy.outputs]")
+    first, second = (
+        Clinic(tmp_path / name, limits, dataclasses.replace(PRIVATE, run=name))
+        for name in ("first", "second")
+    )
+    first.ready()
+    number = 0
+    while not isinstance(ask(first, number), dict):
+        number += 1
+    assert number > 0
+    first.say("leave")
+    second.say("join", plan=second.plan.to_dict())
+    second.say("learn", seconds=60)
+    assert "privacy budget" in ask(second, 0)["text"]
+
+
+def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
+    """Equal in all but the name, they draw other noise: two looks at the same records."""
+    audit = AuditLog()
+    question = Question(
+        "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=4, reads=()
+    )
+    config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
+    side, x = NodeSide({"predict": question}), {"x": torch.zeros(4, 1, 4, 4)}
+    paid, left = [], []
+    for name in ("first", "second", "second"):
+        mechanism = Mechanism(
+            name, config, side, LocalConfig(epochs=1, batch=10), 50, Classification(4), secret=3
+        )
+        mechanism.binding = "the same data, model and options"
+        gate = Gate(name, PolicyConfig(), audit, "run", DATA)
+        gate.budgets = Budgets(mechanism, audit, "run", DATA)
+        asked = Asked(0, "predict", "content", "", {})
+        gate.admit(asked, question, x)
+        left.append(gate.release(asked, "answer", {"logits": torch.zeros(4, 4)}, question, x)["logits"])
+        paid.append(sum(audit.spent(DATA, "run").run.values()))
+        assert not audit.spent(name, "run").run
+    assert not torch.equal(left[0], left[1])
+    assert torch.equal(left[1], left[2])  # asked again after a stop
+    assert paid == [1, 2, 2]
+
+
+def test_a_log_beside_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = PRIVACY.replace("[privacy.outputs]", 'audit_log = "~/clinic.sqlite"\n[privacy.outputs]')
+    clinic = Clinic(tmp_path / "clinic", text, PRIVATE).ready()
+    ask(clinic, 0)
+    assert (tmp_path / "clinic.sqlite").exists()
