@@ -27,10 +27,9 @@ usage:
                                              is left of the node's budgets
   fedstill audit verify PATH                 whether it is whole and unchanged; exits with 2 if not
   fedstill audit export PATH --out FILE [--whole]   every entry as JSON lines (FILE.jsonl); --whole with the
-                                             fingerprints by which entries can be checked, and the votes that
-                                             are kept: keep that to yourself, since both follow from your
-                                             records, and fingerprints tell who has the node's secret whether
-                                             guesses at them are right
+                                             fingerprints by which entries can be checked: keep that to
+                                             yourself, since they follow from your records, and tell who has
+                                             the node's secret whether guesses at them are right
   fedstill audit settle PATH --because TEXT  accept it, as its owner, after verify has found something wrong;
                                              the reason is kept in it, and what is known to have been spent
                                              is charged again
@@ -39,7 +38,7 @@ PATH is a node's folder, a run's folder, or the .sqlite file itself.
 """
 
 MAGIC = b"SQLite format 3\0"  # how a log's file begins
-SECRET = ("content", "after", "left", "hash", "votes")  # follow from the records, or from what does
+SECRET = ("content", "after", "left", "hash")  # follow from the records, or from what does
 
 
 @dataclass(frozen=True)

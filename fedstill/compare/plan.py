@@ -172,7 +172,9 @@ def _comparison(
     told = read_table(_File, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
     names = _beside(told.methods, folder)
     raw, paper = _base(_table(table, "base"), folder)
-    raw["plugins"] = _plugins(raw.get("plugins", []), names)
+    files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
+    folders = [folder for plugins in (raw, *files) for folder in plugins.get("plugins", [])]
+    raw["plugins"] = list(dict.fromkeys(folders))
     above = _nested(changes)
     settings = {
         setting: merged(given, above) if setting != SINGLE else {}
@@ -218,13 +220,6 @@ def _beside(names: Sequence[str], folder: Path | None) -> list[str]:
     """Names of methods, presets and files, these from the folder of the comparison if they lie there."""
     there = [folder / name if folder and name.endswith(".toml") else Path() for name in names]
     return [str(file) if file.is_file() else name for file, name in zip(there, names, strict=True)]
-
-
-def _plugins(folders: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The folders of a base, and of the files that methods are read from."""
-    files = [name for name in names if name.endswith(".toml")]
-    more = [folder for file in files for folder in presets.read(file, RunConfig).get("plugins", [])]
-    return list(dict.fromkeys([*folders, *more]))
 
 
 def _complete(base: Table, method: Table) -> Table:
@@ -275,9 +270,8 @@ def _method(label: str, name: str, given: Table) -> Table:
         elif name.endswith(".toml") or name in presets.names():
             below = _table(presets.read(name, RunConfig), "method")
         else:
-            raise UnknownName(
-                "method or preset", name, [*METHODS, *presets.names()], see="see `fedstill list`"
-            )
+            known = [*METHODS, *presets.names()]
+            raise UnknownName("method or preset", name, known, see="see `fedstill list`")
     try:
         run = from_dict({"method": merged({"method": below}, {"method": given})["method"]})
     except FedstillError as error:
@@ -347,9 +341,8 @@ def _nested(values: Mapping[str, Any]) -> Table:
         *above, last = name.split(".")
         if name.split(".")[0] in OWN:
             known = shared_options(base_run([]))
-            raise UnknownName(
-                "option of all methods", name, known, see="a method's own belong to a preset or file"
-            )
+            belongs = "a method's own belong to a preset or file"
+            raise UnknownName("option of all methods", name, known, see=belongs)
         place = table
         for part in above:
             place = place.setdefault(part, {})

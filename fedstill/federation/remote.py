@@ -335,14 +335,9 @@ class Remote(Federation):
         # What was not declared will be found faulty, and is not counted.
         known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
         price = privacy.get("price")
+        about = (self.plan.run, node, node, number, question, part, content)
         entry = Entry(
-            run=self.plan.run,
-            payer=node,
-            node=node,
-            number=number,
-            question=question,
-            part=part,
-            content=content,
+            *about,
             after=after,
             left=left,
             down=down,

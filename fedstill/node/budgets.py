@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -247,20 +247,6 @@ class Budgets:
                 if payer == self.payer and run != ALL and counts[BARE]
             }
             raise Unpriced(total.epsilon, total.delta, bare, way_out)
-
-    # --- votes ------------------------------------------------------------------------------------------
-
-    def votes(self, question: Question, tensors: Tensors, noised: Tensors) -> Sequence[Sequence[int]]:
-        """What the node's own log keeps of a release for an owner who wants to know its votes."""
-        config, rule = self.mechanism.config, self.mechanism.rule
-        found = [config.votes(rule(question, name), exact, noised[name]) for name, exact in tensors.items()]
-        return [row for rows in found for row in rows]
-
-    def data_dependent(self) -> float | None:
-        """Epsilon of all labels that were released in this run, by the votes; not to be published. None where
-        nobody has asked for it, or nothing has left."""
-        votes = self.audit.sums.votes[self.run, self.mechanism.node]
-        return self.mechanism.config.data_dependent(votes, self.mechanism.levels)
 
 
 def _others(spent: Spent) -> Counter[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,6 @@ class Entry:
         bare: releases without any guarantee that it stands for.
         learned: what was charged before for this release, with which the server is told of it.
         questions: as how many it counts for a policy's limit.
-        votes: behind a release, where the owner wants to keep them.
     """
 
     run: str
@@ -66,7 +65,6 @@ class Entry:
     bare: int = 0
     learned: Table = field(default_factory=dict)
     questions: int = 0
-    votes: Sequence[Sequence[int]] = ()
 
     def line(self, at: str) -> str:
         """The canonical text of an entry written at a time: JSON, without what it does not have."""
@@ -76,7 +74,6 @@ class Entry:
 
 REQUIRED = ("run", "payer", "node", "number", "question", "part")
 NOTHING = {name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED}
-NOTHING["votes"] = []  # as JSON has it
 
 
 def parsed(line: str) -> dict[str, Any] | None:

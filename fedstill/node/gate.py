@@ -187,7 +187,6 @@ class Gate:
             rule=rule,
             price=as_text(price or Price()),
             bare=int(price is None),
-            votes=() if self.budgets is None else self.budgets.votes(question, tensors, noised),
         )
         self._written[asked.number, part] = self._charge(asked, entry, price)
         return {name: tensor.detach() for name, tensor in leaving.items()}

@@ -152,10 +152,6 @@ class Session:
 
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
-        budgets = self.node.gate.budgets
-        own = None if budgets is None else budgets.data_dependent()
-        if own is not None:
-            logger.info("by the votes themselves the labels cost epsilon %.3f: not to be published", own)
         self.audit.close()
         self._held.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,11 @@ class Sums:
     Attributes:
         spent: by payer and run (:data:`ALL` is all of them): events, and what limits count.
         bytes: by run, node, way ("down" or "up") and kind, of what has left.
-        votes: by run and node, behind what has left.
     """
 
     def __init__(self) -> None:
         self.spent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         self.bytes: Counter[tuple[str, str, str, str]] = Counter()
-        self.votes: dict[tuple[str, str], list[Sequence[int]]] = defaultdict(list)
         self._known: dict[tuple[Any, ...], dict[tuple[str, str], int]] = defaultdict(dict)
         self._asked: dict[tuple[str, int, str], str] = {}  # run, number and content -> the question's name
         self._untold: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by run and node
@@ -73,8 +71,6 @@ class Sums:
             self._untold[run, node].subtract(told["learned"])
         if part == ANSWER:
             self._asked[run, told["number"], told["content"]] = told["question"]
-        if told["votes"]:
-            self.votes[run, node].extend(told["votes"])
         for way in ("down", "up"):
             for kind, size in told[way].items():
                 self.bytes[run, node, way, kind] += size

@@ -213,14 +213,6 @@ class PrivacyConfig(Registered):
         """What an owner should know of the noise that a plan came to, by a word for it."""
         return {}
 
-    def votes(self, rule: Rule, exact: torch.Tensor, noised: torch.Tensor) -> Sequence[Sequence[int]]:
-        """What the node's own audit log keeps of a release for its owner's eyes, a row each."""
-        return ()
-
-    def data_dependent(self, votes: Sequence[Sequence[int]], levels: Mapping[str, float]) -> float | None:
-        """Epsilon by what :meth:`votes` has kept, which tells of the records: not to be published."""
-        return None
-
     # --- of every mechanism ---------------------------------------------------------------------------
 
     @property

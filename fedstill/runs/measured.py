@@ -85,7 +85,6 @@ class Measured(Prepared, ABC):
                 "parameters": parameter_count(node.model),
                 "examples": len(part),
                 "label_counts": [round(float(count)) for count in self.task.counts(part)],
-                **_owners_own(node),
                 **({"site": one.values[place]} if one.values else {}),
             }
             for place, (node, name, part) in enumerate(zip(self.nodes, names, one.parts, strict=True))
@@ -165,10 +164,3 @@ class Measured(Prepared, ABC):
 
     def _spreads(self, each: Sequence[Metrics]) -> dict[str, Any]:
         return {key: self._spread([metrics[key] for metrics in each]) for key in each[0]}
-
-
-def _owners_own(node: Node) -> dict[str, float]:
-    """What only the node's owner may know of what its releases cost."""
-    budgets = node.gate.budgets
-    found = None if budgets is None else budgets.data_dependent()
-    return {} if found is None else {"epsilon_data_dependent_not_to_be_published": found}

@@ -74,7 +74,7 @@ class World:
 
     @property
     def audit(self) -> AuditLog:
-        return self.nodes[0].gate.log
+        return self.nodes[0].gate.audit
 
     @property
     def federation(self) -> Any:
