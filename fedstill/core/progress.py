@@ -89,7 +89,7 @@ class Note:
         """It in words.
 
         >>> Note("distillation", 31, 400, since=1000.0, waits_for=("north",)).words(1042.0)
-        'distillation 31 of 400, waits for north for 42 s'
+        'distillation 31 of 400, waits for north for 42.0 s'
         """
         told = f"{self.phase} {self.done} of {self.total}"
         if not self.waits_for:

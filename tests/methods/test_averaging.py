@@ -203,7 +203,8 @@ def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
     """Same batches, same schedule, nothing lost between rounds."""
     local = LocalConfig(epochs=3, batch=5, optimiser="sgd", momentum=0.0, lr=0.2, lr_end=0.01)
     one = world(FedAvg(rounds=rounds), local, sizes=(17,))
-    twin = copy.deepcopy(one.nodes[0])
+    node = one.nodes[0]
+    twin = Node(node.name, node.data, copy.deepcopy(node.model), node.gate, SEED)
     twin.modules["model"].load_state_dict(one.server.student.state_dict())
     training.prepare([twin], local)
     training.train([twin], TASK, local, Compute())

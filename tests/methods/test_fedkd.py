@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fedstill.node.account import Account
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.seeds import derive, torch_generator
@@ -25,6 +24,7 @@ from fedstill.node.protect import protect
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.schedule import LocalConfig
+from tests.audited import paid
 from tests.methods import small_world
 from tests.methods.small_world import (
     CLASSES,
@@ -68,7 +68,7 @@ def world(
     def protected(side: Any, at: Any) -> None:
         for node in nodes if privacy else ():
             about = (side, config, at)
-            protect(node, privacy, *about, account=Account(None, 0), run="run", secret=secret)  # type: ignore[arg-type]
+            protect(node, privacy, *about, secret=secret)
 
     given: dict[str, Any] = {"local": LocalConfig(), "public": public_data(N), "protect": protected}
     return small_world.world(config, nodes, made("mlp:8", "student"), stacked=stacked, **given)
@@ -122,7 +122,7 @@ def test_quantised_answers_are_off_by_less_than_one_step_and_always_up() -> None
 def test_a_bound_fixed_beforehand_is_not_asked_for_and_clips() -> None:
     here = run(world(replace(CLEAR, levels=200, z_max=0.5, weights="equal")), 1)
     assert "tell_range" not in here.federation.questions
-    assert "logit range" not in {kind for _, _, kind in here.audit.bytes}
+    assert "logit range" not in here.audit.summary()["by_kind"]
     assert targets(here).abs().max() <= 0.5
     agreed = run(world(replace(CLEAR, levels=200)), 1)
     assert ("run", "n0", "up", "logit range") in agreed.audit.sums.bytes
@@ -162,7 +162,7 @@ def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
     here = run(world(replace(CLEAR, predictions=2), privacy=NOISY), 1)
     row = f"laplace({10 / (2 * 2 * CLASSES)!r})"
     for node in here.nodes:
-        assert here.audit.spent(node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
+        assert paid(here.audit, node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
 
 
 def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
@@ -182,7 +182,7 @@ def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
 
 def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
     here = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
-    assert all(here.audit.spent(node.name)[1] == 1 for node in here.nodes), "tell_range"
+    assert all(paid(here.audit, node.name)[1] == 1 for node in here.nodes), "tell_range"
     with pytest.raises(QuestionRefused, match=r"guarantee for logit range; .*, in question tell_range"):
         world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))

@@ -324,7 +324,6 @@ def test_the_binding_holds_the_tasks_options() -> None:
         Segmentation(3, class_weights=(1.0, 1.0, 2.0)),
         Segmentation(3, outline=False),
         Instances(3),
-        Instances(3, smallest=5),
     ]
     found = [bound(task=task, mechanism="dp-sgd") for task in tasks]
     assert len(set(found)) == len(tasks)
