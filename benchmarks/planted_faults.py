@@ -1,0 +1,214 @@
+"""What share of small faults, planted one at a time, the tests find.
+
+    python -m pip install cosmic-ray pytest-cov
+    python -m pytest -n 2 --cov=fedstill --cov-context=test --cov-report= --junitxml=times.xml tests
+    python benchmarks/planted_faults.py --times times.xml --out faults.jsonl
+
+cosmic-ray makes the faults (a comparison turned, a number off by one, ``not`` added, a loop left out, a
+decorator removed and the like); ``--each`` of them are drawn for each room by ``--seed``, first a place,
+then what becomes of it, so that places with many variants do not count more. Types are left alone: nothing
+reads them at run time. For each fault the tests run that pass by its line, quickest first, until one fails
+or ``--seconds`` of tests have run. A fault that makes them hang counts as found. Work is done in a copy of
+the tree; what was done already is read from ``--out`` and not done again. Tests of real processes leave no
+coverage, so a fault that only these would find counts as missed: the figure is a lower bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cosmic_ray.ast
+import cosmic_ray.mutating
+import cosmic_ray.plugins
+import coverage
+
+ROOMS = ("methods", "node", "privacy", "federation", "tasks")
+PARTS = (
+    "fedstill",
+    "tests",
+    "examples",
+    "experiments",
+    "benchmarks",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+    "Makefile",
+)
+START = 20.0  # seconds that pytest and torch take to begin
+
+
+def typed_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where a file has annotations, as (line, column) from and to."""
+    found: list[ast.expr] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation:
+            found.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef) and node.returns:
+            found.append(node.returns)
+    return [((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0)) for n in found]
+
+
+def places(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
+    """Each fault that a file can have: where, by which operator, and which one of the operator's."""
+    spans = typed_spans(path.read_text())
+    tree = cosmic_ray.ast.get_ast_from_path(path)
+    for name in cosmic_ray.plugins.operator_names():
+        kind = cosmic_ray.plugins.get_operator(name)
+        if kind.arguments():
+            continue
+        operator = kind()
+        spots = (
+            spot for node in cosmic_ray.ast.ast_nodes(tree) for spot in operator.mutation_positions(node)
+        )
+        for occurrence, (start, _) in enumerate(spots):
+            if not any(first <= start < last for first, last in spans):
+                yield start, name, occurrence
+
+
+def drawn(tree: Path, rooms: list[str], each: int, seed: int) -> list[dict[str, Any]]:
+    """The faults to plant: so many in each room."""
+    faults = []
+    for room in rooms:
+        pick = random.Random(f"{seed} {room}")
+        found: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
+        for path in sorted((tree / "fedstill" / room).rglob("*.py")):
+            for (line, column), name, occurrence in places(path):
+                found[str(path.relative_to(tree)), line, column].append((name, occurrence))
+        for file, line, column in pick.sample(sorted(found), min(each, len(found))):
+            name, occurrence = pick.choice(found[file, line, column])
+            faults.append(
+                {"room": room, "file": file, "line": line, "operator": name, "occurrence": occurrence}
+            )
+    return faults
+
+
+def durations(times: Path) -> dict[str, float]:
+    """Seconds of each test, by its id without parameters' text changed: ``tests/a/test_b.py::test_c[1]``."""
+    found = {}
+    for case in ET.parse(times).iter("testcase"):
+        *parts, last = str(case.get("classname")).split(".")
+        found["/".join([*parts, last]) + f".py::{case.get('name')}"] = float(case.get("time") or 0)
+    return found
+
+
+class Passing:
+    """Which tests pass by a line, from coverage with a context for each test."""
+
+    def __init__(self, data: Path, tree: Path, seconds: dict[str, float], limit: float) -> None:
+        self._data = coverage.CoverageData(str(data))
+        self._data.read()
+        self._tree, self._seconds, self._limit = tree, seconds, limit
+        self._files = {file.rpartition("/fedstill/")[2]: file for file in self._data.measured_files()}
+
+    def tests(self, file: str, line: int) -> list[str]:
+        """Their ids, quickest first, as many as the limit allows; of a line run at import, the file's."""
+        measured = self._files.get(file.removeprefix("fedstill/"))
+        if measured is None:
+            return []
+        by_line = self._data.contexts_by_lineno(measured)
+        names = {name.partition("|")[0] for name in by_line.get(line, ())} - {""}
+        if not names:
+            names = {name.partition("|")[0] for line_names in by_line.values() for name in line_names} - {""}
+        chosen, total = [], 0.0
+        for test in sorted(
+            (name for name in names if "::" in name), key=lambda test: self._seconds.get(test, 1.0)
+        ):
+            total += self._seconds.get(test, 1.0)
+            if chosen and total > self._limit:
+                break
+            chosen.append(test)
+        return chosen[:400]
+
+
+def planted(copy: Path, fault: dict[str, Any], tests: list[str], limit: float) -> str:
+    """What the tests make of a fault: found, missed, hung or untested."""
+    if not tests:
+        return "untested"
+    path = copy / fault["file"]
+    before = path.read_text()
+    operator = cosmic_ray.plugins.get_operator(fault["operator"])()
+    after = cosmic_ray.mutating.mutate_code(before, operator, fault["occurrence"])
+    lines = zip(before.splitlines(), after.splitlines(), strict=False)
+    fault["change"] = next(
+        ([old.strip(), new.strip()] for old, new in lines if old != new), ["", "line removed"]
+    )
+    path.write_text(after)
+    try:
+        words = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *tests]
+        given = {
+            **os.environ,
+            "PYTHONPATH": str(copy),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            words, cwd=copy, env=given, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "hung"
+    finally:
+        path.write_text(before)
+    if done.returncode not in (0, 1, 2, 4):  # 2 and 4: the package cannot be imported any more
+        raise RuntimeError(done.stdout + done.stderr)
+    return "missed" if done.returncode == 0 else "found"
+
+
+def main() -> None:
+    """Plant faults and print what share is found, by room."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--tree", type=Path, default=Path())
+    parser.add_argument("--coverage", type=Path, default=Path(".coverage"))
+    parser.add_argument("--times", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rooms", nargs="+", default=list(ROOMS))
+    parser.add_argument("--each", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of tests for each fault")
+    parser.add_argument("--part", default="1/1", help="2/3: the second of three processes")
+    chosen = parser.parse_args()
+    tree = chosen.tree.resolve()
+    passing = Passing(chosen.coverage, tree, durations(chosen.times), chosen.seconds)
+    done = [json.loads(line) for line in chosen.out.read_text().splitlines()] if chosen.out.exists() else []
+    known = {(fault["file"], fault["operator"], fault["occurrence"]) for fault in done}
+    part, parts = map(int, chosen.part.split("/"))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in PARTS:
+            if (tree / name).is_dir():
+                shutil.copytree(tree / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif (tree / name).exists():
+                shutil.copy(tree / name, copy / name)
+        for fault in drawn(tree, chosen.rooms, chosen.each, chosen.seed)[part - 1 :: parts]:
+            if (fault["file"], fault["operator"], fault["occurrence"]) in known:
+                continue
+            tests = passing.tests(fault["file"], fault["line"])
+            begin = time.perf_counter()
+            fault["result"] = planted(copy, fault, tests, 5 * chosen.seconds + START)
+            fault |= {"tests": len(tests), "seconds": round(time.perf_counter() - begin, 1)}
+            done.append(fault)
+            with chosen.out.open("a") as file:
+                file.write(json.dumps(fault) + "\n")
+    for room in chosen.rooms:
+        counts = Counter(fault["result"] for fault in done if fault["room"] == room)
+        print(room, dict(counts), f"{(counts['found'] + counts['hung']) / counts.total():.1%}")
+    found = sum(fault["result"] in ("found", "hung") for fault in done)
+    print(f"{found} of {len(done)}: {found / len(done):.1%}")
+
+
+if __name__ == "__main__":
+    main()
