@@ -59,7 +59,7 @@ class Answered:
     def left(self) -> dict[str, int]:
         """Bytes that crossed the gate, by kind."""
         declared, total = self.questions.declared(), Counter[str]()
-        for number, answer in self.replies.tensors.items():
+        for number, answer in sorted(self.replies.tensors.items()):
             total.update(sizes(answer, declared[self.questions.asks[number].question].releases))
         return dict(total)
 

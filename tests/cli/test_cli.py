@@ -137,7 +137,7 @@ def test_list_has_more_of_each(command: Main) -> None:
     told = command("list", "lg-fedavg")[1]
     assert "data sizes, head parameters" in told
     assert "same architecture, extractor and head" in told
-    assert "tell_size, begin, train x20" in " ".join(told.split())
+    assert "begin, tell_size, train x20" in " ".join(told.split())
     listed = command("list", "presets")[1].splitlines()
     assert [line.split()[0] for line in listed] == presets.names()
     assert one_line(command("list", "fedavgs")).startswith("unknown method 'fedavgs'")

@@ -33,7 +33,8 @@ from fedstill.federation.admin import Admin
 from fedstill.node.rights import open_to_others
 from fedstill.runs.config import to_toml
 from fedstill.runs.flare import ServerProgram
-from tests.federation.sites import Unbroken, lines, small, told, told_time, until
+from tests.audited import releases
+from tests.federation.sites import Unbroken, small, told, told_time, until
 from tests.federation.test_remote import tiny
 
 SAME = (
@@ -85,6 +86,10 @@ class Started:
         """A node's folder of the run."""
         return next(iter((self.out / "federation/nodes" / name).glob("runs/*")), self.out / "none")
 
+    def left(self, name: str) -> list[dict[str, Any]]:
+        """What has left a node, by its audit log."""
+        return releases(self.out / "federation/nodes" / name)
+
     @property
     def served(self) -> Path:
         return next(iter((self.out / "federation/runs").glob("*")), self.out / "none")
@@ -100,7 +105,7 @@ class Started:
             for role, module in node.modules.items():
                 for key, value in module.state_dict().items():
                     assert torch.equal(state["modules"][role][key], value), (node.name, role, key)
-            mine = [told(line) for line in lines(self.node(node.name)) if "part" in line]
+            mine = [told(line) for line in self.left(node.name)]
             assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))
         if (self.out / "student.safetensors").exists():
             for key, value in unbroken.experiment.student.state_dict().items():
@@ -161,7 +166,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
     tmp_path: Path, unbroken: Unbroken
 ) -> None:
     with started(tmp_path, small(wait=20.0), "flare-poc") as run:
-        until(lambda: len(lines(run.node("node-1"))) > 30, 200)
+        until(lambda: len(run.left("node-1")) > 30, 200)
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             assert re.fullmatch(r", distillation \d+ of 60", admin.progress(job))
@@ -176,9 +181,9 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         assert line.endswith(f". To go on: fedstill run --resume {run.out}")
         assert "timed out after" not in line
         assert "node-1" in line
-        before = len(lines(run.node("node-1")))
+        before = len(run.left("node-1"))
         run.resume()
-        until(lambda: len(lines(run.node("node-1"))) > before + 10, 200)
+        until(lambda: len(run.left("node-1")) > before + 10, 200)
         since = time.monotonic()
         kill(site.server(run.out / "federation/flare"))
         code, printed = run.end(200)
@@ -198,11 +203,11 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
 def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path, unbroken: Unbroken) -> None:
     config = small(wait=20.0, quorum=0.6)
     with started(tmp_path, config, "flare-poc") as run:
-        until(lambda: len(lines(run.node("node-1"))) > 30, 200)
+        until(lambda: len(run.left("node-1")) > 30, 200)
         since = time.monotonic()
         kill(site.node(run.out / "federation/nodes/node-1"))
-        before = len(lines(run.node("node-0")))
-        until(lambda: len(lines(run.node("node-0"))) > before + 4, 60)
+        before = len(run.left("node-0"))
+        until(lambda: len(run.left("node-0")) > before + 4, 60)
         told_time("FLARE, node killed, quorum 0.6, until the others go on", since)
         code, printed = run.end(200)
         assert code == 0, printed
@@ -211,9 +216,9 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
         # FedIOD lets nodes' own models be: what the one that is gone had learned is looked at too.
         assert result["local"] == unbroken.figures["local"]
         assert (event["node"], event["event"]) == ("node-1", "left out")
-        answered = [line["number"] for line in lines(run.node("node-1")) if line.get("part") == "answer"]
+        answered = [line["number"] for line in run.left("node-1") if line["part"] == "answer"]
         assert event["number"] in (answered[-1], answered[-1] + 1)
-        assert len([line for line in lines(run.node("node-2")) if line.get("part") == "answer"]) == 61
+        assert len([line for line in run.left("node-2") if line["part"] == "answer"]) == 61
 
 
 # --- the server's program, by itself ------------------------------------------------------------------

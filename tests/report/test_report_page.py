@@ -16,6 +16,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.node.audit import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
+from fedstill.report.run import RunFiles
 from fedstill.report.sentence import plain_sentence
 from tests import audited
 
@@ -596,4 +597,4 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         write_report(folder)
     (folder / "audit.sqlite").write_bytes(b"no log" * 1000)
     with pytest.raises(AuditError, match=r"audit\.sqlite: cannot be read"):
-        write_report(folder)
+        RunFiles.read(folder).audited  # noqa: B018
