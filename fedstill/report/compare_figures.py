@@ -88,8 +88,7 @@ def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER
     if silent:
         axes.axvline(0.6 * 10.0**low, color=FAINT, lw=1, ls=(0, (3, 4)))
     at = [(spot.bytes, spot.value.mean) for spot in spots]
-    taken: list[drawing.Box] = [(*drawing.pixels(axes, place), 6.0, 6.0) for place in at]
-    offsets = drawing.free_places(axes, [(place, 8.0, 10.0, 10.0) for place in at], taken)
+    offsets = drawing.beside(axes, at, [10.0] * len(at), GAP)
     told = []
     for spot, offset in zip(spots, offsets, strict=True):
         size = human_bytes(round(spot.bytes))
@@ -220,16 +219,10 @@ def against_leakage(
         words = spot.told(column.head)
         _dot(axes, spot.place, spot.leak.mean, spot.value.mean, words, 2 * DOT + 2, **errors)
     # Beside each spot its number and its tag; of a line only the last spot has the number.
+    numbers = ["" if index in before.values() else str(spot.place) for index, spot in enumerate(spots)]
+    labels = [" ".join(filter(None, pair)) for pair in zip(numbers, (s.tag for s in spots), strict=True)]
     at = [(spot.leak.mean, spot.value.mean) for spot in spots]
-    taken: list[drawing.Box] = [(*drawing.pixels(axes, place), DOT + 2, DOT + 2) for place in at]
-    labels, wanted = [], []
-    for index, spot in enumerate(spots):
-        number = "" if index in before.values() else str(spot.place)
-        labels.append(" ".join(filter(None, (number, spot.tag))))
-        room = max(radius(spot.bytes, most), DOT + 2) + 2
-        wanted.append((at[index], room, 7 + LETTER * len(labels[-1]) / 2, 10.0))
-    for spot, place, text, offset in zip(
-        spots, at, labels, drawing.free_places(axes, wanted, taken), strict=True
-    ):
-        drawing.chip(axes, spot.place, place, offset, text)
+    offsets = drawing.beside(axes, at, [7 + LETTER * len(label) / 2 for label in labels], GAP)
+    for spot, place, label, offset in zip(spots, at, labels, offsets, strict=True):
+        drawing.chip(axes, spot.place, place, offset, label)
     return _words(figure, f"{title} against the {column.axis}", [spot.told(column.head) for spot in spots])
