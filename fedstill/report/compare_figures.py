@@ -32,7 +32,6 @@ def _ends(values: Sequence[Spread]) -> list[float]:
 
 
 def _dot(axes: Axes, place: int, x: float, y: float, words: str, size: float = 9, **errors: Any) -> None:
-    """A method's point, with its deviations."""
     own, hollow = colour(place), again(place)
     kept = {way: room for way, room in errors.items() if room}
     if kept:

@@ -78,7 +78,6 @@ def _lede(summary: Summary) -> str:
 
 
 def _leaking(summary: Summary) -> dict[str, Any]:
-    """What methods reach against what attacks got, in one drawing."""
     found = compare_points.leaking_of(summary)
     spots, column = found.spots, found.column
     most = max((spot.bytes for spot in spots), default=0.0)
@@ -99,7 +98,6 @@ def _leaking(summary: Summary) -> dict[str, Any]:
 
 
 def _area(count: float, most: float) -> Markup:
-    """A mark of some bytes alone, for a legend."""
     side = 2 * max(compare_figures.radius(count, most), compare_figures.DOT + 1)
     return Markup('<span class="area{}" style="width:{s:.1f}px;height:{s:.1f}px"></span>').format(
         "" if count else " none", s=side
@@ -125,7 +123,6 @@ def _setting(summary: Summary, setting: Setting) -> dict[str, Any]:
 
 
 def _got(entry: Entry) -> dict[str, Any] | None:
-    """What attacks got from a row's runs, in words: of its first seed that was attacked."""
     for run in entry.runs:
         if run.leakage:
             got = {"sentence": run.leakage.sentence, "strength": strength(run.leakage)}
@@ -143,7 +140,6 @@ def strength(found: Leakage) -> str:
 
 
 def _table(summary: Summary, setting: Setting) -> Table:
-    """The table of all forms, with what a page has room for: terms, and links to the runs' reports."""
     told = whole_table(summary, setting)
     headings = {leak.head: leak.heading for leak in summary.leaks}
     columns = []
@@ -172,7 +168,6 @@ def _name(entry: Entry) -> Markup:
 
 
 def _terms(entry: Entry) -> Cell:
-    """What leaves a node and what the method needs; and why runs are lacking, where some are there."""
     words = Markup("<span>leaves:</span> {}<br><span>needs:</span> {}").format(
         leaves(entry).value, needs(entry).value
     )

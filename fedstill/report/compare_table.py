@@ -83,7 +83,6 @@ def budget_table(summary: Summary) -> Table | None:
 
 
 def _head(summary: Summary, name: str) -> str:
-    """Over the column of a figure: "accuracy", "local accuracy", "HD95 \u2193 px"."""
     figure = summary.figure(name)
     told = in_a_sentence(head(figure, units=figure.unit != "%"))
     return f"{LOCAL}{told}" if name.startswith(LOCAL) else told

@@ -9,7 +9,6 @@ from fedstill.report.tables import Fact
 
 
 def _engine(result: Result) -> str | None:
-    """The engine with what it ran on: "auto, cpu, float32, 1 thread"."""
     threads = result.engine.threads
     parts = [result.engine.name, result.engine.device, result.engine.precision]
     if threads is not None:
@@ -18,7 +17,6 @@ def _engine(result: Result) -> str | None:
 
 
 def _grouping(result: Result) -> list[str]:
-    """How the engine computed the nodes, a sentence a phase."""
     lines = []
     for phase, groups in result.engine.groups.items():
         sizes = [len(group) for group in groups]
@@ -65,7 +63,6 @@ def facts(result: Result) -> list[Fact]:
 
 
 def _files(result: Result) -> list[str]:
-    """What was carried by hand, and whose keys signed it, where questions and answers came as files."""
     if result.files is None:
         return []
     asked = result.files.questions

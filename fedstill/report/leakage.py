@@ -70,7 +70,6 @@ def _named(names: Mapping[str, str]) -> Named:
 
 
 def _attack(told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
-    """One attack's part of the section."""
     title, columns = told.title or told.name, {column.name: column for column in told.columns}
     return {
         "title": title,
@@ -82,7 +81,6 @@ def _attack(told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[s
 
 
 def _table(title: str, table: Sequence[TableLine], columns: Mapping[str, Figure], named: Named) -> Table:
-    """A line an attack and target; below them what comes without attacking, if that is one thing."""
     figures = list(dict.fromkeys(figure for line in table for figure in line.figures))
     shared = {
         name: _shared([line.figures[name] for line in table if name in line.figures]) for name in figures
@@ -117,13 +115,11 @@ def _cell(row: Got, without: str, best: bool) -> Cell:
 
 
 def _shared(rows: Sequence[Got]) -> str:
-    """What comes without attacking, if it is the same for all."""
     told = {row.without for row in rows}
     return told.pop() if len(told) == 1 else ""
 
 
 def _best(rows: Sequence[Got], columns: Mapping[str, Figure]) -> list[Got]:
-    """The strongest of several figures of one column."""
     found = []
     for name, column in columns.items():
         told = [(row.value, row) for row in rows if row.column == name and row.value is not None]
@@ -134,13 +130,11 @@ def _best(rows: Sequence[Got], columns: Mapping[str, Figure]) -> list[Got]:
 
 
 def _guess(rows: Sequence[Got], columns: Mapping[str, Figure]) -> float | None:
-    """What guessing gets, where that is known of all of these figures."""
     guesses = [columns[row.column].guess if row.column in columns else None for row in rows]
     return None if None in guesses else guesses[0]
 
 
 def _bar(row: Got | None, guess: float) -> Markup:
-    """From 0 to 100%: a ring with its interval; dotted, what guessing gets."""
     if row is None or row.value is None:
         return Markup("")
     whisker = row.interval or (row.value, row.value)
@@ -148,7 +142,6 @@ def _bar(row: Got | None, guess: float) -> Markup:
 
 
 def _pictures(told: Pictures, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
-    """Strips of pictures below their heads."""
     drawn = []
     for strip in told.strips:
         if strip.stack not in stacks:

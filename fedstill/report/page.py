@@ -59,7 +59,6 @@ def write_report(folder: Path) -> Path:
 
 
 def _view(run: RunFiles) -> dict[str, Any]:
-    """Everything the template names, computed: the template decides only how it looks."""
     folder, result, metrics = run.folder, run.result, run.metrics
     config = folder / "config.toml"
     samples, levels, course = pictures.samples(folder), comparison(result), run_figures.course_of(run)
@@ -101,7 +100,6 @@ def _view(run: RunFiles) -> dict[str, Any]:
 
 
 def _processes(result: Result) -> str:
-    """Where the nodes of a simulation were."""
     return "each node was a process of its own" if result.link else "all nodes ran in one process"
 
 
@@ -135,8 +133,8 @@ def _gain(result: Result) -> Fact:
     metric, first = result.metric, comparison(result)[0]
     one, alone = first.measured[0], result.standalone.get(result.metric.key, OverNodes()).mean
     if result.central == "nodes" or (alone is None and first.name == "nodes' own models"):
-        spread = "" if one.spread is None else f"\u00b1 {bare(metric, one.spread)} over the nodes"
-        return Fact("Nodes' own models", None if one.value is None else told(metric, one.value), spread)
+        spread = "" if one.std is None else f"\u00b1 {bare(metric, one.std)} over the nodes"
+        return Fact("Nodes' own models", None if one.mean is None else told(metric, one.mean), spread)
     gain, note = None, "" if alone is None else f"a node alone reaches {_unbroken(spread_text(metric, one))}"
     if result.value is not None and alone is not None:
         gain = Markup('{} <span class="unit">points</span>').format(points(result.value - alone))
@@ -144,7 +142,6 @@ def _gain(result: Result) -> Fact:
 
 
 def _tested(result: Result, examples: int) -> str:
-    """What a figure is measured on: examples, or the cases that they are parts of."""
     cases, case = result.data.test_cases, result.data.case
     if cases is None:
         return f"{examples:,} test examples"
@@ -197,7 +194,6 @@ def _context(result: Result) -> str | None:
 def _panels(
     series: Mapping[str, Mapping[float, float | None]], share_axis: bool = False
 ) -> list[dict[str, Any]]:
-    """Small plots, one a series; with a shared axis, heights can be compared across them."""
     lines = {name: run_figures.finite(values) for name, values in series.items()}
     everything = [value for line in lines.values() for _, value in line]
     span = (min(everything), max(everything)) if share_axis and everything else None

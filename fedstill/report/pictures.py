@@ -142,7 +142,6 @@ def _parts(path: Path, place: int, case: Case, tensors: Mapping[str, Array], res
 
 
 def _about(case: Case) -> str:
-    """Which case it is, from where, and which part of it is seen."""
     parts = [case.case, case.site]
     if case.part is not None and case.parts is not None:
         parts.append(f"slice {case.part + 1} of {case.parts}")
@@ -155,7 +154,6 @@ def _about(case: Case) -> str:
 
 
 def _judged(case: Case, title: str) -> str:
-    """What a score below a picture is, and of what, if only a part of the case is seen."""
     if case.part is not None:
         return f"patient\u2019s {in_a_sentence(title)}"
     return f"whole picture\u2019s {in_a_sentence(title)}" if case.is_cut else title
@@ -166,7 +164,6 @@ def _panel(name: str, drawing: Markup) -> dict[str, Any]:
 
 
 def _outlines(name: str, parts: _Parts) -> dict[str, Any]:
-    """The image with the true outline, then for each model with both; the image is there only once."""
     height, width = parts.truth.shape
     size = {"w": width, "h": height}
     base = Markup('<image id="{n}" href="{png}" width="{w}" height="{h}"/>').format(
@@ -194,13 +191,11 @@ def _errors(parts: _Parts) -> list[Array]:
 
 
 def _largest(parts: _Parts) -> float:
-    """The error that the brightest colour stands for: nearly the largest of the models'."""
     seen, *made = _errors(parts)
     return max(float(np.quantile(error, SATURATED)) for error in (made or [seen]))
 
 
 def _images(parts: _Parts, most: float) -> dict[str, Any]:
-    """The true image, what the models saw and what they made of it; below them their errors, on one scale."""
     names = ["truth", "measured, zero-filled", *parts.models]
     images = zip(names, (parts.truth, parts.below, *parts.made), strict=True)
     errors = zip(names[1:], _errors(parts), strict=True)

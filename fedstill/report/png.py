@@ -66,7 +66,6 @@ def outlined(truth: npt.NDArray[Any], made: npt.NDArray[Any] | None = None) -> B
 
 
 def _edges(regions: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Where enlarged regions meet: the first pixel on either side's far end."""
     large = np.kron(regions, np.ones((math.ceil(OVERLAY / max(regions.shape)),) * 2, regions.dtype))
     edges = np.zeros(large.shape, bool)
     edges[1:] |= large[1:] != large[:-1]

@@ -116,7 +116,6 @@ def section(result: Result, audit: Audited | None) -> dict[str, Any]:
 
 
 def _agrees(node: NodePrivacy, traffic: Traffic) -> bool:
-    """Whether the price is what the audit log has."""
     return traffic.price == +Counter(node.events) and traffic.bare == node.releases_without_guarantee
 
 
@@ -163,7 +162,6 @@ def odds(epsilon: float, delta: float) -> float:
 
 
 def _table(result: Result, audit: Audited | None) -> Table:
-    """What left each node, what that cost, and what is left of its budget."""
     rows = []
     for node in _nodes(result):
         left = None
@@ -214,7 +212,6 @@ def _down(value: float) -> str:
 
 
 def _protections(result: Result) -> list[dict[str, Any]]:
-    """What is said of nodes' protection, once for all of whom the same is said."""
     by_words: dict[str, dict[str, Any]] = {}
     for node in _nodes(result):
         if node.mechanism == "none":
@@ -238,7 +235,6 @@ def _protections(result: Result) -> list[dict[str, Any]]:
 
 
 def _paid(events: Counter[str]) -> str:
-    """Events with how often each, the most frequent first."""
     listed = [f"{times:,} \u00d7 {_short(event)}" for event, times in events.most_common(MOST_EVENTS)]
     more = len(events) - len(listed)
     return (", ".join(listed) or "nothing") + (f" and {more} other prices" if more > 0 else "")

@@ -26,7 +26,7 @@ def reached(result: Result) -> Table:
     rows = []
     for level in comparison(result):
         cells = [
-            Cell(None if each.value is None else spread_text(figure, each), style="other" if place else "")
+            Cell(None if each.mean is None else spread_text(figure, each), style="other" if place else "")
             for place, (figure, each) in enumerate(zip(result.figures, level.measured, strict=True))
         ]
         rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_ours))
@@ -39,9 +39,8 @@ def reached(result: Result) -> Table:
 
 
 def _bar_of(level: Level) -> Markup:
-    """With the spread and one ring a node where the line has them."""
     measured = level.measured[0]
-    value, spread = measured.value, measured.spread
+    value, spread = measured.mean, measured.std
     if value is None:
         return Markup("")
     low_high = None if spread is None else (value - spread, value + spread)

@@ -121,7 +121,6 @@ def _public(result: Result) -> str | None:
 
 
 def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
-    """What a reader must know to call the comparison fair, or not."""
     count = len(comparison.seeds)
     over = (
         "one seed alone: no spread is known" if count == 1 else f"mean \u00b1 sample deviation, {count} seeds"
@@ -188,7 +187,6 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
 
 
 def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list[str]:
-    """Which runs could not be attacked, and why; and which have not been, by the comparison's options."""
     notes, waiting = [], []
     for setting in settings:
         for entry in setting.entries:
@@ -207,7 +205,6 @@ def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Every value of a table with its dotted name: "evaluation.every = 5"."""
     found = []
     for key, value in table.items():
         nested = isinstance(value, Mapping)

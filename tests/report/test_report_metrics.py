@@ -16,8 +16,8 @@ from fedstill.compare.plan import Comparison
 from fedstill.core.records import write_text
 from fedstill.report import write_report
 from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.metrics import Measured, gap_text, spread_text
-from fedstill.report.result import Result
+from fedstill.report.metrics import gap_text, spread_text
+from fedstill.report.result import OverNodes, Result
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_compare import records
 from tests.report.test_report_page import Page, a_folder, a_result
@@ -128,8 +128,8 @@ def test_a_result_without_figures_is_judged_by_accuracy() -> None:
     figures = Result.of({"metric": "hd95", "figures": FIGURES}).figures
     assert [figure.key for figure in figures] == ["hd95", "dice", "sensitivity", "specificity"]
     hd95 = Result.of({"metric": "dice", "figures": FIGURES}).figures[3]
-    assert spread_text(hd95, Measured(None)) == "not measured"
-    assert spread_text(hd95, Measured(24.61, 3.62)) == "24.6 px ± 3.6"
+    assert spread_text(hd95, OverNodes()) == "not measured"
+    assert spread_text(hd95, OverNodes(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
     assert gap_text(hd95, -1.09) == "-1.1"
 
 
