@@ -168,9 +168,7 @@ def _name(entry: Entry) -> Markup:
 
 
 def _terms(entry: Entry) -> Cell:
-    words = Markup("<span>leaves:</span> {}<br><span>needs:</span> {}").format(
-        leaves(entry).value, needs(entry).value
-    )
+    words = Markup("<span>leaves:</span> {}<br><span>needs:</span> {}").format(leaves(entry), needs(entry))
     lacking = Markup("<br><strong>{}</strong>").format(entry.reason())
     return Cell(words + lacking if entry.runs and entry.reason() else words)
 

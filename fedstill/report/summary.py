@@ -170,11 +170,6 @@ class Entry:
         chosen = pick(column, [spread.mean for spread in known.values()])
         return next((name, spread) for name, spread in known.items() if spread.mean == chosen)
 
-    def leaked(self, column: Column) -> str | None:
-        """That figure as tables have it."""
-        found = self.leak(column)
-        return None if found is None else found[1].text(column.digits)
-
     def traffic(self) -> float | None:
         """Bytes up and down of a whole run, all nodes, the mean over seeds."""
         up, down = self.spread("bytes up"), self.spread("bytes down")
