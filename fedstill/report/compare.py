@@ -24,7 +24,7 @@ from fedstill.report.compare_table import (
     whole_table,
 )
 from fedstill.report.summarise import summarise
-from fedstill.report.summary import Setting, Spread, Summary
+from fedstill.report.summary import Setting, Summary
 from fedstill.report.tables import NONE, Cell, Column, Row, Table
 
 if TYPE_CHECKING:
@@ -32,16 +32,7 @@ if TYPE_CHECKING:
 
     from fedstill.compare.plan import Comparison
 
-__all__ = [
-    "Spread",
-    "Summary",
-    "html",
-    "latex",
-    "markdown",
-    "print_comparison",
-    "summarise",
-    "write_comparison",
-]
+__all__ = ["html", "latex", "markdown", "print_comparison", "summarise", "write_comparison"]
 
 WIDE = 130  # columns of a terminal that takes everything in one table
 EACH = 14  # more for each figure beyond the first

@@ -9,22 +9,12 @@ from dataclasses import dataclass
 from fedstill.attacks.rows import Column
 from fedstill.core.words import human_bytes, percent
 from fedstill.privacy.statement import epsilon_text
-from fedstill.report.drawing import Points
-from fedstill.report.summary import Budgeted, Entry, Setting, Spread, Summary
+from fedstill.report.summary import Entry, Line, Setting, Spread, Summary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # of settings, in a drawing
 
 
 NOTHING = Spread(0.0)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One method's line: (share of the run, percent), at least one point."""
-
-    place: int
-    name: str
-    line: Points
 
 
 @dataclass(frozen=True)
@@ -57,13 +47,8 @@ class Spot:
 
 @dataclass(frozen=True)
 class Leaking:
-    """What methods reach against what attacks got: one picture of all settings.
-
-    Args:
-        column: the figure of attacks; None where they have none that can be an axis.
-        spots: in the order in which a method's are joined.
-        letters: of settings, where they differ in more than the budget.
-        absent: rows that lack a figure, in words.
+    """What methods reach against what attacks got: the figure of attacks, if one can be an axis; spots in
+    the order in which a method's are joined; letters of settings; rows that lack a figure, in words.
     """
 
     column: Column | None
@@ -84,16 +69,13 @@ def _spot(entry: Entry) -> Spot | None:
     return Spot(entry.place, entry.name, reached, sent)
 
 
-def curves_of(setting: Setting) -> list[Curve]:
+def curves_of(setting: Setting) -> list[Line]:
     """What each method reaches over its run, of those that measured it on the way."""
-    return [Curve(entry.place, entry.name, line) for entry in setting.entries if (line := entry.curve())]
+    return [Line(entry.place, entry.name, line) for entry in setting.entries if (line := entry.curve())]
 
 
 def leaking_of(summary: Summary) -> Leaking:
-    """What methods reach against what attacks got.
-
-    Settings that differ in the budget alone are joined by method; others have a letter.
-    """
+    """Settings that differ in the budget alone are joined by method; others have a letter."""
     by_budget = bool(summary.budgets())
     column = next((leak for leak in summary.leaks if leak.axis), None)
     several = len(summary.settings) > 1 and not by_budget
@@ -123,14 +105,10 @@ def leaking_of(summary: Summary) -> Leaking:
 
 
 def written(epsilon: float) -> str:
-    """An epsilon as people write it.
-
-    >>> print(written(7.7), written(float("inf")))
-    7.7 \u221e
-    """
+    """An epsilon as people write it: "7.7" or the sign for no bound."""
     return f"{epsilon:g}".replace("inf", "\u221e")
 
 
-def budgets(lines: Sequence[Budgeted]) -> list[float]:
+def budgets(lines: Sequence[Line]) -> list[float]:
     """All epsilons, rising."""
     return sorted({epsilon for line in lines for epsilon in line.reached})

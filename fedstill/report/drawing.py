@@ -110,11 +110,9 @@ def grid(panels: int, columns: int = 3, panel: tuple[float, float] = (200, 130))
 
 
 def svg(figure: Figure, name: str) -> Markup:
-    """A figure as inline SVG of a page.
+    """A figure as inline SVG of a page; its label is the drawing in words, for whoever does not see it.
 
-    Args:
-        figure: made with :func:`style`; its label is the drawing in words, for whoever does not see it.
-        name: of the drawing, different from all others of the page: its inner references follow from it.
+    Its inner references follow from ``name``, which must differ from those of the page's other drawings.
     """
     out = io.StringIO()
     nothing: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -284,11 +282,7 @@ def ends(axes: Axes, values: Sequence[float], gap: float) -> list[float]:
 def beside(axes: Axes, at: Sequence[Point], halves: Sequence[float], gap: float) -> list[Point]:
     """Where labels stand beside points, in pixels from them: towards the middle, at heights that keep apart.
 
-    Args:
-        axes: whose limits are set.
-        at: one point a label.
-        halves: half of each label's width, in pixels.
-        gap: pixels from one label's height to the next.
+    ``halves`` are half of the labels' widths, ``gap`` is what their heights keep apart, all in pixels.
     """
     box = axes.get_window_extent()
     sides = [1 if pixels(axes, point)[0] < (box.x0 + box.x1) / 2 else -1 for point in at]

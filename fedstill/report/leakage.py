@@ -34,11 +34,7 @@ Named = Callable[[str], str]
 
 
 def section(folder: Path, result: Result) -> dict[str, Any] | None:
-    """The section's content; None for a run that nobody attacked.
-
-    Raises:
-        RunFolderError: a file is broken.
-    """
+    """The section's content; None for a run that nobody attacked. Raises RunFolderError for a broken file."""
     found = Leakage.read(folder)
     if found is None:
         return None

@@ -24,11 +24,7 @@ def told(figure: Figure, value: float) -> str:
 
 
 def spread_text(figure: Figure, measured: OverNodes) -> str:
-    """A value with its unit and its spread, or "not measured".
-
-    >>> print(spread_text(Figure("accuracy", "Accuracy"), OverNodes(mean=81.1, std=4.24)))
-    81.1% \u00b1 4.2
-    """
+    """A value with its unit and its spread, or "not measured": "81.1% ± 4.2"."""
     return MISSING if measured.mean is None else told(figure, measured.mean) + _spread(figure, measured)
 
 
@@ -42,22 +38,13 @@ def _spread(figure: Figure, measured: OverNodes) -> str:
 
 
 def gap_text(figure: Figure, difference: float) -> str:
-    """A difference of two values, with its sign, without a unit.
-
-    >>> accuracy = Figure("accuracy", "Accuracy")
-    >>> gap_text(accuracy, 12.34), gap_text(accuracy, -2), gap_text(accuracy, -0.01)
-    ('+12.3', '-2.0', '0.0')
-    """
+    """A difference of two values, with its sign, without a unit: "+12.3", and "0.0" without one."""
     rounded = round(difference, figure.digits)
     return f"{rounded:+.{figure.digits}f}" if rounded else bare(figure, 0.0)
 
 
 def head(figure: Figure, *, units: bool = False) -> str:
-    """A figure over its column; an arrow where lower is better.
-
-    >>> print(head(Figure("hd95", "HD95", "px", 2, "lower"), units=True))
-    HD95 \u2193 px
-    """
+    """A figure over its column; an arrow where lower is better."""
     arrow = " \u2193" if figure.better == "lower" else ""
     return f"{figure.title}{arrow}" + (f" {figure.unit}" if units and figure.unit else "")
 

@@ -48,9 +48,8 @@ HELD: Mapping[str, tuple[str, str, bool]] = {
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into a run's folder, from the files in it, and return its path.
 
-    Only ``result.json`` must exist. What the other files would have shown is marked "not measured"
-    where they are missing. The same files give the same bytes. Raises RunFolderError where a file
-    cannot be read as what it should be.
+    Only ``result.json`` must exist; what other files would have shown is marked "not measured". The same
+    files give the same bytes. Raises RunFolderError where a file is broken.
     """
     page = environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
     target = folder / "report.html"
@@ -154,10 +153,7 @@ def _unbroken(figure: str) -> str:
 
 
 def _context(result: Result) -> str | None:
-    """The data and how it was split, in sentences, as far as the result tells.
-
-    A run from Python names no data set: then the nodes' own examples are counted.
-    """
+    """The data and how it was split; a run from Python names no data: its nodes' examples are counted."""
     held = [node.examples for node in result.nodes]
     known = [count for count in held if count is not None]
     train, test = result.data.train, result.data.test

@@ -48,10 +48,7 @@ CODES = np.tile(
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
-    """Rows of generated inputs, first and last among them: step, pictures, the maps they had to fill.
-
-    Inputs of other tasks (rows of a table, sequences) are no pictures: there is nothing to show.
-    """
+    """Rows of generated inputs, first and last among them; of other tasks they are no pictures: none."""
     tensors = read_tensors(folder / "samples.safetensors") or {}
     keys = sorted((key for key, stack in tensors.items() if key.isdecimal() and is_shown(stack)), key=int)
     to_order = any(f"{key}{MAPS}" in tensors for key in keys)
@@ -73,11 +70,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def section(folder: Path, result: Result) -> dict[str, Any] | None:
-    """The section's content; None for a run without pictures.
-
-    Raises:
-        RunFolderError: the file of pictures is broken, or does not hold what the result tells of it.
-    """
+    """The section's content; None for a run without pictures. Raises RunFolderError for a broken file."""
     if not result.pictures:
         return None
     kind, figure = result.pictures[0].kind, result.metric

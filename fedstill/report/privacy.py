@@ -30,17 +30,13 @@ PARTS = {
 }
 
 
-def _nodes(result: Result) -> tuple[NodePrivacy, ...]:
-    return result.privacy.nodes if result.privacy else ()
-
-
 def _bare(result: Result) -> list[str]:
-    return [node.name for node in _nodes(result) if node.bound is None]
+    return [node.name for node in result.protected if node.bound is None]
 
 
 def guaranteed(result: Result) -> tuple[float, float] | None:
     """An epsilon and a delta that hold at every node of a run; None if there is a node without."""
-    kept = [node.bound for node in _nodes(result) if node.bound is not None]
+    kept = [node.bound for node in result.protected if node.bound is not None]
     if not kept or _bare(result):
         return None
     return max(epsilon for epsilon, _ in kept), max(delta for _, delta in kept)
@@ -53,7 +49,7 @@ def in_words(result: Result) -> str | None:
     >>> in_words(Result.of({"privacy": {"nodes": [{**node, "name": "a"}, {"name": "b"}]}}))
     'epsilon 2.01 at delta 1e-05 at a (pate), for a record; no guarantee at b'
     """
-    told, bare = _nodes(result), _bare(result)
+    told, bare = result.protected, _bare(result)
     # By delta, mechanism and unit: an epsilon of one kind of guarantee says nothing of another.
     alike: dict[tuple[float | None, str, str], list[NodePrivacy]] = {}
     for node in told:
@@ -73,29 +69,24 @@ def in_words(result: Result) -> str | None:
 def sentence(result: Result) -> str:
     """What the head of a page says of it."""
     bare = _bare(result)
-    if _nodes(result) and not bare:
+    if result.protected and not bare:
         return "What left each node has a formal guarantee of privacy: see below how strong it is."
-    if len(bare) < len(_nodes(result)):
+    if len(bare) < len(result.protected):
         return f"There is no formal guarantee of privacy for {listed(bare)}: see below what that means."
     return "There is no formal guarantee of privacy: see below what that means."
 
 
 def counts_are_noisy(result: Result) -> bool:
     """Whether every node put noise on how many examples it told to hold."""
-    nodes = _nodes(result)
+    nodes = result.protected
     return bool(nodes) and all(
         any("Laplace noise" in rule and "each count" in rule for rule in node.rules) for node in nodes
     )
 
 
 def section(result: Result, audit: Audited | None) -> dict[str, Any]:
-    """Everything that the page's part on privacy names.
-
-    Args:
-        result: of the run.
-        audit: sums of its audit log; None: it is not there.
-    """
-    nodes = _nodes(result)
+    """Everything that the page's part on privacy names; ``audit`` is None where the log is not there."""
+    nodes = result.protected
     differing = [
         result.written(node.name)
         for node in nodes
@@ -163,7 +154,7 @@ def odds(epsilon: float, delta: float) -> float:
 
 def _table(result: Result, audit: Audited | None) -> Table:
     rows = []
-    for node in _nodes(result):
+    for node in result.protected:
         left = None
         if audit is not None:
             left = _kinds(audit.nodes.get(node.name, Traffic()).up)
@@ -200,11 +191,7 @@ def _odds_text(epsilon: float, delta: float) -> str:
 
 
 def _down(value: float) -> str:
-    """What is left, never more than there is.
-
-    >>> _down(0.0179), _down(1.0), _down(0.0)
-    ('0.017', '1', '0')
-    """
+    """What is left, never more than there is: three digits, rounded down."""
     return f"{math.floor(1000 * value + 1e-9) / 1000:g}"
 
 
@@ -213,7 +200,7 @@ def _down(value: float) -> str:
 
 def _protections(result: Result) -> list[dict[str, Any]]:
     by_words: dict[str, dict[str, Any]] = {}
-    for node in _nodes(result):
+    for node in result.protected:
         if node.mechanism == "none":
             continue
         levels = [f"{PARTS.get(name, name)} {level:.4g}" for name, level in node.noise.items() if level]

@@ -11,10 +11,9 @@ SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "e
 
 
 def plain_sentence(result: Result, audit: Audited | None = None, made_up: bool = False) -> str:
-    """What happened, in words for people who do not know the method.
+    """What happened, as far as the bytes by kind bear it out.
 
-    It claims only what the bytes by kind bear out. ``made_up`` says that the server generated the
-    inputs itself; ``audit`` tells which questions were about inputs.
+    ``made_up``: the server generated the inputs itself; ``audit`` tells which questions were about inputs.
     """
     count = len(result.nodes) or result.split.nodes
     if count is None:

@@ -122,11 +122,7 @@ class Entry:
         return Spread.of([run.figure(figure) for run in self.runs])
 
     def shown(self, figure: str, digits: int = 1) -> str | None:
-        """A figure over seeds, as tables have it; None is not measured.
-
-        Of one seed alone the nodes' mean has its deviation over the nodes, as papers give it of models that
-        were trained alone.
-        """
+        """A figure over seeds, as tables have it; of one seed a nodes' mean has its deviation over them."""
         ours = self.spread(figure)
         if ours is not None and self.spread_is_over_nodes and not figure.startswith(LOCAL):
             ours = Spread(ours.mean, self.runs[0].result.local.get(figure, OverNodes()).std)
@@ -186,14 +182,14 @@ class Entry:
             return next(iter(reasons))
         return "; ".join(f"{text} (seed {', '.join(map(str, seeds))})" for text, seeds in reasons.items())
 
-    def curve(self) -> list[tuple[float, float]]:
+    def curve(self) -> dict[float, Spread]:
         """What models are judged by over the share of the run that is done, the mean over seeds."""
         lines = []
         for run in self.runs:
             last = run.figure("turns") or max(run.metrics.central, default=0)
             lines.append({step / last: value for step, value in run.metrics.central.items()} if last else {})
         shared = set.intersection(*map(set, lines)) if lines else set()
-        return [(share, statistics.fmean(line[share] for line in lines)) for share in sorted(shared)]
+        return {share: Spread(statistics.fmean(line[share] for line in lines)) for share in sorted(shared)}
 
 
 def strongest(column: Column, found: Leakage | None) -> dict[str, float]:
@@ -224,15 +220,11 @@ class Setting:
         """What its models are judged by."""
         return self.figures[0]
 
-    def best(self, figure: Figure | None = None) -> set[str]:
+    def best(self, figure: Figure) -> set[str]:
         """Labels with the best mean among those that are judged by the same kind of model.
 
         Where the data themselves leave the nodes there is no federation, but a mark to reach.
-
-        Args:
-            figure: None is what models are judged by.
         """
-        figure = self.metric if figure is None else figure
         sign = 1 if figure.better == "higher" else -1
         kinds: dict[str, list[tuple[float, str]]] = {}
         for entry in self.entries:
@@ -243,8 +235,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Budgeted:
-    """One method under several budgets: its number, its name, what it reaches by epsilon; perhaps nothing."""
+class Line:
+    """One method's line: its number, its name, what it reaches by epsilon, or by the share of its run."""
 
     place: int
     name: str
@@ -308,7 +300,7 @@ class Summary:
         """Whether any row has a guarantee of privacy."""
         return any(entry.epsilon() is not None for entry in self.entries)
 
-    def budgets(self) -> list[Budgeted]:
+    def budgets(self) -> list[Line]:
         """What each method reaches under each budget; none unless settings differ in it, each from each."""
         lines = []
         for entries in zip(*(setting.entries for setting in self.settings), strict=True):
@@ -317,7 +309,7 @@ class Summary:
             found = {entry.budget: entry.spread(entry.metric) for entry in entries}
             reached = {epsilon: found[epsilon] for epsilon in sorted(found)}
             known = {epsilon: spread for epsilon, spread in reached.items() if spread is not None}
-            lines.append(Budgeted(entries[0].place, entries[0].name, known))
+            lines.append(Line(entries[0].place, entries[0].name, known))
         return lines if any(line.reached for line in lines) else []
 
     def privacy(self) -> str:

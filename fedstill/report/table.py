@@ -30,11 +30,7 @@ NEEDS: Mapping[str, str] = {
 
 
 def needs_words(needs: Mapping[str, object]) -> tuple[str, ...]:
-    """What a method needs, in words.
-
-    >>> needs_words({"public": True, "split": False})
-    ('public data',)
-    """
+    """What a method needs, in words."""
     return tuple(word for key, word in NEEDS.items() if needs.get(key) is True)
 
 
@@ -97,11 +93,7 @@ def _among(result: Result, meaning: str, nodes: tuple[str, ...] | None) -> str:
 
 
 def print_table(record: Mapping[str, Any], console: Console) -> None:
-    """Print the table at the end of a run: the task's figures, then bytes, privacy and time.
-
-    ``record`` is the content of ``result.json``; what it lacks is printed as "not measured".
-    Names come from users: they are printed as they are, never read as markup.
-    """
+    """Print the table at the end of a run, from the content of ``result.json``."""
     from rich.text import Text
 
     result = Result.of(record)

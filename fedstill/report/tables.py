@@ -98,11 +98,7 @@ def print_rows(
 ) -> None:
     """Print a table; words are printed as they are, never read as markup.
 
-    Args:
-        table: whose accented rows and best values are bold.
-        console: where it goes.
-        wrapped: heads of the columns whose words may go on in a second line.
-        wrap_names: whether names may.
+    Columns whose heads are ``wrapped`` may go on in a second line, and names unless ``wrap_names`` is False.
     """
     from rich import box
     from rich.table import Table as Lines
