@@ -136,9 +136,7 @@ def _compared(
 
 
 OF_A_RUN: Mapping[str, Callable[[RunFiles], Figure]] = {
-    "accuracy": accuracy,
-    "losses": losses,
-    "local_losses": local_losses,
+    draw.__name__: draw for draw in (accuracy, losses, local_losses)
 }
 
 

@@ -5,38 +5,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from fedstill.attacks.rows import Column
 from fedstill.core.words import human_bytes, percent
 from fedstill.privacy.statement import epsilon_text
 from fedstill.report.summary import Entry, Line, Setting, Spread, Summary
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"  # of settings, in a drawing
-
-
 NOTHING = Spread(0.0)
 
 
 @dataclass(frozen=True)
 class Spot:
-    """One method in one setting: its number and name, what it reaches in percent, for how many bytes.
-
-    Args:
-        bytes: up and down, all nodes, a whole run.
-        leak: what attacks got, in percent, where that is drawn.
-        tag: what stands beside it: its epsilon, its setting; may be empty.
-        where: the same for a reader who sees no drawing.
-        joined: whether it is on a line with the method's spot before it.
-    """
+    """One method in one setting: its number and name, what it reaches in percent, for how many bytes."""
 
     place: int
     name: str
     value: Spread
-    bytes: float
-    leak: Spread = NOTHING
-    tag: str = ""
-    where: str = ""
-    joined: bool = False
+    bytes: float  # up and down, all nodes, a whole run
+    leak: Spread = NOTHING  # what attacks got, in percent, where that is drawn
+    tag: str = ""  # beside it: its epsilon, its setting
+    where: str = ""  # the same in words
+    joined: bool = False  # by a line with the method's spot before it
 
     def told(self, figure: str) -> str:
         """It in words, with what attacks' figure is called."""
@@ -52,9 +42,9 @@ class Leaking:
     """
 
     column: Column | None
-    spots: tuple[Spot, ...]
-    letters: tuple[tuple[str, str], ...]
-    absent: tuple[str, ...]
+    spots: Sequence[Spot]
+    letters: Sequence[tuple[str, str]]
+    absent: Sequence[str]
 
 
 def spots_of(setting: Setting) -> list[Spot]:
@@ -78,9 +68,8 @@ def leaking_of(summary: Summary) -> Leaking:
     """Settings that differ in the budget alone are joined by method; others have a letter."""
     by_budget = bool(summary.budgets())
     column = next((leak for leak in summary.leaks if leak.axis), None)
-    several = len(summary.settings) > 1 and not by_budget
-    letters = list(zip(LETTERS, summary.settings, strict=False)) if several else []
-    letter_of = {setting.name: letter for letter, setting in letters}
+    names = [setting.name for setting in summary.settings]
+    letters = dict(zip(names, ascii_lowercase, strict=False)) if len(names) > 1 and not by_budget else {}
     found: list[tuple[float, Spot]] = []  # with the budget
     absent = []
     for setting in summary.settings:
@@ -91,7 +80,7 @@ def leaking_of(summary: Summary) -> Leaking:
                 continue
             kept = entry.epsilon()
             epsilon = "" if kept is None else epsilon_text(kept[0])
-            tag = ", ".join(filter(None, (letter_of.get(setting.name), epsilon and f"\u03b5 {epsilon}")))
+            tag = ", ".join(filter(None, (letters.get(setting.name), epsilon and f"\u03b5 {epsilon}")))
             where = ", ".join(filter(None, (setting.name, epsilon and f"epsilon {epsilon}")))
             spot = dataclasses.replace(spot, leak=leak[1], tag=tag, where=where)
             found.append((entry.budget if by_budget else 0.0, spot))
@@ -99,9 +88,7 @@ def leaking_of(summary: Summary) -> Leaking:
     for _, spot in sorted(found, key=lambda item: (item[1].place, item[0])):
         joined = by_budget and bool(spots) and spots[-1].place == spot.place
         spots.append(dataclasses.replace(spot, joined=joined))
-    return Leaking(
-        column, tuple(spots), tuple((letter, setting.name) for letter, setting in letters), tuple(absent)
-    )
+    return Leaking(column, spots, [(letter, name) for name, letter in letters.items()], absent)
 
 
 def written(epsilon: float) -> str:

@@ -57,14 +57,10 @@ def time_split(result: Result) -> str | None:
 
 def time_table(result: Result) -> Table | None:
     """The same as a table, with the colours of the bar."""
-    swatch = Markup('<span class="swatch {}"></span> {}')
-    rows = [
-        Row(
-            swatch.format(part.key, part.name),
-            [Cell(human_seconds(part.seconds)), Cell(percent(100 * part.share)), Cell(part.meaning)],
-        )
-        for part in parts(result)
-    ]
+    swatch, rows = Markup('<span class="swatch {}"></span> {}'), []
+    for part in parts(result):
+        words = (human_seconds(part.seconds), percent(100 * part.share), part.meaning)
+        rows.append(Row(swatch.format(part.key, part.name), list(map(Cell, words))))
     columns = [Column(""), Column(""), Column("", "meaning")]
     return Table("Where the time of the run went", "", columns, rows, style="parts") if rows else None
 

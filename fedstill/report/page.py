@@ -17,11 +17,10 @@ from markupsafe import Markup
 
 from fedstill.core.words import human_bytes, human_seconds, points
 from fedstill.report import drawing, leakage, link, pictures, privacy, run_figures, run_tables
-from fedstill.report.facts import facts
 from fedstill.report.metrics import bare, in_a_sentence, spread_text, told
 from fedstill.report.result import OverNodes, Result
 from fedstill.report.run import RunFiles
-from fedstill.report.sentence import plain_sentence
+from fedstill.report.sentence import facts, plain_sentence
 from fedstill.report.table import comparison
 from fedstill.report.tables import Fact
 from fedstill.report.templates import environment, size
@@ -74,7 +73,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "reached": run_tables.reached(result),
         "course": course,
         "course_drawn": course and drawing.responsive(partial(run_figures.course, course), "course"),
-        "processes": _processes(result),
+        "processes": "each node was a process of its own" if result.link else "all nodes ran in one process",
         "held": held,
         "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
         "findings": run_tables.findings(result),
@@ -98,10 +97,6 @@ def _view(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def _processes(result: Result) -> str:
-    return "each node was a process of its own" if result.link else "all nodes ran in one process"
-
-
 def _key_figures(result: Result) -> list[Fact]:
     metric, name, reached = result.metric, in_a_sentence(result.metric.title), result.value
     up, down, tests = result.bytes.up, result.came_down, result.data.test
@@ -110,8 +105,8 @@ def _key_figures(result: Result) -> list[Fact]:
              "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
     wire, ways, part = None, "", ""
     if up is not None and down is not None:
-        wire, sizes = size(up + down), [_unbroken(human_bytes(count)) for count in (up, down)]
-        ways = f"{sizes[0]} left the nodes, {sizes[1]} came to them"
+        left, came = (_unbroken(human_bytes(count)) for count in (up, down))
+        wire, ways = size(up + down), f"{left} left the nodes, {came} came to them"
     if distillation is not None:
         what = "in rounds" if result.turn == "round" else "distillation"
         part = f"{_unbroken(human_seconds(distillation))} of it {what}"
@@ -159,9 +154,8 @@ def _context(result: Result) -> str | None:
     train, test = result.data.train, result.data.test
     if train is None and known and len(known) == len(held):
         train = sum(known)
-    counts = [
-        f"{count:,} {label}" for count, label in ((train, "training"), (test, "test")) if count is not None
-    ]
+    told_of = {"training": train, "test": test}
+    counts = [f"{count:,} {label}" for label, count in told_of.items() if count is not None]
     size = f"{' and '.join(counts)} examples" if counts else ""
     shape = result.data.shape
     if size and shape:
@@ -193,24 +187,14 @@ def _panels(
     lines = {name: run_figures.finite(values) for name, values in series.items()}
     everything = [value for line in lines.values() for _, value in line]
     span = (min(everything), max(everything)) if share_axis and everything else None
-    return [
-        {
-            "name": name,
-            "last": _last(values),
-            "plot": _panel(name, lines[name], span) if lines[name] else None,
-            "lost": len(values) - len(lines[name]),
-        }
-        for name, values in series.items()
-    ]
-
-
-def _panel(name: str, line: drawing.Points, span: tuple[float, float] | None) -> Markup:
-    with drawing.style():
-        return drawing.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
-
-
-def _last(values: Mapping[float, float | None]) -> str | None:
-    if not values:
-        return None
-    value = values[max(values)]
-    return "not finite" if value is None else f"{value:.3g}"
+    panels = []
+    for name, values in series.items():
+        line, plot = lines[name], None
+        last = values[max(values)] if values else None
+        if line:
+            with drawing.style():
+                plot = drawing.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
+        told = "not finite" if last is None else f"{last:.3g}"
+        lost = len(values) - len(line)
+        panels.append({"name": name, "last": told if values else None, "plot": plot, "lost": lost})
+    return panels

@@ -113,22 +113,18 @@ def _agrees(node: NodePrivacy, traffic: Traffic) -> bool:
 def of_pictures(result: Result) -> list[str]:
     """What label maps, and comparisons with real images, tell of nodes' images: a sentence each."""
 
-    def crossed(kind: str, way: str) -> bool:
-        return bool(getattr((result.bytes.by_kind or {}).get(kind), way, 0))
-
+    sums = (result.bytes.by_kind or {}).items()
+    up, down = ({kind for kind, each in sums if getattr(each, way)} for way in ("up", "down"))
     told = []
-    if crossed("label maps", "up"):
+    if "label maps" in up:
         seen = ""
-        if crossed("label maps", "down"):
+        if "label maps" in down:
             own = "label maps" in result.returned
             seen = " Each went back to its own node only." if own else " They went on to all other nodes."
         told.append(f"Label maps are the outlines of what is in private images, one map an image.{seen}")
-    if crossed("difference", "up"):
-        slopes = (
-            " Its gradients left as well, from which a server can work out the node's image itself."
-            if crossed("gradients", "up")
-            else ""
-        )
+    if "difference" in up:
+        image = " Its gradients left as well, from which a server can work out the node's image itself."
+        slopes = image if "gradients" in up else ""
         told.append(
             "Comparisons with real images were on: for the server's images "
             f"nodes told the difference from their own images of the same label maps.{slopes}"
@@ -155,9 +151,7 @@ def odds(epsilon: float, delta: float) -> float:
 def _table(result: Result, audit: Audited | None) -> Table:
     rows = []
     for node in result.protected:
-        left = None
-        if audit is not None:
-            left = _kinds(audit.nodes.get(node.name, Traffic()).up)
+        left = None if audit is None else _kinds(audit.nodes.get(node.name, Traffic()).up)
         bound, bare = node.bound, node.releases_without_guarantee
         without = f"{bare:,} release{'' if bare == 1 else 's'} without" if bare else ""
         strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)
@@ -166,15 +160,10 @@ def _table(result: Result, audit: Audited | None) -> Table:
             epsilon, delta = epsilon_text(bound[0]), f"{bound[1]:g}"
             price = [Cell(epsilon, style="sum"), Cell(delta), Cell(_odds_text(*bound))]
         budget = Cell("none set" if node.budget is None else f"{node.budget:g}")
-        rest = Cell(
-            "" if node.left is None else _down(node.left), style="empty-cell" if node.left is None else ""
-        )
+        rest = Cell("", style="empty-cell") if node.left is None else Cell(_down(node.left))
         rows.append(Row(result.written(node.name), [Cell(left), Cell(node.mechanism), *price, budget, rest]))
-    columns = [Column("What left", "kinds"), Column("Mechanism", "")]
-    columns += [
-        Column(head)
-        for head in ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
-    ]
+    figures = ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
+    columns = [Column("What left", "kinds"), Column("Mechanism", ""), *map(Column, figures)]
     about = "What left each node, what that cost in privacy, and what is left of its budget"
     return Table(about, "Node", columns, rows, style="price")
 

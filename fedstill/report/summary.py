@@ -155,11 +155,7 @@ class Entry:
     def leak(self, column: Column) -> tuple[str, Spread] | None:
         """A figure of the strongest attack over seeds, with its name; None where a run has none."""
         tried = [strongest(column, run.leakage) for run in self.runs]
-        means = {
-            name: Spread.of([each[name] for each in tried])
-            for name in (tried[0] if tried else ())
-            if all(name in each for each in tried)
-        }
+        means = {name: Spread.of([each.get(name) for each in tried]) for name in (tried[0] if tried else ())}
         known = {name: spread for name, spread in means.items() if spread is not None}
         if not known:
             return None

@@ -59,18 +59,16 @@ def comparison(result: Result) -> list[Level]:
     ours = Level(central, CENTRAL[result.central][1], _one(result, result.reached), is_ours=True)
     levels = []
     if "standalone" not in result.missing:
-        levels.append(
-            _over_nodes(result, "standalone mean", "each node alone, on its own data", result.standalone)
-        )
+        alone = "each node alone, on its own data"
+        levels.append(_over_nodes(result, "standalone mean", alone, result.standalone))
     if result.central == "nodes":  # the same models
         mean = _over_nodes(result, central, ours.meaning, result.local)
         own = zip(mean.measured, ours.measured, strict=True)
         measured = tuple(dataclasses.replace(each, mean=told.mean) for each, told in own)
         levels, ours = [], dataclasses.replace(mean, measured=measured, is_ours=True)
     elif "standalone" in result.missing and result.metric.key in result.local:
-        levels.append(
-            _over_nodes(result, "nodes' own models", "each node's own model, at the end", result.local)
-        )
+        own_models = "each node's own model, at the end"
+        levels.append(_over_nodes(result, "nodes' own models", own_models, result.local))
     levels.append(ours)
     if "ensemble" not in result.missing and result.central != "ensemble":
         together = _among(result, "the nodes' models, answering together", result.ensemble.get("nodes"))

@@ -19,8 +19,16 @@ RESULT: dict[str, Any] = {
     "central": "student",
     "accuracy": 90.0,
     "link": {
-        "messages": 10, "seconds_each": 0.5, "bytes_each": 2000.0, "share": 0.125,
-        "starting": 4.0, "training": 1.0, "nodes": 2.0, "waiting": 0.5, "link": 2.5, "server": 10.0,
+        "messages": 10,
+        "seconds_each": 0.5,
+        "bytes_each": 2000.0,
+        "share": 0.125,
+        "starting": 4.0,
+        "training": 1.0,
+        "nodes": 2.0,
+        "waiting": 0.5,
+        "link": 2.5,
+        "server": 10.0,
     },
     "events": [
         {"node": "north", "number": 7, "event": "left out", "reason": "logits hold <NaN>"},
