@@ -36,12 +36,8 @@ MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
 TO_ORDER = (4, 6, 128)  # rows, columns and pixels of the longer side
 MAPS = ".maps"  # after a step's name: what its inputs were made from
 # Of the codes of a label map, for any number of them; neighbours differ in brightness too.
-CODES = np.tile(
-    np.array(
-        [(16, 16, 20), (86, 180, 233), (255, 217, 47), (213, 94, 0), (0, 158, 115), (240, 240, 240)], np.uint8
-    ),
-    (43, 1),
-)[:256]
+COLOURS = [(16, 16, 20), (86, 180, 233), (255, 217, 47), (213, 94, 0), (0, 158, 115), (240, 240, 240)]
+CODES = np.resize(np.array(COLOURS, np.uint8), (256, 3))
 
 
 # --- what the server made ---------------------------------------------------------------------------------
@@ -77,9 +73,8 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     tensors = read_tensors(folder / FILE)
     if tensors is None:
         return {"missing": FILE, "kind": kind, "cases": [], "more": 0}
-    parts = [
-        _parts(folder / FILE, place, case, tensors, result) for place, case in enumerate(result.pictures)
-    ]
+    file = folder / FILE
+    parts = [_parts(file, place, case, tensors, result) for place, case in enumerate(result.pictures)]
     most = max(map(_largest, parts)) if kind == "image" else 0.0
     views = []
     for place, (case, part) in enumerate(zip(result.pictures, parts, strict=True)):
@@ -139,9 +134,8 @@ def _about(case: Case) -> str:
     if case.part is not None and case.parts is not None:
         parts.append(f"slice {case.part + 1} of {case.parts}")
     if case.is_cut:
-        seen, whole = (
-            " \u00d7 ".join(map(str, sides)) for sides in ((case.window or ())[2:], case.size or ())
-        )
+        sides = ((case.window or ())[2:], case.size or ())
+        seen, whole = (" \u00d7 ".join(map(str, each)) for each in sides)
         parts.append(f"{seen} of its {whole} pixels")
     return ", ".join(part for part in parts if part)
 
@@ -192,14 +186,12 @@ def _images(parts: _Parts, most: float) -> dict[str, Any]:
     names = ["truth", "measured, zero-filled", *parts.models]
     images = zip(names, (parts.truth, parts.below, *parts.made), strict=True)
     errors = zip(names[1:], _errors(parts), strict=True)
+    pictures = [(name, picture(_bytes(image), MOST_SIDE)) for name, image in images]
+    far = [(name, indexed(_bytes(error / (most or 1.0)), _hot())) for name, error in errors]
     return {
-        "panels": [
-            _panel(name, shown(picture(_bytes(image), MOST_SIDE), f"image: {name}")) for name, image in images
-        ],
+        "panels": [_panel(name, shown(drawn, f"image: {name}")) for name, drawn in pictures],
         "first": 2,
-        "errors": [
-            shown(indexed(_bytes(far / (most or 1.0)), _hot()), f"error of {name}") for name, far in errors
-        ],
+        "errors": [shown(drawn, f"error of {name}") for name, drawn in far],
     }
 
 

@@ -74,12 +74,9 @@ class Run:
     leakage: Leakage | None = None  # what attacks with the comparison's options got
 
     def figure(self, name: str) -> float | None:
-        """One of the figures that means are taken of.
-
-        Args:
-            name: of :data:`TRAFFIC`; or a figure's key, for the central model; or "local <key>", for the
-                nodes' own models (of what models are judged by, each on its share of the test data);
-                "local <key>, all tests", "standalone <key>", "ensemble <key>" or "centralised <key>".
+        """One of :data:`TRAFFIC`; or by a figure's key, of the central model; or by "local <key>", of the
+        nodes' own models (of what they are judged by, each on its share of the test data); or by "local
+        <key>, all tests", "standalone <key>", "ensemble <key>", "centralised <key>".
         """
         if name in TRAFFIC:
             return TRAFFIC[name](self.result)

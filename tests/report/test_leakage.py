@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests import leaked
 from tests.leaked import at, interval
 from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_png import decoded
+from tests.report.test_result import spoilt
 
 ATTACKS = ("inversion", "membership", "copying", "counts")
 HOSTILE = '"><script>alert(1)</script>'
@@ -324,26 +324,13 @@ def test_broken_pictures_are_named(tmp_path: Path) -> None:
         attacked(tmp_path, a_head(inversion=an_inversion()))
 
 
-def replaced(value: Any, junk: object) -> Iterator[Any]:
-    """The same value, each time with one of all its parts turned to junk."""
-    yield junk
-    items: Any = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    for key, part in items:
-        for other in replaced(part, junk):
-            changed = value.copy()
-            changed[key] = other
-            yield changed
-
-
 @pytest.mark.parametrize("junk", [None, "x", 7, [3, None], {"a": [1]}, float("nan")])
 def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path, junk: object) -> None:
     parts = generated()
     parts["membership"] = parts["membership"][:1]
     parts["copying"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]
     told = json.loads(json.dumps(a_head(inversion=an_inversion(), **parts)))
-    broken = [changed for changed in replaced(told, junk) if isinstance(changed, dict)]
+    broken = list(spoilt(told, junk))
     assert len(broken) > 200
     refused = []
     for changed in broken:

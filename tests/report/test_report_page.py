@@ -467,15 +467,12 @@ def test_sentences_of_other_kinds() -> None:
     )
     both = sentence_with({"head parameters": {"up": 9}, "generator parameters": {"up": 9}})
     assert "but generator parameters and head parameters of models did" in both
+    came = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
+    assert "no model" not in came
+    assert came.endswith("parameters of models were sent to the nodes.")
     data = sentence_with({"private data": {"up": 9, "down": 0}})
     assert data.endswith("The nodes' training data left them.")
     assert "No training data" not in data
-
-
-def test_sentence_when_parameters_only_came() -> None:
-    sentence = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
-    assert "no model" not in sentence
-    assert sentence.endswith("parameters of models were sent to the nodes.")
 
 
 def test_sentence_when_label_maps_left() -> None:
@@ -489,12 +486,6 @@ def test_sentence_when_label_maps_left() -> None:
     assert "No image" not in mixed
 
 
-def test_sentence_claims_nothing_of_kinds_it_does_not_know() -> None:
-    sentence = sentence_with({"records": {"up": 10, "down": 0}})
-    assert "No training data" not in sentence
-    assert sentence.endswith("What left each node is listed below, kind by kind.")
-
-
 def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() -> None:
     bytes_of = {"up": 10, "down": 0}
     about = {"says": "a model", "of": "model", "package": "lab", "from a later release": 1}
@@ -505,8 +496,11 @@ def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() ->
         )
         for kind in ("lab: theta", "parameters")
     }
-    assert "model left" not in sentences["lab: theta"]
-    assert sentences["lab: theta"].endswith("What left each node is listed below, kind by kind.")
+    sentences["records"] = sentence_with({"records": bytes_of})  # that nobody knows
+    for unknown in ("lab: theta", "records"):
+        assert "model left" not in sentences[unknown]
+        assert "No training data" not in sentences[unknown]
+        assert sentences[unknown].endswith("What left each node is listed below, kind by kind.")
     # What the package knows is not said anew by a file.
     assert sentences["parameters"] == sentence_with({"parameters": bytes_of})
 
