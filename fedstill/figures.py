@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
-from fedstill.report.compare_points import Curve, Spot, curves_of, leaking_of, spots_of
+from fedstill.report.compare_points import Spot, curves_of, leaking_of, spots_of
 from fedstill.report.drawing import FORMATS
 from fedstill.report.run import RunFiles
-from fedstill.report.summary import Budgeted, Setting, Summary
+from fedstill.report.summary import Line, Setting, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,7 +126,7 @@ def _compared(
     shown: tuple[object, ...],
     axis: str,
     title: str,
-    methods: Sequence[Spot | Curve | Budgeted],
+    methods: Sequence[Spot | Line],
 ) -> Figure:
     """A comparison's drawing with its axes and its methods named."""
     with drawing.style():
@@ -136,9 +136,7 @@ def _compared(
 
 
 OF_A_RUN: Mapping[str, Callable[[RunFiles], Figure]] = {
-    "accuracy": accuracy,
-    "losses": losses,
-    "local_losses": local_losses,
+    draw.__name__: draw for draw in (accuracy, losses, local_losses)
 }
 
 

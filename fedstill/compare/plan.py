@@ -99,11 +99,7 @@ def plan(
 
 
 def read(
-    file: Path,
-    *,
-    seeds: int | None = None,
-    changes: Mapping[str, Any] | None = None,
-    leakage: bool = False,
+    file: Path, *, seeds: int | None = None, changes: Mapping[str, Any] | None = None, leakage: bool = False
 ) -> Comparison:
     """The comparison in a file, with other seeds and run options, if given.
 

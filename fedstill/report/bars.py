@@ -16,13 +16,8 @@ def bar(
     rings: Sequence[float] = (),
     levels: Levels = (),
 ) -> Markup:
-    """A track with what is drawn on it, in percent.
-
-    Args:
-        fill: a style class and how far it goes.
-        whisker: a line from one value to another.
-        rings: one a value.
-        levels: upright lines.
+    """A track with what is drawn on it, in percent: a fill of some style, a line from value to value, a ring
+    a value, upright lines.
     """
     parts = ['<rect class="track" width="100%" y="5" height="14" rx="3"/>']
     if fill:

@@ -24,7 +24,7 @@ from fedstill.report.compare_table import (
     whole_table,
 )
 from fedstill.report.summarise import summarise
-from fedstill.report.summary import Setting, Spread, Summary
+from fedstill.report.summary import Setting, Summary
 from fedstill.report.tables import NONE, Cell, Column, Row, Table
 
 if TYPE_CHECKING:
@@ -32,16 +32,7 @@ if TYPE_CHECKING:
 
     from fedstill.compare.plan import Comparison
 
-__all__ = [
-    "Spread",
-    "Summary",
-    "html",
-    "latex",
-    "markdown",
-    "print_comparison",
-    "summarise",
-    "write_comparison",
-]
+__all__ = ["html", "latex", "markdown", "print_comparison", "summarise", "write_comparison"]
 
 WIDE = 130  # columns of a terminal that takes everything in one table
 EACH = 14  # more for each figure beyond the first
@@ -70,9 +61,9 @@ def markdown(summary: Summary) -> str:
     """A table for each setting, for a page of documentation; before them accuracy against epsilon."""
     by_budget = budget_table(summary)
     lines = [] if by_budget is None else [*tables.markdown(by_budget), ""]
-    for setting, table in ((setting, whole_table(summary, setting)) for setting in summary.settings):
-        if setting.name:
-            lines += [f"**{setting.name}**", ""]
+    for setting in summary.settings:
+        table = whole_table(summary, setting)
+        lines += [f"**{setting.name}**", ""] if setting.name else []
         judged = zip(setting.entries, table.rows, strict=True)
         rows = [replace(row, cells=[Cell(entry.central), *row.cells]) for entry, row in judged]
         lines += tables.markdown(replace(table, columns=[Column("judged by"), *table.columns], rows=rows))
@@ -129,10 +120,10 @@ def print_comparison(summary: Summary, console: Console) -> None:
                 console.print(Text(f"{what}: the paper has {theirs}, the gap is {gap}"))
         console.print()
     if not wide:
-        rows = [Row(entry.name, [leaves(entry), needs(entry)]) for entry in summary.entries]
-        known = {row.name: row for row in rows}.values()
+        known = {entry.name: entry for entry in summary.entries}.values()
+        rows = [Row(entry.name, [value.cell(entry) for value in terms]) for entry in known]
         heads = [Column(value.head, "") for value in terms]
-        tables.print_rows(Table("", "method", heads, list(known)), console, wrapped=[c.head for c in heads])
+        tables.print_rows(Table("", "method", heads, rows), console, wrapped=[c.head for c in heads])
     for paper in summary.published:
         where = f", {paper.setting}" if paper.setting else ""
         told = f"Paper: {paper.method}, {summary.called(paper.figure)}{where}: {paper.source}"

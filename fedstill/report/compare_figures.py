@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from fedstill.attacks.rows import Column
 from fedstill.core.words import human_bytes, percent
 from fedstill.report import drawing
-from fedstill.report.compare_points import Curve, Spot, budgets, written
+from fedstill.report.compare_points import Spot, budgets, written
 from fedstill.report.drawing import CARD, FAINT, MUTED, PAPER, again, colour
-from fedstill.report.summary import Budgeted, Spread
+from fedstill.report.summary import Line, Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,6 @@ def _ends(values: Sequence[Spread]) -> list[float]:
 
 
 def _dot(axes: Axes, place: int, x: float, y: float, words: str, size: float = 9, **errors: Any) -> None:
-    """A method's point, with its deviations."""
     own, hollow = colour(place), again(place)
     kept = {way: room for way, room in errors.items() if room}
     if kept:
@@ -88,8 +87,7 @@ def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER
     if silent:
         axes.axvline(0.6 * 10.0**low, color=FAINT, lw=1, ls=(0, (3, 4)))
     at = [(spot.bytes, spot.value.mean) for spot in spots]
-    taken: list[drawing.Box] = [(*drawing.pixels(axes, place), 6.0, 6.0) for place in at]
-    offsets = drawing.free_places(axes, [(place, 8.0, 10.0, 10.0) for place in at], taken)
+    offsets = drawing.beside(axes, at, [10.0] * len(at), GAP)
     told = []
     for spot, offset in zip(spots, offsets, strict=True):
         size = human_bytes(round(spot.bytes))
@@ -104,22 +102,23 @@ def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER
 # --- over the run -----------------------------------------------------------------------------------------
 
 
-def curves(lines: Sequence[Curve], title: str = "Accuracy", width: float = PAPER) -> Figure:
+def curves(lines: Sequence[Line], title: str = "Accuracy", width: float = PAPER) -> Figure:
     """What methods reach over the share of the run, one line a method, each with its number at the end."""
     figure, axes = drawing.sheet(width, max(388, GAP * len(lines) + 48), right=46, bottom=34)
-    drawing.percent_axis(axes, [y for curve in lines for _, y in curve.line])
+    routes = [[(at, value.mean) for at, value in line.reached.items()] for line in lines]
+    drawing.percent_axis(axes, [y for route in routes for _, y in route])
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    rises = drawing.ends(axes, [curve.line[-1][1] for curve in lines], GAP)
-    dotted = sum(len(curve.line) for curve in lines) <= MOST_DOTS
-    for curve, rise in zip(lines, rises, strict=True):
-        shown = drawing.thin(curve.line)
+    rises = drawing.ends(axes, [route[-1][1] for route in routes], GAP)
+    dotted = sum(map(len, routes)) <= MOST_DOTS
+    for curve, route, rise in zip(lines, routes, rises, strict=True):
+        shown = drawing.thin(route)
         stroke = (0, (3.5, 2)) if again(curve.place) else "solid"
         axes.plot(*zip(*shown, strict=True), color=colour(curve.place), lw=2, ls=stroke, label=curve.name)
         for x, y in shown if dotted else shown[-1:]:
             _dot(axes, curve.place, x, y, f"{curve.name}, {x:.0%} of the run: {percent(y)}", 6)
         drawing.chip(axes, curve.place, shown[-1], (26, rise))
-    told = [f"{curve.name} {percent(curve.line[-1][1])}" for curve in lines]
+    told = [f"{line.name} {percent(route[-1][1])}" for line, route in zip(lines, routes, strict=True)]
     told[0] = f"At the end: {told[0]}"
     return _words(figure, f"{title} over the share of the run", told)
 
@@ -127,7 +126,7 @@ def curves(lines: Sequence[Curve], title: str = "Accuracy", width: float = PAPER
 # --- against epsilon --------------------------------------------------------------------------------------
 
 
-def against_epsilon(lines: Sequence[Budgeted], title: str = "Accuracy", width: float = PAPER) -> Figure:
+def against_epsilon(lines: Sequence[Line], title: str = "Accuracy", width: float = PAPER) -> Figure:
     """What methods reach over epsilon on a logarithmic axis; what has no budget stands at the right edge."""
     drawn = [line for line in lines if line.reached]
     figure, axes = drawing.sheet(width, max(408, GAP * len(drawn) + 48), right=46, bottom=34)
@@ -168,24 +167,14 @@ def against_epsilon(lines: Sequence[Budgeted], title: str = "Accuracy", width: f
 
 
 def radius(count: float, most: float) -> float:
-    """Of a mark whose area stands for bytes, in pixels.
-
-    >>> radius(100, 100), radius(25, 100), radius(0, 100)
-    (22.0, 11.0, 0.0)
-    """
+    """Of a mark whose area stands for bytes, in pixels."""
     return LARGEST * math.sqrt(count / most) if most > 0 else 0.0
 
 
 def against_leakage(
     spots: Sequence[Spot], column: Column, title: str = "Accuracy", width: float = PAPER
 ) -> Figure:
-    """What methods reach over what attacks got, with a line at guessing; areas are bytes.
-
-    Args:
-        spots: at least one; those of one method in the order in which they are joined.
-        column: the figure of attacks, in percent.
-        width: of the figure, for which numbers and tags are laid out.
-    """
+    """What methods reach over what attacks got, in percent, with a line at guessing; areas are bytes."""
     figure, axes = drawing.sheet(width, 480, right=20, top=28, bottom=34)
     guess = 0.0 if column.guess is None else column.guess
     leaks = _ends([spot.leak for spot in spots])
@@ -220,16 +209,10 @@ def against_leakage(
         words = spot.told(column.head)
         _dot(axes, spot.place, spot.leak.mean, spot.value.mean, words, 2 * DOT + 2, **errors)
     # Beside each spot its number and its tag; of a line only the last spot has the number.
+    numbers = ["" if index in before.values() else str(spot.place) for index, spot in enumerate(spots)]
+    labels = [" ".join(filter(None, pair)) for pair in zip(numbers, (s.tag for s in spots), strict=True)]
     at = [(spot.leak.mean, spot.value.mean) for spot in spots]
-    taken: list[drawing.Box] = [(*drawing.pixels(axes, place), DOT + 2, DOT + 2) for place in at]
-    labels, wanted = [], []
-    for index, spot in enumerate(spots):
-        number = "" if index in before.values() else str(spot.place)
-        labels.append(" ".join(filter(None, (number, spot.tag))))
-        room = max(radius(spot.bytes, most), DOT + 2) + 2
-        wanted.append((at[index], room, 7 + LETTER * len(labels[-1]) / 2, 10.0))
-    for spot, place, text, offset in zip(
-        spots, at, labels, drawing.free_places(axes, wanted, taken), strict=True
-    ):
-        drawing.chip(axes, spot.place, place, offset, text)
+    offsets = drawing.beside(axes, at, [7 + LETTER * len(label) / 2 for label in labels], GAP)
+    for spot, place, label, offset in zip(spots, at, labels, offsets, strict=True):
+        drawing.chip(axes, spot.place, place, offset, label)
     return _words(figure, f"{title} against the {column.axis}", [spot.told(column.head) for spot in spots])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -23,38 +23,28 @@ def html(summary: Summary) -> str:
     """The page: one file that loads nothing, with links to the runs' own reports."""
     lines, metric = summary.budgets(), summary.metric.title
     by_budget = budget_table(summary)
+    against = None
     if by_budget is not None:
         named = zip(lines, by_budget.rows, strict=True)
-        rows = [
-            dataclasses.replace(row, name=chip(line.place) + Markup(" {}").format(row.name))
-            for line, row in named
-        ]
-        by_budget = dataclasses.replace(by_budget, name="Method", rows=rows)
-    papers = [
-        (
-            paper,
-            summary.called(paper.figure),
-            Spread(paper.value, paper.std).text(summary.figure(paper.figure).digits),
-        )
-        for paper in summary.published
-    ]
-    return (
-        environment()
-        .get_template("compare.html.j2")
-        .render(
-            title=summary.about or (summary.name if summary.name != "compare" else "Methods, side by side"),
-            summary=summary,
-            lede=_lede(summary),
-            settings=[_setting(summary, setting) for setting in summary.settings],
-            by_budget=by_budget,
-            against=drawing.responsive(partial(compare_figures.against_epsilon, lines, metric), "epsilon")
-            if lines
-            else None,
-            papers=papers,
-            leaking=_leaking(summary) if summary.leakage else None,
-            several=len(summary.figures) > 1 or bool(set(summary.compared()) - set(summary.shown())),
-            chip=chip,
-        )
+        rows = [replace(row, name=chip(line.place) + Markup(" {}").format(row.name)) for line, row in named]
+        by_budget = replace(by_budget, name="Method", rows=rows)
+        against = drawing.responsive(partial(compare_figures.against_epsilon, lines, metric), "epsilon")
+    papers = []
+    for paper in summary.published:
+        value = Spread(paper.value, paper.std).text(summary.figure(paper.figure).digits)
+        papers.append((paper, summary.called(paper.figure), value))
+    template = environment().get_template("compare.html.j2")
+    return template.render(
+        title=summary.about or (summary.name if summary.name != "compare" else "Methods, side by side"),
+        summary=summary,
+        lede=_lede(summary),
+        settings=[_setting(summary, setting) for setting in summary.settings],
+        by_budget=by_budget,
+        against=against,
+        papers=papers,
+        leaking=_leaking(summary) if summary.leakage else None,
+        several=len(summary.figures) > 1 or bool(set(summary.compared()) - set(summary.shown())),
+        chip=chip,
     )
 
 
@@ -78,7 +68,6 @@ def _lede(summary: Summary) -> str:
 
 
 def _leaking(summary: Summary) -> dict[str, Any]:
-    """What methods reach against what attacks got, in one drawing."""
     found = compare_points.leaking_of(summary)
     spots, column = found.spots, found.column
     most = max((spot.bytes for spot in spots), default=0.0)
@@ -89,7 +78,7 @@ def _leaking(summary: Summary) -> dict[str, Any]:
         draw = partial(compare_figures.against_leakage, spots, column, summary.metric.title)
         drawn = drawing.responsive(draw, "leakage")
     return {
-        **{part.name: getattr(found, part.name) for part in dataclasses.fields(found)},
+        **vars(found),
         "drawing": drawn,
         "names": {spot.place: spot.name for spot in spots},
         "sizes": [(_area(sent, most), human_bytes(sent) if sent else "nothing sent") for sent in sizes],
@@ -99,7 +88,6 @@ def _leaking(summary: Summary) -> dict[str, Any]:
 
 
 def _area(count: float, most: float) -> Markup:
-    """A mark of some bytes alone, for a legend."""
     side = 2 * max(compare_figures.radius(count, most), compare_figures.DOT + 1)
     return Markup('<span class="area{}" style="width:{s:.1f}px;height:{s:.1f}px"></span>').format(
         "" if count else " none", s=side
@@ -107,7 +95,7 @@ def _area(count: float, most: float) -> Markup:
 
 
 def _setting(summary: Summary, setting: Setting) -> dict[str, Any]:
-    title, best = setting.metric.title, setting.best()
+    title, best = setting.metric.title, setting.best(setting.metric)
     spots, curves = compare_points.spots_of(setting), compare_points.curves_of(setting)
     return {
         "name": setting.name,
@@ -125,7 +113,6 @@ def _setting(summary: Summary, setting: Setting) -> dict[str, Any]:
 
 
 def _got(entry: Entry) -> dict[str, Any] | None:
-    """What attacks got from a row's runs, in words: of its first seed that was attacked."""
     for run in entry.runs:
         if run.leakage:
             got = {"sentence": run.leakage.sentence, "strength": strength(run.leakage)}
@@ -143,7 +130,6 @@ def strength(found: Leakage) -> str:
 
 
 def _table(summary: Summary, setting: Setting) -> Table:
-    """The table of all forms, with what a page has room for: terms, and links to the runs' reports."""
     told = whole_table(summary, setting)
     headings = {leak.head: leak.heading for leak in summary.leaks}
     columns = []
@@ -172,10 +158,7 @@ def _name(entry: Entry) -> Markup:
 
 
 def _terms(entry: Entry) -> Cell:
-    """What leaves a node and what the method needs; and why runs are lacking, where some are there."""
-    words = Markup("<span>leaves:</span> {}<br><span>needs:</span> {}").format(
-        leaves(entry).value, needs(entry).value
-    )
+    words = Markup("<span>leaves:</span> {}<br><span>needs:</span> {}").format(leaves(entry), needs(entry))
     lacking = Markup("<br><strong>{}</strong>").format(entry.reason())
     return Cell(words + lacking if entry.runs and entry.reason() else words)
 

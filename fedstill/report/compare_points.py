@@ -5,48 +5,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from fedstill.attacks.rows import Column
 from fedstill.core.words import human_bytes, percent
 from fedstill.privacy.statement import epsilon_text
-from fedstill.report.drawing import Points
-from fedstill.report.summary import Budgeted, Entry, Setting, Spread, Summary
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"  # of settings, in a drawing
-
+from fedstill.report.summary import Entry, Line, Setting, Spread, Summary
 
 NOTHING = Spread(0.0)
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One method's line: (share of the run, percent), at least one point."""
-
-    place: int
-    name: str
-    line: Points
-
-
-@dataclass(frozen=True)
 class Spot:
-    """One method in one setting: its number and name, what it reaches in percent, for how many bytes.
-
-    Args:
-        bytes: up and down, all nodes, a whole run.
-        leak: what attacks got, in percent, where that is drawn.
-        tag: what stands beside it: its epsilon, its setting; may be empty.
-        where: the same for a reader who sees no drawing.
-        joined: whether it is on a line with the method's spot before it.
-    """
+    """One method in one setting: its number and name, what it reaches in percent, for how many bytes."""
 
     place: int
     name: str
     value: Spread
-    bytes: float
-    leak: Spread = NOTHING
-    tag: str = ""
-    where: str = ""
-    joined: bool = False
+    bytes: float  # up and down, all nodes, a whole run
+    leak: Spread = NOTHING  # what attacks got, in percent, where that is drawn
+    tag: str = ""  # beside it: its epsilon, its setting
+    where: str = ""  # the same in words
+    joined: bool = False  # by a line with the method's spot before it
 
     def told(self, figure: str) -> str:
         """It in words, with what attacks' figure is called."""
@@ -57,19 +37,14 @@ class Spot:
 
 @dataclass(frozen=True)
 class Leaking:
-    """What methods reach against what attacks got: one picture of all settings.
-
-    Args:
-        column: the figure of attacks; None where they have none that can be an axis.
-        spots: in the order in which a method's are joined.
-        letters: of settings, where they differ in more than the budget.
-        absent: rows that lack a figure, in words.
+    """What methods reach against what attacks got: the figure of attacks, if one can be an axis; spots in
+    the order in which a method's are joined; letters of settings; rows that lack a figure, in words.
     """
 
     column: Column | None
-    spots: tuple[Spot, ...]
-    letters: tuple[tuple[str, str], ...]
-    absent: tuple[str, ...]
+    spots: Sequence[Spot]
+    letters: Sequence[tuple[str, str]]
+    absent: Sequence[str]
 
 
 def spots_of(setting: Setting) -> list[Spot]:
@@ -84,21 +59,17 @@ def _spot(entry: Entry) -> Spot | None:
     return Spot(entry.place, entry.name, reached, sent)
 
 
-def curves_of(setting: Setting) -> list[Curve]:
+def curves_of(setting: Setting) -> list[Line]:
     """What each method reaches over its run, of those that measured it on the way."""
-    return [Curve(entry.place, entry.name, line) for entry in setting.entries if (line := entry.curve())]
+    return [Line(entry.place, entry.name, line) for entry in setting.entries if (line := entry.curve())]
 
 
 def leaking_of(summary: Summary) -> Leaking:
-    """What methods reach against what attacks got.
-
-    Settings that differ in the budget alone are joined by method; others have a letter.
-    """
+    """Settings that differ in the budget alone are joined by method; others have a letter."""
     by_budget = bool(summary.budgets())
     column = next((leak for leak in summary.leaks if leak.axis), None)
-    several = len(summary.settings) > 1 and not by_budget
-    letters = list(zip(LETTERS, summary.settings, strict=False)) if several else []
-    letter_of = {setting.name: letter for letter, setting in letters}
+    names = [setting.name for setting in summary.settings]
+    letters = dict(zip(names, ascii_lowercase, strict=False)) if len(names) > 1 and not by_budget else {}
     found: list[tuple[float, Spot]] = []  # with the budget
     absent = []
     for setting in summary.settings:
@@ -109,7 +80,7 @@ def leaking_of(summary: Summary) -> Leaking:
                 continue
             kept = entry.epsilon()
             epsilon = "" if kept is None else epsilon_text(kept[0])
-            tag = ", ".join(filter(None, (letter_of.get(setting.name), epsilon and f"\u03b5 {epsilon}")))
+            tag = ", ".join(filter(None, (letters.get(setting.name), epsilon and f"\u03b5 {epsilon}")))
             where = ", ".join(filter(None, (setting.name, epsilon and f"epsilon {epsilon}")))
             spot = dataclasses.replace(spot, leak=leak[1], tag=tag, where=where)
             found.append((entry.budget if by_budget else 0.0, spot))
@@ -117,20 +88,14 @@ def leaking_of(summary: Summary) -> Leaking:
     for _, spot in sorted(found, key=lambda item: (item[1].place, item[0])):
         joined = by_budget and bool(spots) and spots[-1].place == spot.place
         spots.append(dataclasses.replace(spot, joined=joined))
-    return Leaking(
-        column, tuple(spots), tuple((letter, setting.name) for letter, setting in letters), tuple(absent)
-    )
+    return Leaking(column, spots, [(letter, name) for name, letter in letters.items()], absent)
 
 
 def written(epsilon: float) -> str:
-    """An epsilon as people write it.
-
-    >>> print(written(7.7), written(float("inf")))
-    7.7 \u221e
-    """
+    """An epsilon as people write it: "7.7" or the sign for no bound."""
     return f"{epsilon:g}".replace("inf", "\u221e")
 
 
-def budgets(lines: Sequence[Budgeted]) -> list[float]:
+def budgets(lines: Sequence[Line]) -> list[float]:
     """All epsilons, rising."""
     return sorted({epsilon for line in lines for epsilon in line.reached})

@@ -19,9 +19,14 @@ class Value:
     """One column of values: its head, what it says of a method, and the figure whose best is bold."""
 
     head: str
-    of: Callable[[Entry], Cell]
+    of: Callable[[Entry], Cell | str | None]
     figure: str = ""
     style: str = "r"
+
+    def cell(self, entry: Entry) -> Cell:
+        """Of one method."""
+        made = self.of(entry)
+        return made if isinstance(made, Cell) else Cell(made)
 
 
 def values_of(
@@ -30,19 +35,19 @@ def values_of(
     """Figures with these names, bytes, questions, seconds, epsilon, what attacks got, and papers' figures."""
     values = [Value(_head(summary, name), partial(_figure, summary, name), name) for name in names]
     values += [
-        Value("bytes up", partial(_bytes, "bytes up")),
-        Value("down", partial(_bytes, "bytes down")),
-        Value("questions", _questions),
-        Value("seconds", _seconds),
-        *([Value("epsilon", _price)] if summary.priced else []),
+        Value("bytes up", partial(_mean, "bytes up", _bytes)),
+        Value("down", partial(_mean, "bytes down", _bytes)),
+        Value("questions", partial(_mean, "questions", lambda count: f"{round(count):,}")),
+        Value("seconds", partial(_mean, "seconds", lambda took: f"{took:,.{1 if took < 100 else 0}f}")),
+        *([Value("epsilon", Entry.price)] if summary.priced else []),
         *(Value(leak.head, partial(_leaked, leak), style="r leak") for leak in leaks),
     ]
     for name in compared:
         about = [] if summary.figure(name) is summary.metric else [summary.figure(name).title]
         about += ["local"] if name.startswith(LOCAL) else []
         end = "".join(f", {part}" for part in about)
-        values.append(Value(f"paper{end}", partial(_paper, summary, name)))
-        values.append(Value(f"gap{end}", partial(_gap, summary, name), style="r gap"))
+        values.append(Value(f"paper{end}", partial(paper_text, summary, name)))
+        values.append(Value(f"gap{end}", partial(gap_of, summary, name), style="r gap"))
     return values
 
 
@@ -51,9 +56,9 @@ def setting_table(summary: Summary, setting: Setting, values: Sequence[Value]) -
     best = {figure.key: setting.best(figure) for figure in setting.figures}
     rows = []
     for entry in setting.entries:
-        cells = [value.of(entry).bolder(entry.label in best.get(value.figure, ())) for value in values]
+        cells = [value.cell(entry).bolder(entry.label in best.get(value.figure, ())) for value in values]
         if not entry.runs:
-            cells = [value.of(entry) if not value.style else Cell(NONE) for value in values]  # terms hold
+            cells = [value.cell(entry) if not value.style else Cell(NONE) for value in values]  # terms hold
             cells[0] = Cell(entry.reason().partition(":")[0])
         rows.append(Row(entry.name, cells, "" if entry.runs else entry.reason()))
     return Table(setting.name, "method", [Column(value.head, value.style) for value in values], rows)
@@ -83,35 +88,22 @@ def budget_table(summary: Summary) -> Table | None:
 
 
 def _head(summary: Summary, name: str) -> str:
-    """Over the column of a figure: "accuracy", "local accuracy", "HD95 \u2193 px"."""
     figure = summary.figure(name)
     told = in_a_sentence(head(figure, units=figure.unit != "%"))
     return f"{LOCAL}{told}" if name.startswith(LOCAL) else told
 
 
-def _figure(summary: Summary, name: str, entry: Entry) -> Cell:
-    return Cell(entry.shown(name, summary.figure(name).digits))
+def _figure(summary: Summary, name: str, entry: Entry) -> str | None:
+    return entry.shown(name, summary.figure(name).digits)
 
 
-def _bytes(name: str, entry: Entry) -> Cell:
+def _mean(name: str, write: Callable[[float], Cell | str], entry: Entry) -> Cell | str | None:
     spread = entry.spread(name)
-    if spread is None:
-        return Cell(None)
-    return Cell(human_bytes(round(spread.mean)), title=f"{round(spread.mean):,} bytes")
+    return None if spread is None else write(spread.mean)
 
 
-def _questions(entry: Entry) -> Cell:
-    spread = entry.spread("questions")
-    return Cell(None if spread is None else f"{round(spread.mean):,}")
-
-
-def _seconds(entry: Entry) -> Cell:
-    spread = entry.spread("seconds")
-    return Cell(None if spread is None else f"{spread.mean:,.{1 if spread.mean < 100 else 0}f}")
-
-
-def _price(entry: Entry) -> Cell:
-    return Cell(entry.price())
+def _bytes(count: float) -> Cell:
+    return Cell(human_bytes(round(count)), title=f"{round(count):,} bytes")
 
 
 def _leaked(leak: Leak, entry: Entry) -> Cell:
@@ -131,22 +123,14 @@ def gap_of(summary: Summary, name: str, entry: Entry) -> str | None:
     return None if gap is None else gap_text(summary.figure(name), gap)
 
 
-def _paper(summary: Summary, name: str, entry: Entry) -> Cell:
-    return Cell(paper_text(summary, name, entry))
-
-
-def _gap(summary: Summary, name: str, entry: Entry) -> Cell:
-    return Cell(gap_of(summary, name, entry))
-
-
-def leaves(entry: Entry) -> Cell:
+def leaves(entry: Entry) -> str:
     """What leaves a node."""
-    return Cell(", ".join(entry.leaves) or "nothing")
+    return ", ".join(entry.leaves) or "nothing"
 
 
-def needs(entry: Entry) -> Cell:
+def needs(entry: Entry) -> str:
     """What a method needs."""
-    return Cell(", ".join(entry.needs) or "nothing")
+    return ", ".join(entry.needs) or "nothing"
 
 
 def leak_notes(columns: Sequence[Leak]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ VARIABLES = {
 WIDTHS = (330, 540, 1000)  # pixels that a page's drawing is laid out for; the style sheet picks one
 PAPER = 540  # the same of a figure for a paper
 MOST_POINTS = 600  # a line drawn over some 300 to 900 pixels shows no more than this
+AWAY = 16  # pixels from a point to the label beside it
 FORMATS = ("pdf", "svg", "png")
 
 STYLE = {
@@ -109,11 +110,9 @@ def grid(panels: int, columns: int = 3, panel: tuple[float, float] = (200, 130))
 
 
 def svg(figure: Figure, name: str) -> Markup:
-    """A figure as inline SVG of a page.
+    """A figure as inline SVG of a page; its label is the drawing in words, for whoever does not see it.
 
-    Args:
-        figure: made with :func:`style`; its label is the drawing in words, for whoever does not see it.
-        name: of the drawing, different from all others of the page: its inner references follow from it.
+    Its inner references follow from ``name``, which must differ from those of the page's other drawings.
     """
     out = io.StringIO()
     nothing: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -121,12 +120,6 @@ def svg(figure: Figure, name: str) -> Markup:
         figure.savefig(out, format="svg", metadata=nothing)
     drawn = out.getvalue()
     drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 :]
-    radii = dict(re.findall(r'<path id="(\w+)" d="M 0 ([\d.]+) \nC', drawn))  # all marks are circles
-    drawn = re.sub(
-        r'<use xlink:href="#(\w+)" (x="[^"]*") (y="[^"]*") ',
-        lambda mark: f'<circle c{mark[2]} c{mark[3]} r="{radii[mark[1]]}" ',
-        drawn,
-    )
     for pattern, instead in SHORTER:
         drawn = re.sub(pattern, instead, drawn, flags=re.DOTALL)
     drawn = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _short, tag[0]), drawn)
@@ -137,8 +130,7 @@ def svg(figure: Figure, name: str) -> Markup:
     return head.format(figure.get_label(), width, height) + Markup(drawn.strip())
 
 
-# What a page does not need of matplotlib's SVG, in this order: what is around it and its names; type, as
-# a page has its own; curves of circles; groups that hold one thing; ends of lines.
+# What a page does not need of matplotlib's SVG: what is around it, its names, its type.
 SHORTER = (
     (r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>|<clipPath.*?</clipPath>|<defs>\s*</defs>", ""),
     (r'<g id="title: ([^"]*)">', r"<g><title>\1</title>"),
@@ -146,8 +138,6 @@ SHORTER = (
     (r"font-family: [^;\"]*;? ?", ""),
     (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
     (r"font: (\d+) ([\d.]+)px [^;\"]*", r"font-size: \2px;font-weight: \1"),
-    (r'<defs>\s*<path id="[^"]*" d="[^"]*" style="[^"]*"/>\s*</defs>', ""),
-    (r"<g>\s*(<(?:path|text|circle)[^>]*>(?:[^<]*</text>)?)\s*</g>", r"\1"),
     (r"\s*\n\s*", " "),
 )
 
@@ -252,7 +242,7 @@ def chip(axes: Axes, place: int, at: Point, offset: Point, text: str = "") -> No
     shape = "circle,pad=0.25" if len(text) < 3 else "round,pad=0.35,rounding_size=0.8"
     axes.annotate(
         text, at, offset, textcoords="offset points", ha="center", va="center_baseline",
-        fontsize=10.5, fontweight=650, color=own if hollow else CARD, annotation_clip=False, zorder=5,
+        fontsize=10.5, fontweight=650, color=own if hollow else CARD, annotation_clip=False, zorder=3.5,
         bbox={"boxstyle": shape, "fc": CARD if hollow else own, "ec": own, "lw": 1.5},
         arrowprops={"arrowstyle": "-", "color": own, "lw": 1, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0},
     )  # fmt: skip
@@ -289,47 +279,12 @@ def ends(axes: Axes, values: Sequence[float], gap: float) -> list[float]:
     return [round(place - height, 2) for place, height in zip(moved, heights, strict=True)]
 
 
-WAYS = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))
-FAR = (0, 10, 22, 36, 52, 70, 90)  # pixels from the nearest place that is tried to further ones
+def beside(axes: Axes, at: Sequence[Point], halves: Sequence[float], gap: float) -> list[Point]:
+    """Where labels stand beside points, in pixels from them: towards the middle, at heights that keep apart.
 
-Box = tuple[float, float, float, float]  # middle, half a width, half a height, in pixels
-
-
-Wanted = tuple[tuple[float, float], float, float, float]  # a point, pixels around it; half a label's sizes
-
-
-def free_places(axes: Axes, wanted: Sequence[Wanted], taken: Sequence[Box]) -> list[tuple[float, float]]:
-    """Where labels stand beside points, apart from each other and from all that is taken.
-
-    Args:
-        axes: whose limits are set.
-        wanted: one a label: its point, the pixels that the point's mark takes around it, and half of the
-            label's width and height in pixels.
-        taken: boxes in the figure's pixels.
-
-    Returns:
-        Offsets in pixels. What finds no free place gets the least crowded one.
+    ``halves`` are half of the labels' widths, ``gap`` is what their heights keep apart, all in pixels.
     """
-    frame, boxes, found = axes.get_window_extent(), list(taken), []
-    for at, off, half, tall in wanted:
-        x, y = pixels(axes, at)
-        tried = []
-        for far, (right, up) in product(FAR, WAYS):
-            reach = off + far
-            box = (x + right * (reach + half), y + up * (reach + tall), half, tall)
-            tried.append((_crowding(box, boxes, frame) + far, box))
-        best = min(tried, key=lambda each: each[0])[1]
-        boxes.append(best)
-        found.append((round(best[0] - x, 1), round(best[1] - y, 1)))
-    return found
-
-
-def _crowding(box: Box, taken: Sequence[Box], frame: Any) -> float:
-    """How much of a box others have, or lies outside: 0 is a free place."""
-    x, y, half, tall = box
-    over = (frame.x0 - x + half, x + half - frame.x1, frame.y0 - y + tall, y + tall - frame.y1)
-    shared = 100 * sum(max(0.0, side) for side in over)
-    for other_x, other_y, other_half, other_tall in taken:
-        across = half + other_half - abs(x - other_x)
-        shared += max(0.0, across) * max(0.0, tall + other_tall - abs(y - other_y))
-    return float(shared)
+    box = axes.get_window_extent()
+    sides = [1 if pixels(axes, point)[0] < (box.x0 + box.x1) / 2 else -1 for point in at]
+    rises = ends(axes, [y for _, y in at], gap)
+    return [(side * (AWAY + half), rise) for side, half, rise in zip(sides, halves, rises, strict=True)]

@@ -34,30 +34,23 @@ Named = Callable[[str], str]
 
 
 def section(folder: Path, result: Result) -> dict[str, Any] | None:
-    """The section's content; None for a run that nobody attacked.
-
-    Raises:
-        RunFolderError: a file is broken.
-    """
+    """The section's content; None for a run that nobody attacked. Raises RunFolderError for a broken file."""
     found = Leakage.read(folder)
     if found is None:
         return None
     stacks, named = read_tensors(folder / PICTURES), _named(result.names)
+    price = NO_GUARANTEE
+    if found.epsilon is not None:
+        price = f"epsilon {epsilon_text(found.epsilon)} at most, at each node"
     there = {name: stack[:MOST] for name, stack in (stacks or {}).items() if is_shown(stack)}
     return {
         "found": found,
         "attacks": [_attack(each, there, named) for each in found.attacks],
         "left": listed(found.leaves) if found.leaves else None,
-        "guarantee": _guarantee(found),
+        "guarantee": price,
         "pictures_missing": PICTURES if stacks is None else None,
         "config": json.dumps(found.config, indent=2, ensure_ascii=False),
     }
-
-
-def _guarantee(found: Leakage) -> str:
-    if found.epsilon is None:
-        return NO_GUARANTEE
-    return f"epsilon {epsilon_text(found.epsilon)} at most, at each node"
 
 
 def _named(names: Mapping[str, str]) -> Named:
@@ -70,7 +63,6 @@ def _named(names: Mapping[str, str]) -> Named:
 
 
 def _attack(told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
-    """One attack's part of the section."""
     title, columns = told.title or told.name, {column.name: column for column in told.columns}
     return {
         "title": title,
@@ -82,22 +74,19 @@ def _attack(told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[s
 
 
 def _table(title: str, table: Sequence[TableLine], columns: Mapping[str, Figure], named: Named) -> Table:
-    """A line an attack and target; below them what comes without attacking, if that is one thing."""
     figures = list(dict.fromkeys(figure for line in table for figure in line.figures))
-    shared = {
-        name: _shared([line.figures[name] for line in table if name in line.figures]) for name in figures
-    }
+    columns_of = {name: [line.figures[name] for line in table if name in line.figures] for name in figures}
+    shared = {name: _shared(rows) for name, rows in columns_of.items()}
     best = _best([row for line in table for row in line.figures.values()], columns)
-    guess = _guess([line.figures[figures[0]] for line in table if figures[0] in line.figures], columns)
+    guess = _guess(columns_of[figures[0]], columns)
     attacks = any(line.attack for line in table)
     rows = []
     for line in table:
         cells = [Cell(named(line.who))] if attacks else []
         for name in figures:
             row = line.figures.get(name)
-            cells.append(
-                Cell(NONE) if row is None else _cell(row, "" if shared[name] else row.without, row in best)
-            )
+            own = "" if row is None or shared[name] else row.without
+            cells.append(Cell(NONE) if row is None else _cell(row, own, row in best))
         cells += [] if guess is None else [Cell(_bar(line.figures.get(figures[0]), guess), style="bar")]
         rows.append(Row(line.attack if attacks else named(line.who), cells))
     heads = [f"{name[:1].upper()}{name[1:]}" for name in figures]
@@ -117,13 +106,11 @@ def _cell(row: Got, without: str, best: bool) -> Cell:
 
 
 def _shared(rows: Sequence[Got]) -> str:
-    """What comes without attacking, if it is the same for all."""
     told = {row.without for row in rows}
     return told.pop() if len(told) == 1 else ""
 
 
 def _best(rows: Sequence[Got], columns: Mapping[str, Figure]) -> list[Got]:
-    """The strongest of several figures of one column."""
     found = []
     for name, column in columns.items():
         told = [(row.value, row) for row in rows if row.column == name and row.value is not None]
@@ -134,13 +121,11 @@ def _best(rows: Sequence[Got], columns: Mapping[str, Figure]) -> list[Got]:
 
 
 def _guess(rows: Sequence[Got], columns: Mapping[str, Figure]) -> float | None:
-    """What guessing gets, where that is known of all of these figures."""
     guesses = [columns[row.column].guess if row.column in columns else None for row in rows]
     return None if None in guesses else guesses[0]
 
 
 def _bar(row: Got | None, guess: float) -> Markup:
-    """From 0 to 100%: a ring with its interval; dotted, what guessing gets."""
     if row is None or row.value is None:
         return Markup("")
     whisker = row.interval or (row.value, row.value)
@@ -148,17 +133,14 @@ def _bar(row: Got | None, guess: float) -> Markup:
 
 
 def _pictures(told: Pictures, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
-    """Strips of pictures below their heads."""
     drawn = []
     for strip in told.strips:
         if strip.stack not in stacks:
             continue
         images = stacks[strip.stack][: len(told.heads)]
         below = [*strip.below, *[""] * (len(images) - len(strip.below))]
-        cells = [
-            (shown(picture(image, SIDE), strip.head), under)
-            for image, under in zip(images, below, strict=False)
-        ]
+        drawings = [shown(picture(image, SIDE), strip.head) for image in images]
+        cells = list(zip(drawings, below, strict=False))
         drawn.append({"head": strip.head, "cells": cells})
     count = len(drawn[0]["cells"]) if drawn else 0
     return {

@@ -41,12 +41,7 @@ def parts(result: Result) -> list[Part]:
 
 
 def message_cost(result: Result) -> str | None:
-    """What a message cost, in words; None for a run whose nodes were in its own process.
-
-    >>> link = {"messages": 81, "seconds_each": 0.0383, "bytes_each": 60071.9, "share": 0.102}
-    >>> message_cost(Result.of({"link": link}))
-    '81 rounds of messages, 38 ms and 60.1 kB each; the link took 10.2% of the run'
-    """
+    """What a message cost, in words; None for a run whose nodes were in its own process."""
     count, seconds, size, share = map(result.link.get, ("messages", "seconds_each", "bytes_each", "share"))
     if count is None or seconds is None or size is None or share is None:
         return None
@@ -62,14 +57,10 @@ def time_split(result: Result) -> str | None:
 
 def time_table(result: Result) -> Table | None:
     """The same as a table, with the colours of the bar."""
-    swatch = Markup('<span class="swatch {}"></span> {}')
-    rows = [
-        Row(
-            swatch.format(part.key, part.name),
-            [Cell(human_seconds(part.seconds)), Cell(percent(100 * part.share)), Cell(part.meaning)],
-        )
-        for part in parts(result)
-    ]
+    swatch, rows = Markup('<span class="swatch {}"></span> {}'), []
+    for part in parts(result):
+        words = (human_seconds(part.seconds), percent(100 * part.share), part.meaning)
+        rows.append(Row(swatch.format(part.key, part.name), list(map(Cell, words))))
     columns = [Column(""), Column(""), Column("", "meaning")]
     return Table("Where the time of the run went", "", columns, rows, style="parts") if rows else None
 

@@ -94,7 +94,6 @@ def print_tasks(console: Console) -> None:
 
 
 def _lines() -> Table:
-    """A name and what is told of it, a line each."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column()

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedstill.core.words import MISSING
+from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Figure
 
 NAMES = ("Dice",)  # figures called after a person
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One figure of one model, or its mean over nodes; None is not measured."""
-
-    value: float | None
-    spread: float | None = None  # standard deviation over the nodes
-    each: tuple[float, ...] = ()  # one a node
 
 
 def bare(figure: Figure, value: float) -> str:
@@ -33,41 +23,28 @@ def told(figure: Figure, value: float) -> str:
     return bare(figure, value) + (figure.unit if figure.unit in ("%", "") else f" {figure.unit}")
 
 
-def spread_text(figure: Figure, measured: Measured) -> str:
-    """A value with its unit and its spread, or "not measured".
-
-    >>> print(spread_text(Figure("accuracy", "Accuracy"), Measured(81.1, 4.24)))
-    81.1% \u00b1 4.2
-    """
-    return MISSING if measured.value is None else told(figure, measured.value) + _spread(figure, measured)
+def spread_text(figure: Figure, measured: OverNodes) -> str:
+    """A value with its unit and its spread, or "not measured": "81.1% ± 4.2"."""
+    return MISSING if measured.mean is None else told(figure, measured.mean) + _spread(figure, measured)
 
 
-def bare_text(figure: Figure, measured: Measured) -> str:
+def bare_text(figure: Figure, measured: OverNodes) -> str:
     """The same without its unit, and with a dash for what is not measured: "81.1 ± 4.2"."""
-    return "-" if measured.value is None else bare(figure, measured.value) + _spread(figure, measured)
+    return "-" if measured.mean is None else bare(figure, measured.mean) + _spread(figure, measured)
 
 
-def _spread(figure: Figure, measured: Measured) -> str:
-    return "" if measured.spread is None else f" \u00b1 {bare(figure, measured.spread)}"
+def _spread(figure: Figure, measured: OverNodes) -> str:
+    return "" if measured.std is None else f" \u00b1 {bare(figure, measured.std)}"
 
 
 def gap_text(figure: Figure, difference: float) -> str:
-    """A difference of two values, with its sign, without a unit.
-
-    >>> accuracy = Figure("accuracy", "Accuracy")
-    >>> gap_text(accuracy, 12.34), gap_text(accuracy, -2), gap_text(accuracy, -0.01)
-    ('+12.3', '-2.0', '0.0')
-    """
+    """A difference of two values, with its sign, without a unit: "+12.3", and "0.0" without one."""
     rounded = round(difference, figure.digits)
     return f"{rounded:+.{figure.digits}f}" if rounded else bare(figure, 0.0)
 
 
 def head(figure: Figure, *, units: bool = False) -> str:
-    """A figure over its column; an arrow where lower is better.
-
-    >>> print(head(Figure("hd95", "HD95", "px", 2, "lower"), units=True))
-    HD95 \u2193 px
-    """
+    """A figure over its column; an arrow where lower is better."""
     arrow = " \u2193" if figure.better == "lower" else ""
     return f"{figure.title}{arrow}" + (f" {figure.unit}" if units and figure.unit else "")
 

@@ -17,11 +17,10 @@ from markupsafe import Markup
 
 from fedstill.core.words import human_bytes, human_seconds, points
 from fedstill.report import drawing, leakage, link, pictures, privacy, run_figures, run_tables
-from fedstill.report.facts import facts
 from fedstill.report.metrics import bare, in_a_sentence, spread_text, told
 from fedstill.report.result import OverNodes, Result
 from fedstill.report.run import RunFiles
-from fedstill.report.sentence import plain_sentence
+from fedstill.report.sentence import facts, plain_sentence
 from fedstill.report.table import comparison
 from fedstill.report.tables import Fact
 from fedstill.report.templates import environment, size
@@ -48,9 +47,8 @@ HELD: Mapping[str, tuple[str, str, bool]] = {
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into a run's folder, from the files in it, and return its path.
 
-    Only ``result.json`` must exist. What the other files would have shown is marked "not measured"
-    where they are missing. The same files give the same bytes. Raises RunFolderError where a file
-    cannot be read as what it should be.
+    Only ``result.json`` must exist; what other files would have shown is marked "not measured". The same
+    files give the same bytes. Raises RunFolderError where a file is broken.
     """
     page = environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
     target = folder / "report.html"
@@ -59,7 +57,6 @@ def write_report(folder: Path) -> Path:
 
 
 def _view(run: RunFiles) -> dict[str, Any]:
-    """Everything the template names, computed: the template decides only how it looks."""
     folder, result, metrics = run.folder, run.result, run.metrics
     config = folder / "config.toml"
     samples, levels, course = pictures.samples(folder), comparison(result), run_figures.course_of(run)
@@ -76,7 +73,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "reached": run_tables.reached(result),
         "course": course,
         "course_drawn": course and drawing.responsive(partial(run_figures.course, course), "course"),
-        "processes": _processes(result),
+        "processes": "each node was a process of its own" if result.link else "all nodes ran in one process",
         "held": held,
         "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
         "findings": run_tables.findings(result),
@@ -100,11 +97,6 @@ def _view(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def _processes(result: Result) -> str:
-    """Where the nodes of a simulation were."""
-    return "each node was a process of its own" if result.link else "all nodes ran in one process"
-
-
 def _key_figures(result: Result) -> list[Fact]:
     metric, name, reached = result.metric, in_a_sentence(result.metric.title), result.value
     up, down, tests = result.bytes.up, result.came_down, result.data.test
@@ -113,8 +105,8 @@ def _key_figures(result: Result) -> list[Fact]:
              "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
     wire, ways, part = None, "", ""
     if up is not None and down is not None:
-        wire, sizes = size(up + down), [_unbroken(human_bytes(count)) for count in (up, down)]
-        ways = f"{sizes[0]} left the nodes, {sizes[1]} came to them"
+        left, came = (_unbroken(human_bytes(count)) for count in (up, down))
+        wire, ways = size(up + down), f"{left} left the nodes, {came} came to them"
     if distillation is not None:
         what = "in rounds" if result.turn == "round" else "distillation"
         part = f"{_unbroken(human_seconds(distillation))} of it {what}"
@@ -135,8 +127,8 @@ def _gain(result: Result) -> Fact:
     metric, first = result.metric, comparison(result)[0]
     one, alone = first.measured[0], result.standalone.get(result.metric.key, OverNodes()).mean
     if result.central == "nodes" or (alone is None and first.name == "nodes' own models"):
-        spread = "" if one.spread is None else f"\u00b1 {bare(metric, one.spread)} over the nodes"
-        return Fact("Nodes' own models", None if one.value is None else told(metric, one.value), spread)
+        spread = "" if one.std is None else f"\u00b1 {bare(metric, one.std)} over the nodes"
+        return Fact("Nodes' own models", None if one.mean is None else told(metric, one.mean), spread)
     gain, note = None, "" if alone is None else f"a node alone reaches {_unbroken(spread_text(metric, one))}"
     if result.value is not None and alone is not None:
         gain = Markup('{} <span class="unit">points</span>').format(points(result.value - alone))
@@ -144,7 +136,6 @@ def _gain(result: Result) -> Fact:
 
 
 def _tested(result: Result, examples: int) -> str:
-    """What a figure is measured on: examples, or the cases that they are parts of."""
     cases, case = result.data.test_cases, result.data.case
     if cases is None:
         return f"{examples:,} test examples"
@@ -157,18 +148,14 @@ def _unbroken(figure: str) -> str:
 
 
 def _context(result: Result) -> str | None:
-    """The data and how it was split, in sentences, as far as the result tells.
-
-    A run from Python names no data set: then the nodes' own examples are counted.
-    """
+    """The data and how it was split; a run from Python names no data: its nodes' examples are counted."""
     held = [node.examples for node in result.nodes]
     known = [count for count in held if count is not None]
     train, test = result.data.train, result.data.test
     if train is None and known and len(known) == len(held):
         train = sum(known)
-    counts = [
-        f"{count:,} {label}" for count, label in ((train, "training"), (test, "test")) if count is not None
-    ]
+    told_of = {"training": train, "test": test}
+    counts = [f"{count:,} {label}" for label, count in told_of.items() if count is not None]
     size = f"{' and '.join(counts)} examples" if counts else ""
     shape = result.data.shape
     if size and shape:
@@ -197,28 +184,17 @@ def _context(result: Result) -> str | None:
 def _panels(
     series: Mapping[str, Mapping[float, float | None]], share_axis: bool = False
 ) -> list[dict[str, Any]]:
-    """Small plots, one a series; with a shared axis, heights can be compared across them."""
     lines = {name: run_figures.finite(values) for name, values in series.items()}
     everything = [value for line in lines.values() for _, value in line]
     span = (min(everything), max(everything)) if share_axis and everything else None
-    return [
-        {
-            "name": name,
-            "last": _last(values),
-            "plot": _panel(name, lines[name], span) if lines[name] else None,
-            "lost": len(values) - len(lines[name]),
-        }
-        for name, values in series.items()
-    ]
-
-
-def _panel(name: str, line: drawing.Points, span: tuple[float, float] | None) -> Markup:
-    with drawing.style():
-        return drawing.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
-
-
-def _last(values: Mapping[float, float | None]) -> str | None:
-    if not values:
-        return None
-    value = values[max(values)]
-    return "not finite" if value is None else f"{value:.3g}"
+    panels = []
+    for name, values in series.items():
+        line, plot = lines[name], None
+        last = values[max(values)] if values else None
+        if line:
+            with drawing.style():
+                plot = drawing.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
+        told = "not finite" if last is None else f"{last:.3g}"
+        lost = len(values) - len(line)
+        panels.append({"name": name, "last": told if values else None, "plot": plot, "lost": lost})
+    return panels

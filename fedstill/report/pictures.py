@@ -36,22 +36,15 @@ MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
 TO_ORDER = (4, 6, 128)  # rows, columns and pixels of the longer side
 MAPS = ".maps"  # after a step's name: what its inputs were made from
 # Of the codes of a label map, for any number of them; neighbours differ in brightness too.
-CODES = np.tile(
-    np.array(
-        [(16, 16, 20), (86, 180, 233), (255, 217, 47), (213, 94, 0), (0, 158, 115), (240, 240, 240)], np.uint8
-    ),
-    (43, 1),
-)[:256]
+COLOURS = [(16, 16, 20), (86, 180, 233), (255, 217, 47), (213, 94, 0), (0, 158, 115), (240, 240, 240)]
+CODES = np.resize(np.array(COLOURS, np.uint8), (256, 3))
 
 
 # --- what the server made ---------------------------------------------------------------------------------
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
-    """Rows of generated inputs, first and last among them: step, pictures, the maps they had to fill.
-
-    Inputs of other tasks (rows of a table, sequences) are no pictures: there is nothing to show.
-    """
+    """Rows of generated inputs, first and last among them; of other tasks they are no pictures: none."""
     tensors = read_tensors(folder / "samples.safetensors") or {}
     keys = sorted((key for key, stack in tensors.items() if key.isdecimal() and is_shown(stack)), key=int)
     to_order = any(f"{key}{MAPS}" in tensors for key in keys)
@@ -73,20 +66,15 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def section(folder: Path, result: Result) -> dict[str, Any] | None:
-    """The section's content; None for a run without pictures.
-
-    Raises:
-        RunFolderError: the file of pictures is broken, or does not hold what the result tells of it.
-    """
+    """The section's content; None for a run without pictures. Raises RunFolderError for a broken file."""
     if not result.pictures:
         return None
     kind, figure = result.pictures[0].kind, result.metric
     tensors = read_tensors(folder / FILE)
     if tensors is None:
         return {"missing": FILE, "kind": kind, "cases": [], "more": 0}
-    parts = [
-        _parts(folder / FILE, place, case, tensors, result) for place, case in enumerate(result.pictures)
-    ]
+    file = folder / FILE
+    parts = [_parts(file, place, case, tensors, result) for place, case in enumerate(result.pictures)]
     most = max(map(_largest, parts)) if kind == "image" else 0.0
     views = []
     for place, (case, part) in enumerate(zip(result.pictures, parts, strict=True)):
@@ -142,20 +130,17 @@ def _parts(path: Path, place: int, case: Case, tensors: Mapping[str, Array], res
 
 
 def _about(case: Case) -> str:
-    """Which case it is, from where, and which part of it is seen."""
     parts = [case.case, case.site]
     if case.part is not None and case.parts is not None:
         parts.append(f"slice {case.part + 1} of {case.parts}")
     if case.is_cut:
-        seen, whole = (
-            " \u00d7 ".join(map(str, sides)) for sides in ((case.window or ())[2:], case.size or ())
-        )
+        sides = ((case.window or ())[2:], case.size or ())
+        seen, whole = (" \u00d7 ".join(map(str, each)) for each in sides)
         parts.append(f"{seen} of its {whole} pixels")
     return ", ".join(part for part in parts if part)
 
 
 def _judged(case: Case, title: str) -> str:
-    """What a score below a picture is, and of what, if only a part of the case is seen."""
     if case.part is not None:
         return f"patient\u2019s {in_a_sentence(title)}"
     return f"whole picture\u2019s {in_a_sentence(title)}" if case.is_cut else title
@@ -166,7 +151,6 @@ def _panel(name: str, drawing: Markup) -> dict[str, Any]:
 
 
 def _outlines(name: str, parts: _Parts) -> dict[str, Any]:
-    """The image with the true outline, then for each model with both; the image is there only once."""
     height, width = parts.truth.shape
     size = {"w": width, "h": height}
     base = Markup('<image id="{n}" href="{png}" width="{w}" height="{h}"/>').format(
@@ -194,24 +178,20 @@ def _errors(parts: _Parts) -> list[Array]:
 
 
 def _largest(parts: _Parts) -> float:
-    """The error that the brightest colour stands for: nearly the largest of the models'."""
     seen, *made = _errors(parts)
     return max(float(np.quantile(error, SATURATED)) for error in (made or [seen]))
 
 
 def _images(parts: _Parts, most: float) -> dict[str, Any]:
-    """The true image, what the models saw and what they made of it; below them their errors, on one scale."""
     names = ["truth", "measured, zero-filled", *parts.models]
     images = zip(names, (parts.truth, parts.below, *parts.made), strict=True)
     errors = zip(names[1:], _errors(parts), strict=True)
+    pictures = [(name, picture(_bytes(image), MOST_SIDE)) for name, image in images]
+    far = [(name, indexed(_bytes(error / (most or 1.0)), _hot())) for name, error in errors]
     return {
-        "panels": [
-            _panel(name, shown(picture(_bytes(image), MOST_SIDE), f"image: {name}")) for name, image in images
-        ],
+        "panels": [_panel(name, shown(drawn, f"image: {name}")) for name, drawn in pictures],
         "first": 2,
-        "errors": [
-            shown(indexed(_bytes(far / (most or 1.0)), _hot()), f"error of {name}") for name, far in errors
-        ],
+        "errors": [shown(drawn, f"error of {name}") for name, drawn in far],
     }
 
 

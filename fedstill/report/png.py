@@ -46,13 +46,10 @@ def indexed(image: Bytes, colours: Bytes) -> str:
 
 
 def outlined(truth: npt.NDArray[Any], made: npt.NDArray[Any] | None = None) -> Bytes:
-    """Outlines of regions, as numbers of :data:`LINES`, enlarged: ``(k H, k W)``.
+    """Outlines of regions, ``(H, W)`` whole numbers, as numbers of :data:`LINES`, enlarged: ``(k H, k W)``.
 
-    Lines run between pixels of different regions. What a region has at the map's own edge is not drawn, as
-    nobody knows whether it ends there.
-
-    Args:
-        truth, made: ``(H, W)`` whole numbers: classes, or objects.
+    Lines run between pixels of different regions; none at the map's own edge, as nobody knows whether a
+    region ends there.
     """
     from scipy.ndimage import maximum_filter
 
@@ -66,7 +63,6 @@ def outlined(truth: npt.NDArray[Any], made: npt.NDArray[Any] | None = None) -> B
 
 
 def _edges(regions: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Where enlarged regions meet: the first pixel on either side's far end."""
     large = np.kron(regions, np.ones((math.ceil(OVERLAY / max(regions.shape)),) * 2, regions.dtype))
     edges = np.zeros(large.shape, bool)
     edges[1:] |= large[1:] != large[:-1]

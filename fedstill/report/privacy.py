@@ -30,17 +30,13 @@ PARTS = {
 }
 
 
-def _nodes(result: Result) -> tuple[NodePrivacy, ...]:
-    return result.privacy.nodes if result.privacy else ()
-
-
 def _bare(result: Result) -> list[str]:
-    return [node.name for node in _nodes(result) if node.bound is None]
+    return [node.name for node in result.protected if node.bound is None]
 
 
 def guaranteed(result: Result) -> tuple[float, float] | None:
     """An epsilon and a delta that hold at every node of a run; None if there is a node without."""
-    kept = [node.bound for node in _nodes(result) if node.bound is not None]
+    kept = [node.bound for node in result.protected if node.bound is not None]
     if not kept or _bare(result):
         return None
     return max(epsilon for epsilon, _ in kept), max(delta for _, delta in kept)
@@ -53,7 +49,7 @@ def in_words(result: Result) -> str | None:
     >>> in_words(Result.of({"privacy": {"nodes": [{**node, "name": "a"}, {"name": "b"}]}}))
     'epsilon 2.01 at delta 1e-05 at a (pate), for a record; no guarantee at b'
     """
-    told, bare = _nodes(result), _bare(result)
+    told, bare = result.protected, _bare(result)
     # By delta, mechanism and unit: an epsilon of one kind of guarantee says nothing of another.
     alike: dict[tuple[float | None, str, str], list[NodePrivacy]] = {}
     for node in told:
@@ -73,29 +69,24 @@ def in_words(result: Result) -> str | None:
 def sentence(result: Result) -> str:
     """What the head of a page says of it."""
     bare = _bare(result)
-    if _nodes(result) and not bare:
+    if result.protected and not bare:
         return "What left each node has a formal guarantee of privacy: see below how strong it is."
-    if len(bare) < len(_nodes(result)):
+    if len(bare) < len(result.protected):
         return f"There is no formal guarantee of privacy for {listed(bare)}: see below what that means."
     return "There is no formal guarantee of privacy: see below what that means."
 
 
 def counts_are_noisy(result: Result) -> bool:
     """Whether every node put noise on how many examples it told to hold."""
-    nodes = _nodes(result)
+    nodes = result.protected
     return bool(nodes) and all(
         any("Laplace noise" in rule and "each count" in rule for rule in node.rules) for node in nodes
     )
 
 
 def section(result: Result, audit: Audited | None) -> dict[str, Any]:
-    """Everything that the page's part on privacy names.
-
-    Args:
-        result: of the run.
-        audit: sums of its audit log; None: it is not there.
-    """
-    nodes = _nodes(result)
+    """Everything that the page's part on privacy names; ``audit`` is None where the log is not there."""
+    nodes = result.protected
     differing = [
         result.written(node.name)
         for node in nodes
@@ -116,29 +107,24 @@ def section(result: Result, audit: Audited | None) -> dict[str, Any]:
 
 
 def _agrees(node: NodePrivacy, traffic: Traffic) -> bool:
-    """Whether the price is what the audit log has."""
     return traffic.price == +Counter(node.events) and traffic.bare == node.releases_without_guarantee
 
 
 def of_pictures(result: Result) -> list[str]:
     """What label maps, and comparisons with real images, tell of nodes' images: a sentence each."""
 
-    def crossed(kind: str, way: str) -> bool:
-        return bool(getattr((result.bytes.by_kind or {}).get(kind), way, 0))
-
+    sums = (result.bytes.by_kind or {}).items()
+    up, down = ({kind for kind, each in sums if getattr(each, way)} for way in ("up", "down"))
     told = []
-    if crossed("label maps", "up"):
+    if "label maps" in up:
         seen = ""
-        if crossed("label maps", "down"):
+        if "label maps" in down:
             own = "label maps" in result.returned
             seen = " Each went back to its own node only." if own else " They went on to all other nodes."
         told.append(f"Label maps are the outlines of what is in private images, one map an image.{seen}")
-    if crossed("difference", "up"):
-        slopes = (
-            " Its gradients left as well, from which a server can work out the node's image itself."
-            if crossed("gradients", "up")
-            else ""
-        )
+    if "difference" in up:
+        image = " Its gradients left as well, from which a server can work out the node's image itself."
+        slopes = image if "gradients" in up else ""
         told.append(
             "Comparisons with real images were on: for the server's images "
             f"nodes told the difference from their own images of the same label maps.{slopes}"
@@ -163,12 +149,9 @@ def odds(epsilon: float, delta: float) -> float:
 
 
 def _table(result: Result, audit: Audited | None) -> Table:
-    """What left each node, what that cost, and what is left of its budget."""
     rows = []
-    for node in _nodes(result):
-        left = None
-        if audit is not None:
-            left = _kinds(audit.nodes.get(node.name, Traffic()).up)
+    for node in result.protected:
+        left = None if audit is None else _kinds(audit.nodes.get(node.name, Traffic()).up)
         bound, bare = node.bound, node.releases_without_guarantee
         without = f"{bare:,} release{'' if bare == 1 else 's'} without" if bare else ""
         strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)
@@ -177,15 +160,10 @@ def _table(result: Result, audit: Audited | None) -> Table:
             epsilon, delta = epsilon_text(bound[0]), f"{bound[1]:g}"
             price = [Cell(epsilon, style="sum"), Cell(delta), Cell(_odds_text(*bound))]
         budget = Cell("none set" if node.budget is None else f"{node.budget:g}")
-        rest = Cell(
-            "" if node.left is None else _down(node.left), style="empty-cell" if node.left is None else ""
-        )
+        rest = Cell("", style="empty-cell") if node.left is None else Cell(_down(node.left))
         rows.append(Row(result.written(node.name), [Cell(left), Cell(node.mechanism), *price, budget, rest]))
-    columns = [Column("What left", "kinds"), Column("Mechanism", "")]
-    columns += [
-        Column(head)
-        for head in ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
-    ]
+    figures = ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
+    columns = [Column("What left", "kinds"), Column("Mechanism", ""), *map(Column, figures)]
     about = "What left each node, what that cost in privacy, and what is left of its budget"
     return Table(about, "Node", columns, rows, style="price")
 
@@ -202,11 +180,7 @@ def _odds_text(epsilon: float, delta: float) -> str:
 
 
 def _down(value: float) -> str:
-    """What is left, never more than there is.
-
-    >>> _down(0.0179), _down(1.0), _down(0.0)
-    ('0.017', '1', '0')
-    """
+    """What is left, never more than there is: three digits, rounded down."""
     return f"{math.floor(1000 * value + 1e-9) / 1000:g}"
 
 
@@ -214,9 +188,8 @@ def _down(value: float) -> str:
 
 
 def _protections(result: Result) -> list[dict[str, Any]]:
-    """What is said of nodes' protection, once for all of whom the same is said."""
     by_words: dict[str, dict[str, Any]] = {}
-    for node in _nodes(result):
+    for node in result.protected:
         if node.mechanism == "none":
             continue
         levels = [f"{PARTS.get(name, name)} {level:.4g}" for name, level in node.noise.items() if level]
@@ -238,7 +211,6 @@ def _protections(result: Result) -> list[dict[str, Any]]:
 
 
 def _paid(events: Counter[str]) -> str:
-    """Events with how often each, the most frequent first."""
     listed = [f"{times:,} \u00d7 {_short(event)}" for event, times in events.most_common(MOST_EVENTS)]
     more = len(events) - len(listed)
     return (", ".join(listed) or "nothing") + (f" and {more} other prices" if more > 0 else "")

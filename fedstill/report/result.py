@@ -25,6 +25,7 @@ from fedstill.report.result_parts import (
     EventRecord,
     FilesRecord,
     Findings,
+    NodePrivacy,
     NodeRecord,
     OverNodes,
     Privacy,
@@ -159,13 +160,7 @@ class Result:
 
     @property
     def came_down(self) -> int | None:
-        """Bytes that came to the nodes: all that questions are about too, where a file carried both.
-
-        >>> answer = {"node": "a", "bytes": 1, "signed_by": "k"}
-        >>> asked = {"bytes": 514000, "public_inputs": 1, "sha256": ""}
-        >>> Result.of({"files": {"questions": asked, "answers": [answer, answer]}}).came_down
-        1028000
-        """
+        """Bytes that came to the nodes: all that questions are about too, where a file carried both."""
         if self.files is None:
             return self.bytes.down
         return self.files.questions.bytes * len(self.files.answers)
@@ -178,17 +173,18 @@ class Result:
         return self.files is not None or (bool(self.link) and not (self.standalone or self.local))
 
     @property
+    def protected(self) -> tuple[NodePrivacy, ...]:
+        """What each node's releases cost, as far as it is told."""
+        return self.privacy.nodes if self.privacy else ()
+
+    @property
     def sentences(self) -> list[str]:
         """What the nodes' side of a method tells of the run, such as what was switched off."""
         return [note if note.endswith(".") else f"{note}." for note in self.notes if note]
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        r"""By name, how a node is written: with its site, if all its examples are known to be from one.
-
-        >>> Result.of({"nodes": [{"name": "node-0", "site": "Utrecht"}, {"name": "node-1"}]}).names
-        {'node-0': 'node-0 \xb7\xa0Utrecht', 'node-1': 'node-1'}
-        """
+        """By name, how a node is written: with its site, if all its examples are known to be from one."""
         return {
             node.name: f"{node.name} \u00b7\u00a0{node.site}" if node.site else node.name
             for node in self.nodes

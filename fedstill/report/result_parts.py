@@ -71,12 +71,17 @@ class StudentRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class OverNodes:
-    """A figure of nodes' own models."""
+    """A figure of nodes' own models, or of one model, which has a mean alone."""
 
     mean: float | None = None
     std: float | None = None
     per_node: tuple[float | None, ...] = ()
     nodes: tuple[str, ...] | None = None  # which ones, where it is not of all
+
+    @property
+    def each(self) -> list[float]:
+        """Those that were measured."""
+        return [value for value in self.per_node if value is not None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,15 +29,8 @@ STROKES: Mapping[str, Any] = {"dotted": (0, (0.7, 2.6)), "dashed": (0, (5, 3)), 
 
 @dataclass(frozen=True)
 class Course:
-    """What models of a run reach on its way, in percent.
-
-    Args:
-        line: (step, value) of what the run is judged by, at least one.
-        name: of it: "student".
-        references: (name, stroke, value) of the levels beside it.
-        own: the nodes' own models' line, if wanted.
-        turn: what a step is called.
-        title: of the figure: "Accuracy".
+    """What models of a run reach on its way, in percent: at least one (step, value) of what it is judged by,
+    the levels beside it as (name, stroke, value), the nodes' own models' line, if wanted.
     """
 
     line: Points

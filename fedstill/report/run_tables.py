@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -11,6 +12,7 @@ from markupsafe import Markup
 from fedstill.report.bars import bar
 from fedstill.report.metrics import bare, head, spread_text, told
 from fedstill.report.result import CENTRAL, OverNodes, Result
+from fedstill.report.result_parts import NodeRecord, StudentRecord
 from fedstill.report.run import Audited, Traffic
 from fedstill.report.table import Level, comparison
 from fedstill.report.tables import Cell, Column, Row, Table
@@ -26,7 +28,7 @@ def reached(result: Result) -> Table:
     rows = []
     for level in comparison(result):
         cells = [
-            Cell(None if each.value is None else spread_text(figure, each), style="other" if place else "")
+            Cell(None if each.mean is None else spread_text(figure, each), style="other" if place else "")
             for place, (figure, each) in enumerate(zip(result.figures, level.measured, strict=True))
         ]
         rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_ours))
@@ -39,9 +41,8 @@ def reached(result: Result) -> Table:
 
 
 def _bar_of(level: Level) -> Markup:
-    """With the spread and one ring a node where the line has them."""
     measured = level.measured[0]
-    value, spread = measured.value, measured.spread
+    value, spread = measured.mean, measured.std
     if value is None:
         return Markup("")
     low_high = None if spread is None else (value - spread, value + spread)
@@ -55,30 +56,21 @@ def sites(result: Result) -> list[Table]:
         return []
     models = {result.judged: stored.central, "centralised": stored.centralised}
     models |= {result.written(name): by_site for name, by_site in stored.nodes.items()}
-    return [
-        Table(
-            f"{head(figure, units=True)} of each model on the test data of each site",
-            head(figure, units=True),
-            [Column(name) for name in stored.names],
-            [
-                Row(
-                    model,
-                    [
-                        Cell(_maybe(bare, figure, by_site.get(site, {}).get(figure.key)))
-                        for site in stored.names
-                    ],
-                    accent=model == result.judged,
-                )
-                for model, by_site in models.items()
-                if by_site is not None
-            ],
-        )
-        for figure in result.figures
-    ]
+    made, columns = [], [Column(name) for name in stored.names]
+    for figure in result.figures:
+        rows = []
+        for model, by_site in models.items():
+            if by_site is not None:
+                values = [by_site.get(site, {}).get(figure.key) for site in stored.names]
+                cells = [Cell(_maybe(bare, figure, value)) for value in values]
+                rows.append(Row(model, cells, accent=model == result.judged))
+        title = head(figure, units=True)
+        made.append(Table(f"{title} of each model on the test data of each site", title, columns, rows))
+    return made
 
 
-def _maybe(write: object, figure: Figure, value: float | None) -> str | None:
-    return None if value is None else (bare if write is bare else told)(figure, value)
+def _maybe(write: Callable[[Figure, float], str], figure: Figure, value: float | None) -> str | None:
+    return None if value is None else write(figure, value)
 
 
 def findings(result: Result) -> Table | None:
@@ -191,21 +183,13 @@ def nodes(result: Result) -> Table:
     metric = result.metric
     alone, own = own_values(result)
 
-    def cells(
-        model: str | None, parameters: int | None, examples: int | str | None, value: float | None
-    ) -> list[Cell]:
-        counts = [count if isinstance(count, str) else _count(count) for count in (parameters, examples)]
-        return [Cell(model), *map(Cell, counts), Cell(_maybe(told, metric, value))]
+    def cells(model: NodeRecord | StudentRecord, examples: str | None, value: float | None) -> list[Cell]:
+        told_value = _maybe(told, metric, value)
+        return [Cell(model.model), Cell(_count(model.parameters)), Cell(examples), Cell(told_value)]
 
-    rows = [
-        Row(
-            result.names[node.name],
-            cells(node.model, node.parameters, node.examples, own[place] if place < len(own) else None),
-        )
-        for place, node in enumerate(result.nodes)
-    ]
-    student = result.student
-    foot = [Row(result.judged, cells(student.model, student.parameters, "", result.value), accent=True)]
+    known = zip_longest(result.nodes, own[: len(result.nodes)])
+    rows = [Row(result.names[node.name], cells(node, _count(node.examples), value)) for node, value in known]
+    foot = [Row(result.judged, cells(result.student, "", result.value), accent=True)]
     title = f"{metric.title} {'alone' if alone else 'of its own'}"
     columns = [Column("Model", "model"), *map(Column, ("Parameters", "Examples", title))]
     about = "Model, size, examples and figures of each node and of the central model"

@@ -98,7 +98,7 @@ def _context(comparison: Comparison, setting: str, entries: Sequence[Entry]) -> 
     data, split, local = config.data, config.split, config.nodes.local
     batch = f"batch {local.batch}"
     # As many as a column has values: the runs know.
-    known = {run.result.split.nodes: None for entry in entries for run in entry.runs}
+    known = (run.result.split.nodes for entry in entries for run in entry.runs)
     count = split.nodes or next(filter(None, known), None)
     nodes = f"{count} nodes, " if count else ""
     parts = [
@@ -106,9 +106,9 @@ def _context(comparison: Comparison, setting: str, entries: Sequence[Entry]) -> 
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
         f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
     ]
-    notes = {run.result.data.note: None for entry in entries for run in entry.runs}
-    public = {_public(run.result): None for entry in entries for run in entry.runs}
-    return "; ".join([*parts, *(note for note in (*notes, *public) if note)])
+    results = [run.result for entry in entries for run in entry.runs]
+    notes = dict.fromkeys([*(result.data.note for result in results), *map(_public, results)])
+    return "; ".join([*parts, *filter(None, notes)])
 
 
 def _public(result: Result) -> str | None:
@@ -121,7 +121,6 @@ def _public(result: Result) -> str | None:
 
 
 def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
-    """What a reader must know to call the comparison fair, or not."""
     count = len(comparison.seeds)
     over = (
         "one seed alone: no spread is known" if count == 1 else f"mean \u00b1 sample deviation, {count} seeds"
@@ -188,7 +187,6 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
 
 
 def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list[str]:
-    """Which runs could not be attacked, and why; and which have not been, by the comparison's options."""
     notes, waiting = [], []
     for setting in settings:
         for entry in setting.entries:
@@ -207,7 +205,6 @@ def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Every value of a table with its dotted name: "evaluation.every = 5"."""
     found = []
     for key, value in table.items():
         nested = isinstance(value, Mapping)

@@ -74,12 +74,9 @@ class Run:
     leakage: Leakage | None = None  # what attacks with the comparison's options got
 
     def figure(self, name: str) -> float | None:
-        """One of the figures that means are taken of.
-
-        Args:
-            name: of :data:`TRAFFIC`; or a figure's key, for the central model; or "local <key>", for the
-                nodes' own models (of what models are judged by, each on its share of the test data);
-                "local <key>, all tests", "standalone <key>", "ensemble <key>" or "centralised <key>".
+        """One of :data:`TRAFFIC`; or by a figure's key, of the central model; or by "local <key>", of the
+        nodes' own models (of what they are judged by, each on its share of the test data); or by "local
+        <key>, all tests", "standalone <key>", "ensemble <key>", "centralised <key>".
         """
         if name in TRAFFIC:
             return TRAFFIC[name](self.result)
@@ -122,11 +119,7 @@ class Entry:
         return Spread.of([run.figure(figure) for run in self.runs])
 
     def shown(self, figure: str, digits: int = 1) -> str | None:
-        """A figure over seeds, as tables have it; None is not measured.
-
-        Of one seed alone the nodes' mean has its deviation over the nodes, as papers give it of models that
-        were trained alone.
-        """
+        """A figure over seeds, as tables have it; of one seed a nodes' mean has its deviation over them."""
         ours = self.spread(figure)
         if ours is not None and self.spread_is_over_nodes and not figure.startswith(LOCAL):
             ours = Spread(ours.mean, self.runs[0].result.local.get(figure, OverNodes()).std)
@@ -159,21 +152,12 @@ class Entry:
     def leak(self, column: Column) -> tuple[str, Spread] | None:
         """A figure of the strongest attack over seeds, with its name; None where a run has none."""
         tried = [strongest(column, run.leakage) for run in self.runs]
-        means = {
-            name: Spread.of([each[name] for each in tried])
-            for name in (tried[0] if tried else ())
-            if all(name in each for each in tried)
-        }
+        means = {name: Spread.of([each.get(name) for each in tried]) for name in (tried[0] if tried else ())}
         known = {name: spread for name, spread in means.items() if spread is not None}
         if not known:
             return None
         chosen = pick(column, [spread.mean for spread in known.values()])
         return next((name, spread) for name, spread in known.items() if spread.mean == chosen)
-
-    def leaked(self, column: Column) -> str | None:
-        """That figure as tables have it."""
-        found = self.leak(column)
-        return None if found is None else found[1].text(column.digits)
 
     def traffic(self) -> float | None:
         """Bytes up and down of a whole run, all nodes, the mean over seeds."""
@@ -191,14 +175,14 @@ class Entry:
             return next(iter(reasons))
         return "; ".join(f"{text} (seed {', '.join(map(str, seeds))})" for text, seeds in reasons.items())
 
-    def curve(self) -> list[tuple[float, float]]:
+    def curve(self) -> dict[float, Spread]:
         """What models are judged by over the share of the run that is done, the mean over seeds."""
         lines = []
         for run in self.runs:
             last = run.figure("turns") or max(run.metrics.central, default=0)
             lines.append({step / last: value for step, value in run.metrics.central.items()} if last else {})
         shared = set.intersection(*map(set, lines)) if lines else set()
-        return [(share, statistics.fmean(line[share] for line in lines)) for share in sorted(shared)]
+        return {share: Spread(statistics.fmean(line[share] for line in lines)) for share in sorted(shared)}
 
 
 def strongest(column: Column, found: Leakage | None) -> dict[str, float]:
@@ -229,15 +213,11 @@ class Setting:
         """What its models are judged by."""
         return self.figures[0]
 
-    def best(self, figure: Figure | None = None) -> set[str]:
+    def best(self, figure: Figure) -> set[str]:
         """Labels with the best mean among those that are judged by the same kind of model.
 
         Where the data themselves leave the nodes there is no federation, but a mark to reach.
-
-        Args:
-            figure: None is what models are judged by.
         """
-        figure = self.metric if figure is None else figure
         sign = 1 if figure.better == "higher" else -1
         kinds: dict[str, list[tuple[float, str]]] = {}
         for entry in self.entries:
@@ -248,8 +228,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Budgeted:
-    """One method under several budgets: its number, its name, what it reaches by epsilon; perhaps nothing."""
+class Line:
+    """One method's line: its number, its name, what it reaches by epsilon, or by the share of its run."""
 
     place: int
     name: str
@@ -313,7 +293,7 @@ class Summary:
         """Whether any row has a guarantee of privacy."""
         return any(entry.epsilon() is not None for entry in self.entries)
 
-    def budgets(self) -> list[Budgeted]:
+    def budgets(self) -> list[Line]:
         """What each method reaches under each budget; none unless settings differ in it, each from each."""
         lines = []
         for entries in zip(*(setting.entries for setting in self.settings), strict=True):
@@ -322,7 +302,7 @@ class Summary:
             found = {entry.budget: entry.spread(entry.metric) for entry in entries}
             reached = {epsilon: found[epsilon] for epsilon in sorted(found)}
             known = {epsilon: spread for epsilon, spread in reached.items() if spread is not None}
-            lines.append(Budgeted(entries[0].place, entries[0].name, known))
+            lines.append(Line(entries[0].place, entries[0].name, known))
         return lines if any(line.reached for line in lines) else []
 
     def privacy(self) -> str:

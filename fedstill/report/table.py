@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.core.words import MISSING, human_bytes, human_seconds, number
 from fedstill.report import tables
-from fedstill.report.metrics import Measured, bare_text, head, in_a_sentence, spread_text
+from fedstill.report.metrics import bare_text, head, in_a_sentence, spread_text
 from fedstill.report.result import CENTRAL, OverNodes, Result
 from fedstill.report.tables import Cell, Column, Fact, Row, Table
 
@@ -30,11 +30,7 @@ NEEDS: Mapping[str, str] = {
 
 
 def needs_words(needs: Mapping[str, object]) -> tuple[str, ...]:
-    """What a method needs, in words.
-
-    >>> needs_words({"public": True, "split": False})
-    ('public data',)
-    """
+    """What a method needs, in words."""
     return tuple(word for key, word in NEEDS.items() if needs.get(key) is True)
 
 
@@ -44,13 +40,13 @@ class Level:
 
     name: str
     meaning: str
-    measured: tuple[Measured, ...]
+    measured: tuple[OverNodes, ...]
     is_ours: bool = False  # what the method is judged by
 
     @property
     def value(self) -> float | None:
         """What models are judged by."""
-        return self.measured[0].value
+        return self.measured[0].mean
 
 
 def comparison(result: Result) -> list[Level]:
@@ -63,18 +59,16 @@ def comparison(result: Result) -> list[Level]:
     ours = Level(central, CENTRAL[result.central][1], _one(result, result.reached), is_ours=True)
     levels = []
     if "standalone" not in result.missing:
-        levels.append(
-            _over_nodes(result, "standalone mean", "each node alone, on its own data", result.standalone)
-        )
+        alone = "each node alone, on its own data"
+        levels.append(_over_nodes(result, "standalone mean", alone, result.standalone))
     if result.central == "nodes":  # the same models
         mean = _over_nodes(result, central, ours.meaning, result.local)
         own = zip(mean.measured, ours.measured, strict=True)
-        measured = tuple(dataclasses.replace(each, value=told.value) for each, told in own)
+        measured = tuple(dataclasses.replace(each, mean=told.mean) for each, told in own)
         levels, ours = [], dataclasses.replace(mean, measured=measured, is_ours=True)
     elif "standalone" in result.missing and result.metric.key in result.local:
-        levels.append(
-            _over_nodes(result, "nodes' own models", "each node's own model, at the end", result.local)
-        )
+        own_models = "each node's own model, at the end"
+        levels.append(_over_nodes(result, "nodes' own models", own_models, result.local))
     levels.append(ours)
     if "ensemble" not in result.missing and result.central != "ensemble":
         together = _among(result, "the nodes' models, answering together", result.ensemble.get("nodes"))
@@ -83,32 +77,21 @@ def comparison(result: Result) -> list[Level]:
     return [*levels, Level("centralised", alone, _one(result, result.centralised))]
 
 
-def _one(result: Result, record: Mapping[str, Any]) -> tuple[Measured, ...]:
-    """Figures of one model."""
-    return tuple(Measured(number(record, figure.key)) for figure in result.figures)
+def _one(result: Result, record: Mapping[str, Any]) -> tuple[OverNodes, ...]:
+    return tuple(OverNodes(mean=number(record, figure.key)) for figure in result.figures)
 
 
 def _over_nodes(result: Result, name: str, meaning: str, record: Mapping[str, OverNodes]) -> Level:
-    """A line with one value a node."""
-    found = [record.get(figure.key, OverNodes()) for figure in result.figures]
-    measured = tuple(
-        Measured(told.mean, told.std, tuple(value for value in told.per_node if value is not None))
-        for told in found
-    )
-    return Level(name, _among(result, meaning, found[0].nodes), measured)
+    measured = tuple(record.get(figure.key, OverNodes()) for figure in result.figures)
+    return Level(name, _among(result, meaning, measured[0].nodes), measured)
 
 
 def _among(result: Result, meaning: str, nodes: tuple[str, ...] | None) -> str:
-    """What a figure means; where it is not over all nodes, it names them."""
     return meaning if nodes is None else f"{meaning} (only {', '.join(map(result.written, nodes))})"
 
 
 def print_table(record: Mapping[str, Any], console: Console) -> None:
-    """Print the table at the end of a run: the task's figures, then bytes, privacy and time.
-
-    ``record`` is the content of ``result.json``; what it lacks is printed as "not measured".
-    Names come from users: they are printed as they are, never read as markup.
-    """
+    """Print the table at the end of a run, from the content of ``result.json``."""
     from rich.text import Text
 
     result = Result.of(record)

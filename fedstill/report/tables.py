@@ -98,11 +98,7 @@ def print_rows(
 ) -> None:
     """Print a table; words are printed as they are, never read as markup.
 
-    Args:
-        table: whose accented rows and best values are bold.
-        console: where it goes.
-        wrapped: heads of the columns whose words may go on in a second line.
-        wrap_names: whether names may.
+    Columns whose heads are ``wrapped`` may go on in a second line, and names unless ``wrap_names`` is False.
     """
     from rich import box
     from rich.table import Table as Lines
@@ -152,7 +148,8 @@ def latex(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
     A row without values has what is said of it in their place. Differences, whose columns have the style
     "gap", are set as mathematics.
     """
-    heads = [tex(f"{head[:1].upper()}{head[1:]}") for head in _heads(tables[0])]
+    first = [tables[0].name, *(column.head for column in tables[0].columns)]
+    heads = [tex(f"{head[:1].upper()}{head[1:]}") for head in first]
     lines = [
         "% Needs \\usepackage{booktabs}.",
         *(f"% {' '.join(remark.split())}" for remark in remarks),
@@ -170,10 +167,6 @@ def latex(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
                 cells = [f"\\multicolumn{{{len(heads) - 1}}}{{l}}{{{tex(row.says)}}}"]
             lines.append(f"{' & '.join([tex(row.name), *cells])} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _heads(table: Table) -> list[str]:
-    return [table.name, *(column.head for column in table.columns)]
 
 
 def _tex_cell(cell: Cell, column: Column) -> str:

@@ -11,7 +11,7 @@ from fedstill.core.words import MISSING, human_bytes, human_seconds, percent
 
 
 def environment() -> Environment:
-    """The templates of this folder, with the words that pages use for figures."""
+    """What fills the templates."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -17,70 +17,40 @@ from fedstill.attacks.data_copying import DataCopying
 from fedstill.attacks.found import Leakage
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
-from fedstill.attacks.leakage import described
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.errors import FedstillError
 from fedstill.core.loading import load
 from fedstill.core.tables import changed
+from tests import leaked
+from tests.leaked import interval
 
 Main = Callable[..., tuple[int, str, str]]
 
 
-def a_share(value: float, low: float, high: float) -> dict[str, float]:
-    return {"value": value, "low": low, "high": high}
-
-
-def at(rate: float, allowed: int, share: float) -> dict[str, Any]:
-    counts = {"found": 3, "members": 100, "accused": allowed, "others": 300}
-    return {"rate": rate, "allowed": allowed, "true_positives": a_share(share, 0.0, 0.5), **counts}
-
-
-INVERTED: dict[str, Any] = {
-    "shared": "all parameters", "known": "all", "guess": 9.84, "victims": 4, "images": 1, "smallest": 3,
-    "steps": 1, "optimiser": "sgd", "round": 0, "best": "dlg",
-    "attacks": [
-        {"name": "dlg", "title": "DLG", "psnr": {"mean": 31.25, "std": 4.0, "per_image": []},
-         "labels": {"right": 3, "of": 4}, "seconds": 3.0},
-    ],
+LIRA = leaked.member_attack(
+    "LiRA", interval(0.614, 0.58, 0.64),
+    leaked.at(0.01, interval(0.031, 0.0, 0.5)), leaked.at(0.001, interval(0.004, 0.0, 0.5), 0),
+)  # fmt: skip
+VGG = {
+    "extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,
+    "full_rank": True, "nodes": {"node-0": {"fid": 27.2, "kid": 0.1, "real": 9}}, "held_out": {},
 }  # fmt: skip
-TOLD: dict[str, Any] = {
-    "of": "student", "sees": "outputs", "members": 100, "others": 300, "shadows": 4, "trained": "alone",
-    "best": "lira",
-    "attacks": [
-        {"name": "lira", "title": "LiRA", "auc": a_share(0.614, 0.58, 0.64),
-         "at": [at(0.01, 3, 0.031), at(0.001, 0, 0.004)]},
-    ],
-}  # fmt: skip
-COPIED: dict[str, Any] = {
-    "images": 1000,
-    "of": "inputs",
-    "spaces": [
-        {"extractor": "pixels", "p_value": 0.0004, "share": 0.75, "low": 0.7, "high": 0.8, "generated": 9,
-         "private": 9, "held_out": 9, "drawings": 9, "z": 0.0, "z_p_value": 0.5, "fresh": None,
-         "pairs": [], "mind": []},
-    ],
-    "distances": [
-        {"extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,
-         "full_rank": True, "nodes": {"node-0": {"fid": 27.2, "kid": 0.1, "real": 9}}, "held_out": {}},
-    ],
-    "scores": {"images": 200, "adapted": 5.1, "student": 7.7, "nodes": {"node-0": 5.1}},
-}  # fmt: skip
-COUNTED: list[dict[str, Any]] = [
-    {"node": f"node-{place}", "exact": not off, "total_variation": off, "largest_error": off,
-     "largest_class": "one", "size_error": 0.0, "absent": [], "told_absent": []}
-    for place, off in enumerate((0.0, 0.25))
-]  # fmt: skip
+COPIED = leaked.copying(
+    leaked.space("pixels", p_value=0.0004, share=0.75, low=0.7, high=0.8, fresh=None),
+    distances=[VGG],
+    scores={"images": 200, "adapted": 5.1, "student": 7.7, "nodes": {"node-0": 5.1}},
+)
 FOUND: dict[str, Any] = {
     "sentence": "Parameters left the nodes. [b]One[/b] in three was found.",
     "audit": "node-0: 10 bytes of logits by the audit log, 12 heard",
     "skipped": [{"attack": "copying", "reason": "the server made no images"}],
-    "attacks": [
-        described(GradientInversion(), INVERTED),
-        described(MembershipInference(), {"targets": [TOLD]}),
-        described(DataCopying(), COPIED),
-        described(LabelCounts(), {"nodes": COUNTED}),
-    ],
+    "attacks": leaked.found(
+        inversion=leaked.inversion(leaked.inverted("DLG", 31.25, 4.0)),
+        membership=[leaked.target("student", LIRA)],
+        copying=COPIED,
+        counts=[leaked.counted("node-0", True), leaked.counted("node-1", False, 0.25)],
+    ),
 }
 
 

@@ -331,10 +331,7 @@ def test_a_published_figure_must_be_one(tmp_path: Path) -> None:
     for bad in ({"value": -1.0}, {"std": -0.1}, {"figure": "loss"}, {"source": ""}):
         with pytest.raises(ArgumentError, match=r"paper|published figure"):
             config.from_dict(
-                {
-                    "method": {"name": "fedavg"},
-                    "paper": [{"method": "m", "value": 1.0, "source": "s", **bad}],
-                }
+                {"method": {"name": "fedavg"}, "paper": [{"method": "m", "value": 1.0, "source": "s", **bad}]}
             )
     text = 'methods = ["fedavg"]\npaper = [{ method = "m", figure = "los", value = 1.0, source = "s" }]'
     with pytest.raises(UnknownName, match="unknown published figure 'los'"):

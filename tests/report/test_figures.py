@@ -16,10 +16,10 @@ from fedstill.attacks.rows import Column
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
-from fedstill.report.compare_points import Curve, Spot
-from fedstill.report.summary import Budgeted, Spread
+from fedstill.report.compare_points import Spot
+from fedstill.report.summary import Line, Spread
 from tests.report.test_report_compare import folder as _comparison
-from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds
+from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
 
 folder = _comparison  # three methods finished in the first setting, nothing in the second
 AUC = Column(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
@@ -47,7 +47,7 @@ def test_accuracy_of_rounds_has_the_nodes_own_models(tmp_path: Path) -> None:
         {"phase": "distillation", "step": k, "losses": {}, "accuracy": 80.0 + k, "local_accuracy": 60.0 + k}
         for k in (1, 2)
     ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    measured(run, lines)
     figure = figures.accuracy(str(run))
     shown = lines_of(figure)
     assert shown["average"] == [(1.0, 81.0), (2.0, 82.0)]
@@ -117,7 +117,7 @@ def test_a_comparison_shows_means_over_seeds(folder: Path) -> None:
 
 def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
     reached = {1.0: Spread(70.0, 2.0), 8.0: Spread(80.0), math.inf: Spread(90.0)}
-    figure = compare_figures.against_epsilon([Budgeted(1, "one", reached), Budgeted(2, "none", {})])
+    figure = compare_figures.against_epsilon([Line(1, "one", reached), Line(2, "none", {})])
     assert lines_of(figure)["one"] == [(1.0, 70.0), (8.0, 80.0)]
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "\u221e"]
@@ -157,18 +157,10 @@ def test_areas_are_bytes_and_a_line_joins_a_method_with_itself() -> None:
 
 @pytest.mark.parametrize("width", drawing.WIDTHS)
 def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> None:
-    spots = [
-        Spot(
-            place,
-            f"m{place}",
-            Spread(80 + place % 3 + 2 * step),
-            10.0**place,
-            Spread(52 + place * 0.8 + step),
-            f"e {step}",
-        )
-        for place in range(1, 7)
-        for step in (1, 5)
-    ]
+    spots = []
+    for place, step in itertools.product(range(1, 7), (1, 5)):
+        reached, leaked = Spread(80 + place % 3 + 2 * step), Spread(52 + place * 0.8 + step)
+        spots.append(Spot(place, f"m{place}", reached, 10.0**place, leaked, f"e {step}"))
     axes = compare_figures.against_leakage(spots, AUC, width=width).axes[0]
     boxes = []
     for text in axes.texts:
@@ -186,7 +178,7 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
 
 def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
     hostile = '"><script>$x^2$</script> \u6771'
-    curves = [Curve(1, hostile, [(0.5, 10.0), (1.0, 20.0)])]  # two marks alike
+    curves = [Line(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two marks alike
 
     def drawn() -> str:
         with drawing.style():
@@ -194,7 +186,7 @@ def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
 
     first = drawn()
     assert first == drawn()
-    assert first.count("<circle ") == 2
+    assert first.count("<use ") == 2
     assert "<script>" not in first
     assert first.count("&lt;script&gt;$x^2$") == 4  # in the label twice, and the tip of each of two points
     assert "font-family" not in first
@@ -207,8 +199,7 @@ def test_colours_in_a_page_are_those_of_its_style_sheet() -> None:
         told = drawing.svg(compare_figures.traffic(spots), "a")
     style = (Path(drawing.__file__).parent / "style.css.j2").read_text()
     style += (Path(drawing.__file__).parent / "compare.html.j2").read_text()
-    assert told.count("<circle ") == len(spots)
-    assert "<use" not in told
+    assert told.count("<use ") == len(spots)
     for colour, variable in drawing.VARIABLES.items():
         assert colour not in told
         assert f"--{variable}: {colour};" in style

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +12,23 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from fedstill.attacks.data_copying import DataCopying
-from fedstill.attacks.gradient_inversion import GradientInversion
-from fedstill.attacks.label_counts import LabelCounts
-from fedstill.attacks.leakage import described
-from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.core.errors import RunFolderError
-from fedstill.report import write_report
 from fedstill.report.leakage import MOST, section
 from fedstill.report.result import Result
-from tests.report.test_report_page import Page, a_folder, a_result
+from tests import leaked
+from tests.leaked import at, interval
+from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_png import decoded
+from tests.report.test_result import spoilt
 
+ATTACKS = ("inversion", "membership", "copying", "counts")
 HOSTILE = '"><script>alert(1)</script>'
 Stacks = dict[str, npt.NDArray[Any]]
 
 
-def interval(value: float, low: float, high: float) -> dict[str, float]:
-    return {"value": value, "low": low, "high": high}
-
-
-def at(rate: float, allowed: int, accused: int, found: int, share: dict[str, float]) -> dict[str, Any]:
-    return {
-        "rate": rate,
-        "allowed": allowed,
-        "accused": accused,
-        "found": found,
-        "members": 1437,
-        "others": 360,
-        "true_positives": share,
-        "false_positives": interval(accused / 360, 0.0, 0.03),
-    }
-
-
-def a_head(
-    inversion: Any = None, membership: Any = None, copying: Any = None, counts: Any = None, **parts: Any
-) -> dict[str, Any]:
+def a_head(**parts: Any) -> dict[str, Any]:
     """What each file of attacks has, with no attack in it but those given."""
-    found = (
-        (GradientInversion(), inversion),
-        (MembershipInference(), membership and {"targets": membership}),
-        (DataCopying(), copying),
-        (LabelCounts(), counts and {"nodes": counts}),
-    )
+    attacks = {name: parts.pop(name) for name in ATTACKS if name in parts}
     return {
         "fedstill": "0.1.0",
         "date": "2026-11-22T17:40:00+00:00",
@@ -68,98 +41,40 @@ def a_head(
         "audit": None,
         "skipped": [],
         "sentence": "What left north was enough to work out an image of it.",
-        "attacks": [described(attack, part) for attack, part in found if part],
+        "attacks": leaked.found(**attacks),
         **parts,
     }
 
 
 def an_inversion() -> dict[str, Any]:
-    def got(name: str, title: str, mean: float, std: float, each: list[float], right: int) -> dict[str, Any]:
-        psnr = {"mean": mean, "std": std, "per_image": each}
-        return {
-            "name": name,
-            "title": title,
-            "psnr": psnr,
-            "labels": {"right": right, "of": 4},
-            "seconds": 3.1,
-        }
-
-    return {
-        "shared": "all parameters",
-        "known": "the weights sent to the node, and the protocol",
-        "images": 1,
-        "round": 0,
-        "steps": 1,
-        "optimiser": "sgd",
-        "victims": 4,
-        "smallest": 7,
-        "guess": 9.84,
-        "attacks": [
-            got("dlg", "DLG", 31.24, 4.05, [30.06, 31.06, 32.06, 31.78], 3),
-            got("inverting", "Inverting gradients", 22.0, 1.5, [22.0, 23.5, 20.5, 22.0], 4),
-        ],
-        "best": "dlg",
-    }
+    return leaked.inversion(
+        leaked.inverted("DLG", 31.24, 4.05, [30.06, 31.06, 32.06, 31.78]),
+        leaked.inverted("Inverting gradients", 22.0, 1.5, [22.0, 23.5, 20.5, 22.0], right=4),
+    )
 
 
 def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
     """A model that was attacked twice: LiRA found something, loss did not."""
-    return {
-        "of": of,
-        "sees": "the student's outputs about any input",
-        "members": 1437,
-        "others": 360,
-        "shadows": 16,
-        "trained": "federations",
-        "attacks": [
-            {
-                "name": "lira",
-                "title": "LiRA",
-                "auc": interval(0.6123, 0.5831, 0.6409),
-                "at": [
-                    at(0.01, 3, 3, 40, interval(0.0278, 0.0199, 0.0377)),
-                    at(0.001, 0, 0, 12, interval(0.0084, 0.0043, 0.0145)),
-                ],
-            },
-            {
-                "name": "loss",
-                "title": "loss threshold",
-                "auc": interval(0.5104, 0.4772, 0.5435),
-                "at": [
-                    at(0.01, 3, 3, 14, interval(0.0097, 0.0053, 0.0163)),
-                    at(0.001, 0, 0, 1, interval(0.0007, 0.0, 0.0039)),
-                ],
-            },
-        ],
-        "best": "lira",
-        **changes,
-    }
+    lira = leaked.member_attack(
+        "LiRA",
+        interval(0.6123, 0.5831, 0.6409),
+        at(0.01, interval(0.0278, 0.0199, 0.0377), 3, 40),
+        at(0.001, interval(0.0084, 0.0043, 0.0145), 0, 12),
+    )
+    loss = leaked.member_attack(
+        "loss threshold",
+        interval(0.5104, 0.4772, 0.5435),
+        at(0.01, interval(0.0097, 0.0053, 0.0163), 3, 14),
+        at(0.001, interval(0.0007, 0.0, 0.0039), 0, 1),
+    )
+    return leaked.target(of, lira, loss, **changes)
 
 
-def a_space(extractor: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "extractor": extractor,
-        "generated": 1000,
-        "private": 1437,
-        "held_out": 360,
-        "statistic": 0.012,
-        "expected": 0.001,
-        "p_value": 0.034,
-        "drawings": 999,
-        "share": 0.582,
-        "low": 0.5512,
-        "high": 0.6122,
-        "z": -3.21,
-        "z_p_value": 0.00066,
-        "fresh": 0.71,
-        "mind": [],
-        "pairs": [
-            {"generated": k, "private": 2 * k, "held_out": 3 * k, "distance": 0.5, "other": 1.0,
-             "ratio": 0.642 + 0.02 * k, "node": ("north", "south")[k % 2]}
-            for k in range(10)
-        ],
-        **changes,
-    }  # fmt: skip
+PAIRS = [
+    {"generated": k, "private": 2 * k, "held_out": 3 * k, "distance": 0.5, "other": 1.0,
+     "ratio": 0.642 + 0.02 * k, "node": ("north", "south")[k % 2]}
+    for k in range(10)
+]  # fmt: skip
 
 
 def generated(**changes: Any) -> dict[str, Any]:
@@ -180,29 +95,23 @@ def generated(**changes: Any) -> dict[str, Any]:
             "south": {"fid": 25.42, "kid": -0.00021, "real": 734},
         },
     }
+    scores = {"images": 1000, "adapted": 5.104, "nodes": {"north": 4.8, "south": 5.41}, "student": 7.7}
+    features = leaked.space("features of the student", share=0.5, fresh=None, pairs=PAIRS)
+    spaces = (leaked.space("pixels", pairs=PAIRS), features)
+    noised = {"largest_error": 0.0412, "largest_class": "zero", "size_error": -12.37, "told_absent": ["one"]}
     return {
         "leaves": ["data sizes", "label counts", "logits", "gradients"],
         "membership": [
             a_target(),
             a_target("answers of south", sees="what south answered", shadows=8, trained="alone"),
         ],
-        "copying": {
-            "images": 1000,
-            "of": "inputs that the server sent to nodes",
-            "spaces": [a_space("pixels"), a_space("features of the student", share=0.5, fresh=None)],
-            "distances": [distances],
-            "scores": {
-                "images": 1000, "adapted": 5.104, "nodes": {"north": 4.8, "south": 5.41}, "student": 7.7,
-            },
-        },
+        "copying": leaked.copying(*spaces, distances=[distances], scores=scores),
         "counts": [
-            {"node": "north", "exact": True, "total_variation": 0.0, "largest_error": 0.0,
-             "largest_class": "one", "size_error": 0.0, "absent": ["two"], "told_absent": ["two"]},
-            {"node": "south", "exact": False, "total_variation": 0.05, "largest_error": 0.0412,
-             "largest_class": "zero", "size_error": -12.37, "absent": [], "told_absent": ["one"]},
+            leaked.counted("north", True, absent=["two"], told_absent=["two"]),
+            leaked.counted("south", False, 0.05, **noised),
         ],
         **changes,
-    }  # fmt: skip
+    }
 
 
 def pictures(count: int, seed: int, channels: int = 1, side: int = 8) -> npt.NDArray[np.uint8]:
@@ -225,7 +134,7 @@ def attacked(folder: Path, told: object, stacks: Stacks | None = None, **result:
     (folder / "leakage.json").write_text(told if isinstance(told, str) else json.dumps(told))
     if stacks is not None:
         save_file(stacks, folder / "leakage.safetensors")
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+    return read(folder)
 
 
 def drawn(page: Page, *alts: str) -> list[str]:
@@ -375,7 +284,7 @@ def test_nodes_are_called_what_the_page_calls_them(tmp_path: Path) -> None:
 def test_a_run_that_nobody_attacked_has_no_section(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     assert section(folder, Result.of(a_result())) is None
-    assert "Leakage" not in Page(write_report(folder).read_text(encoding="utf-8")).text
+    assert "Leakage" not in read(folder).text
 
 
 def test_what_was_not_tried_says_why(tmp_path: Path) -> None:
@@ -415,26 +324,13 @@ def test_broken_pictures_are_named(tmp_path: Path) -> None:
         attacked(tmp_path, a_head(inversion=an_inversion()))
 
 
-def replaced(value: Any, junk: object) -> Iterator[Any]:
-    """The same value, each time with one of all its parts turned to junk."""
-    yield junk
-    items: Any = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    for key, part in items:
-        for other in replaced(part, junk):
-            changed = value.copy()
-            changed[key] = other
-            yield changed
-
-
 @pytest.mark.parametrize("junk", [None, "x", 7, [3, None], {"a": [1]}, float("nan")])
 def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path, junk: object) -> None:
     parts = generated()
     parts["membership"] = parts["membership"][:1]
-    parts["copying"]["spaces"] = [a_space("pixels", pairs=a_space("pixels")["pairs"][:1])]
+    parts["copying"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]
     told = json.loads(json.dumps(a_head(inversion=an_inversion(), **parts)))
-    broken = [changed for changed in replaced(told, junk) if isinstance(changed, dict)]
+    broken = list(spoilt(told, junk))
     assert len(broken) > 200
     refused = []
     for changed in broken:

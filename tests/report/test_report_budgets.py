@@ -10,7 +10,7 @@ import pytest
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
 from fedstill.report.compare import html, markdown, summarise, write_comparison
-from fedstill.report.summary import Budgeted, Spread
+from fedstill.report.summary import Line, Spread
 from tests.report.test_report_compare import a_run
 from tests.report.test_report_page import Page
 
@@ -41,7 +41,7 @@ nodes = { privacy = { epsilon = inf } }
 def test_a_comparison_by_epsilon_shows_it(tmp_path: Path) -> None:
     out, plan = a_comparison(tmp_path, BY_EPSILON)
     summary = summarise(out, plan)
-    assert summary.budgets() == [Budgeted(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
+    assert summary.budgets() == [Line(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
     assert markdown(summary).splitlines()[:3] == [
         "| method | epsilon \u221e |",
         "|---|---|",

@@ -15,7 +15,7 @@ from fedstill.report.table import comparison
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
 from tests.audited import entries
-from tests.report.test_report_page import Page, a_folder, a_result
+from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_pictures import FOUND, TRUTH, a_case
 
 
@@ -46,7 +46,7 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
     image = np.zeros((1, 6, 8), np.uint8)
     tensors = {"0/image": image, "0/truth": TRUTH, "0/output/0": FOUND, "0/output/1": FOUND.copy()}
     save_file(tensors, folder / "pictures.safetensors")
-    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    text = read(folder).text
     node = "north \u00b7 Utrecht"  # a reader of the page's text makes all spaces alike
     for listed in (
         f"{node} 80.0",  # site by site

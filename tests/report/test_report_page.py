@@ -16,7 +16,6 @@ from fedstill.core.errors import RunFolderError
 from fedstill.node.audit import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
-from fedstill.report.run import RunFiles
 from fedstill.report.sentence import plain_sentence
 from tests import audited
 
@@ -59,7 +58,21 @@ class Page(HTMLParser):
         return [attrs[name] or "" for _, attrs in self.tags if name in attrs]
 
 
+def a_node(name: str, model: str, parameters: int, examples: int, *counts: int) -> dict[str, Any]:
+    sent = {"up": 40_080, "down": 36_000}
+    head = {"name": name, "model": model, "parameters": parameters, "examples": examples}
+    return {**head, "label_counts": list(counts), "bytes": sent}
+
+
 def a_result() -> dict[str, Any]:
+    data = {"name": "digits", "classes": ["zero", "one", "two"], "train": 1437, "test": 360}
+    by_kind = {
+        "logits": {"up": 20_000, "down": 0},
+        "inputs": {"up": 0, "down": 64_000},
+        "gradients": {"up": 60_000, "down": 8_000},
+        "label counts": {"up": 160, "down": 0},
+    }
+    groups = {"local_training": [["a", "b"], ["c", "d", "e"], ["f"]], "distillation": [["north"], ["south"]]}
     return {
         "fedstill": "0.1.0",
         "name": "digits-fediod",
@@ -68,58 +81,22 @@ def a_result() -> dict[str, Any]:
         "task": "classification",
         "seed": 17,
         "command": "fedstill run digits-fediod --seed 17 --out runs/x",
-        "data": {
-            "name": "digits",
-            "classes": ["zero", "one", "two"],
-            "train": 1437,
-            "test": 360,
-            "shape": [1, 8, 8],
-            "note": "Handwritten.",
-        },
+        "data": {**data, "shape": [1, 8, 8], "note": "Handwritten."},
         "split": {"how": "dirichlet", "about": "Dirichlet alpha 0.5", "alpha": 0.5, "nodes": 2},
         "nodes": [
-            {
-                "name": "north",
-                "model": "small-cnn",
-                "parameters": 24330,
-                "examples": 703,
-                "label_counts": [700, 3, 0],
-                "bytes": {"up": 40_080, "down": 36_000},
-            },
-            {
-                "name": "south",
-                "model": "resnet-8",
-                "parameters": 78042,
-                "examples": 734,
-                "label_counts": [34, 300, 400],
-                "bytes": {"up": 40_080, "down": 36_000},
-            },
+            a_node("north", "small-cnn", 24330, 703, 700, 3, 0),
+            a_node("south", "resnet-8", 78042, 734, 34, 300, 400),
         ],
         "student": {"model": "small-cnn", "parameters": 24330, "accuracy": 93.37},
         "standalone": {"accuracy": {"mean": 81.1, "std": 4.24, "per_node": [76.86, 85.34]}},
         "ensemble": {"accuracy": 92.5},
         "centralised": {"accuracy": 96.9},
-        "bytes": {
-            "up": 80_160,
-            "down": 72_000,
-            "by_kind": {
-                "logits": {"up": 20_000, "down": 0},
-                "inputs": {"up": 0, "down": 64_000},
-                "gradients": {"up": 60_000, "down": 8_000},
-                "label counts": {"up": 160, "down": 0},
-            },
-        },
+        "bytes": {"up": 80_160, "down": 72_000, "by_kind": by_kind},
         "questions": 5,
         "questions_by_name": {"examine": 4, "count_labels": 1},
         "seconds": {"total": 192.4, "local_training": 41.2, "centralised": 9.9, "distillation": 141.3},
         "peak_memory_mb": 812.4,
-        "engine": {
-            "name": "auto",
-            "device": "cpu",
-            "precision": "float32",
-            "threads": 2,
-            "groups": {"local_training": [["north", "south"]], "distillation": [["north"], ["south"]]},
-        },
+        "engine": {"name": "auto", "device": "cpu", "precision": "float32", "threads": 2, "groups": groups},
         "privacy": {"guarantee": None, "text": "no guarantee"},
         "machine": "2-core x86_64, Linux",
         "date": "2026-11-21T23:12:40+00:00",
@@ -129,25 +106,27 @@ def a_result() -> dict[str, Any]:
 
 def an_audit() -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    privacy = {"mechanism": "none", "bare": 1}
     for node in ("north", "south"):
-        head = {"node": node, **privacy}
-        lines.append(
-            {
-                **head,
-                "number": 0,
-                "question": "count_labels",
-                "part": "answer",
-                "down": {},
-                "up": {"label counts": 80},
-            }
-        )
+        head = {"node": node, "mechanism": "none", "bare": 1}
+        told = {"question": "count_labels", "part": "answer", "down": {}, "up": {"label counts": 80}}
+        lines.append({**head, "number": 0, **told})
         for step in range(1, 5):
             asked = {**head, "number": step, "question": "examine"}
             lines.append({**asked, "part": "answer", "down": {"inputs": 8000}, "up": {"logits": 2500}})
             slopes = {"down": {"gradients": 1000}, "up": {"gradients": 7500}}
             lines.append({**asked, "part": "gradient", **slopes})
     return lines
+
+
+def measured(folder: Path, lines: list[dict[str, Any]]) -> Path:
+    """The folder of a run that measured this on its way."""
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def read(folder: Path) -> Page:
+    """The page of a run's folder."""
+    return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
 def a_folder(folder: Path, result: dict[str, Any]) -> Path:
@@ -165,7 +144,7 @@ def a_folder(folder: Path, result: dict[str, Any]) -> Path:
         metrics.append({"phase": "distillation", "step": step, "seconds": 0.2 * step, "losses": losses})
     metrics[-3]["accuracy"], metrics[-1]["accuracy"] = 50.0, 93.37
     (folder / "result.json").write_text(json.dumps(result))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    measured(folder, metrics)
     audited.write(folder, an_audit())
     (folder / "config.toml").write_text('[method]\nname = "fediod" # <&>\n')
     pictures = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
@@ -174,13 +153,13 @@ def a_folder(folder: Path, result: dict[str, Any]) -> Path:
 
 
 def page_of(folder: Path, result: dict[str, Any] | None = None) -> Page:
-    return Page(write_report(a_folder(folder, result or a_result())).read_text(encoding="utf-8"))
+    return read(a_folder(folder, result or a_result()))
 
 
 def only_result(folder: Path, result: object) -> Page:
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result))
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+    return read(folder)
 
 
 def test_page_tells_the_figures(tmp_path: Path) -> None:
@@ -201,7 +180,7 @@ def test_page_tells_the_figures(tmp_path: Path) -> None:
         "Split over the nodes: Dirichlet alpha 0.5. Handwritten.",
         "Seed 17",
         "auto, cpu, float32, 2 threads",
-        "local training: 2 nodes stacked in one group distillation: 2 nodes one by one",
+        "local training: 5 nodes stacked in two groups, 1 node one by one distillation: 2 nodes one by one",
         "2026-11-21 23:12:40 UTC",
         "python 3.11.7, torch 2.9.0, fedstill 0.1.0",
         "2-core x86_64, Linux",
@@ -226,7 +205,7 @@ def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     extra = {"node": "stranger", "number": 1, "question": "examine", "down": {}, "up": {"logits": 123_456}}
     audited.write(folder, [*an_audit(), extra])
-    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    text = read(folder).text
     assert "stranger 1 123 kB" in text
     assert "the run's result disagree" in text
 
@@ -257,18 +236,11 @@ def test_many_pictures_are_thinned_with_first_and_last(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     pictures = np.zeros((40, 3, 8, 8), np.uint8)
     save_file({f"{step:06d}": pictures for step in range(0, 1001, 20)}, folder / "samples.safetensors")
-    labels = Page(write_report(folder).read_text(encoding="utf-8")).attributes("aria-label")
+    labels = read(folder).attributes("aria-label")
     rows = [label for label in labels if "generated inputs at step" in label]
     assert len(rows) == 8
     assert rows[0] == "12 generated inputs at step 0"
     assert rows[-1] == "12 generated inputs at step 1000"
-
-
-def test_inputs_that_are_no_pictures_are_not_shown(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path, a_result())
-    save_file({"000002": np.zeros((4, 30), np.uint8)}, folder / "samples.safetensors")
-    page = Page(write_report(folder).read_text(encoding="utf-8"))
-    assert "not measured : the run kept no generated pictures" in page.text
 
 
 def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
@@ -313,11 +285,12 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
     (folder / "config.toml").write_text(hostile)
     losses = {"phase": "distillation", "step": 1, "accuracy": 10.0, "losses": {hostile: 1.0}}
     local = {"phase": "local", "node": hostile, "step": 1, "loss": 1.0}
-    (folder / "metrics.jsonl").write_text(json.dumps(losses) + "\n" + json.dumps(local) + "\n")
-    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    measured(folder, [losses, local])
+    page = read(folder)
     assert "script" not in {tag for tag, _ in page.tags}
     assert not page.attributes("onerror")
     assert page.text.count(hostile) >= 14
+    assert f"Note: {hostile}. Data: " in page.text  # what the nodes' side tells stands before the figures
 
 
 def test_a_result_alone_is_enough(tmp_path: Path) -> None:
@@ -347,13 +320,6 @@ def test_a_run_from_python_names_no_data_and_no_command(tmp_path: Path) -> None:
     assert "not measured" not in text
 
 
-def test_nodes_computed_in_several_ways(tmp_path: Path) -> None:
-    result = a_result()
-    result["engine"]["groups"] = {"distillation": [["a", "b"], ["c", "d", "e"], ["f"]]}
-    told = "distillation: 5 nodes stacked in two groups, 1 node one by one"
-    assert told in only_result(tmp_path, result).text
-
-
 def test_an_empty_result_invents_nothing(tmp_path: Path) -> None:
     page = only_result(tmp_path, {})
     for name in ("Student accuracy", "Gain over standalone", "Crossed the wire", "Time"):
@@ -370,8 +336,8 @@ def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
         {"phase": "distillation", "step": step, "losses": {"gan": value, "gone": float("nan")}}
         for step, value in enumerate([1.0, float("nan"), 2.0])
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    measured(folder, lines)
+    page = read(folder)
     assert "gan, from step 0 to 2: 1 to 2." in page.attributes("aria-label")
     assert "1 step not finite, not drawn" in page.text
     assert "gone not finite 3 steps not finite, not drawn" in page.text
@@ -384,15 +350,6 @@ def test_same_files_same_bytes(tmp_path: Path) -> None:
     assert write_report(tmp_path / "a") == tmp_path / "a" / "report.html"
     assert (tmp_path / "a" / "report.html").read_bytes() == first
     assert str(tmp_path).encode() not in first
-
-
-def test_what_the_nodes_side_tells_stands_in_the_summary(tmp_path: Path) -> None:
-    hostile = "<script>alert(1)</script>"
-    page = page_of(tmp_path, {**a_result(), "notes": ["perceptual loss is off (no weights)", hostile]})
-    told = f"Note: perceptual loss is off (no weights). Note: {hostile}. Data: digits"
-    assert told in page.text  # before the figures
-    assert "script" not in {tag for tag, _ in page.tags}
-    assert "Note:" not in page_of(tmp_path).text
 
 
 def test_every_table_scrolls_in_a_box_that_shows_where_it_is_cut(tmp_path: Path) -> None:
@@ -448,17 +405,11 @@ def a_result_in_rounds() -> dict[str, Any]:
 def test_page_of_a_method_in_rounds(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result_in_rounds())
     lines = [
-        {
-            "phase": "distillation",
-            "step": step,
-            "losses": {},
-            "accuracy": 80.0 + step,
-            "local_accuracy": 60.0 + step,
-        }
-        for step in range(1, 5)
+        {"phase": "distillation", "step": k, "losses": {}, "accuracy": 80.0 + k, "local_accuracy": 60.0 + k}
+        for k in range(1, 5)
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    measured(folder, lines)
+    page = read(folder)
     for told in (
         "Accuracy of the average 88.2% on 360 test examples",
         "Nodes' own models 70.0% ± 2.0 over the nodes",
@@ -516,15 +467,12 @@ def test_sentences_of_other_kinds() -> None:
     )
     both = sentence_with({"head parameters": {"up": 9}, "generator parameters": {"up": 9}})
     assert "but generator parameters and head parameters of models did" in both
+    came = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
+    assert "no model" not in came
+    assert came.endswith("parameters of models were sent to the nodes.")
     data = sentence_with({"private data": {"up": 9, "down": 0}})
     assert data.endswith("The nodes' training data left them.")
     assert "No training data" not in data
-
-
-def test_sentence_when_parameters_only_came() -> None:
-    sentence = sentence_with({"logits": {"up": 9, "down": 0}, "parameters": {"up": 0, "down": 10}})
-    assert "no model" not in sentence
-    assert sentence.endswith("parameters of models were sent to the nodes.")
 
 
 def test_sentence_when_label_maps_left() -> None:
@@ -538,12 +486,6 @@ def test_sentence_when_label_maps_left() -> None:
     assert "No image" not in mixed
 
 
-def test_sentence_claims_nothing_of_kinds_it_does_not_know() -> None:
-    sentence = sentence_with({"records": {"up": 10, "down": 0}})
-    assert "No training data" not in sentence
-    assert sentence.endswith("What left each node is listed below, kind by kind.")
-
-
 def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() -> None:
     bytes_of = {"up": 10, "down": 0}
     about = {"says": "a model", "of": "model", "package": "lab", "from a later release": 1}
@@ -554,8 +496,11 @@ def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() ->
         )
         for kind in ("lab: theta", "parameters")
     }
-    assert "model left" not in sentences["lab: theta"]
-    assert sentences["lab: theta"].endswith("What left each node is listed below, kind by kind.")
+    sentences["records"] = sentence_with({"records": bytes_of})  # that nobody knows
+    for unknown in ("lab: theta", "records"):
+        assert "model left" not in sentences[unknown]
+        assert "No training data" not in sentences[unknown]
+        assert sentences[unknown].endswith("What left each node is listed below, kind by kind.")
     # What the package knows is not said anew by a file.
     assert sentences["parameters"] == sentence_with({"parameters": bytes_of})
 
@@ -595,6 +540,13 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     (folder / "samples.safetensors").write_bytes(b"no safetensors")
     with pytest.raises(RunFolderError, match=r"samples\.safetensors"):
         write_report(folder)
+    (folder / "samples.safetensors").unlink()
     (folder / "audit.sqlite").write_bytes(b"no log" * 1000)
     with pytest.raises(AuditError, match=r"audit\.sqlite: cannot be read"):
-        RunFiles.read(folder).audited  # noqa: B018
+        write_report(folder)
+
+
+def test_inputs_that_are_no_pictures_are_not_shown(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    save_file({"000002": np.zeros((4, 30), np.uint8)}, folder / "samples.safetensors")
+    assert "not measured : the run kept no generated pictures" in read(folder).text

@@ -18,7 +18,7 @@ from fedstill.report import write_report
 from fedstill.report.pictures import section
 from fedstill.report.png import LINE, LINES, outlined
 from fedstill.report.result import Result
-from tests.report.test_report_page import Page, a_folder, a_result
+from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_png import decoded
 
 TRUTH = np.zeros((6, 8), np.int32)
@@ -29,18 +29,10 @@ HOSTILE = '"><script>alert(1)</script>'
 
 
 def a_case(rank: str = "only", kind: str = "map", **changes: Any) -> dict[str, Any]:
-    case = {
-        "case": "patient 7",
-        "site": "Utrecht",
-        "rank": rank,
-        "kind": kind,
-        "models": [{"name": "student", "score": 66.667}, {"name": "north", "score": None}],
-        "part": 4,
-        "parts": 30,
-        "window": [0, 0, 6, 8],
-        "size": [6, 8],
-    }
-    return {**case, **changes}
+    models = [{"name": "student", "score": 66.667}, {"name": "north", "score": None}]
+    seen = {"part": 4, "parts": 30, "window": [0, 0, 6, 8], "size": [6, 8]}
+    told = {"case": "patient 7", "site": "Utrecht", "rank": rank, "kind": kind, "models": models}
+    return {**told, **seen, **changes}
 
 
 def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +126,7 @@ def test_a_score_says_what_it_is_of(tmp_path: Path) -> None:
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     segmented(tmp_path, a_case())
     (tmp_path / "pictures.safetensors").unlink()
-    text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+    text = read(tmp_path).text
     assert "the run kept pictures of test cases, but pictures.safetensors is not in its folder" in text
     assert "Best case" not in text
 
@@ -190,7 +182,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
         shades.append(decoded(address[1])[0, 0].tolist())  # its number among the colours
     assert shades[1] == 255
     assert shades[0] in (127, 128)
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    page = read(tmp_path)
     assert "how far it is from the truth, 0 20.0% of white, or more" in page.text
     assert "error of student" in page.attributes("alt")
 
@@ -205,7 +197,7 @@ def test_generated_images_stand_over_the_maps_they_were_made_from(tmp_path: Path
     save_file(
         {"000002": images, "000002.maps": maps, "000004": images.copy()}, folder / "samples.safetensors"
     )
-    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    page = read(folder)
     labels = page.attributes("aria-label")
     assert sum(label == "the label maps that they were made from" for label in labels) == 1
     assert "3 generated inputs at step 4" in labels
@@ -222,7 +214,7 @@ def test_images_made_to_order_are_fewer_and_larger(tmp_path: Path) -> None:
         tensors[f"{step:06d}"] = np.zeros((12, 1, 256, 256), np.uint8)
         tensors[f"{step:06d}.maps"] = np.zeros((12, 256, 256), np.uint8)
     save_file(tensors, folder / "samples.safetensors")
-    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    page = read(folder)
     labels = [label for label in page.attributes("aria-label") if "generated inputs at step" in label]
     assert [label.rpartition(" ")[2] for label in labels] == ["0", "30", "70", "100"]
     assert labels[0].startswith("6 generated")

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report import write_report
 from fedstill.report.privacy import guaranteed, in_words, odds, of_pictures
 from fedstill.report.result import Result
 from fedstill.report.run import Audited
 from tests import audited
-from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of
+from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of, read
 from tests.report.test_report_table import printed
 
 UNIT = "one training record of this node, added or removed"
@@ -67,7 +66,7 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
         first.add(line["node"])
         lines.append(line)
     audited.write(folder, lines)
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+    return read(folder)
 
 
 # --- figures ---
@@ -101,13 +100,14 @@ def test_page_lists_each_node_with_price_budget_and_what_left(tmp_path: Path) ->
     assert f"south {kinds} pate 5 1e-05 99.4% 8 3" in page.text
     assert "No guarantee:" not in page.text
     assert "disagree" not in page.text
-
-
-def test_what_is_said_alike_is_said_once_with_all_it_rests_on(tmp_path: Path) -> None:
-    page = folder_of(tmp_path, told(a_node("north", 3.0), a_node("south", 5.0)))
-    for line in ("logits of predict: all votes of 10 teachers", "each record belongs to one teacher", UNIT):
+    # What is said alike is said once.
+    for line in (
+        COUNTS,
+        "logits of predict: all votes of 10 teachers",
+        "each record belongs to one teacher",
+        UNIT,
+    ):
         assert page.text.count(line) == 1
-    assert page.text.count(COUNTS) == 1
     assert "Noise votes 6.969 Accountant pld Randomness a cryptographic generator" in page.text
     assert "north: 4 \u00d7 gaussian(0.2904), 1 \u00d7 laplace(10.0) south: 4 \u00d7" in page.text
 
@@ -139,7 +139,7 @@ def test_a_price_that_the_audit_log_does_not_know_is_found(tmp_path: Path) -> No
     folder_of(tmp_path, result)
     result["privacy"]["nodes"][1]["events"] = {"laplace(10.0)": 1}
     (tmp_path / "result.json").write_text(json.dumps(result))
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    page = read(tmp_path)
     assert "disagree on the price of south." in page.text
 
 
@@ -150,31 +150,20 @@ def test_a_result_alone_has_its_prices(tmp_path: Path) -> None:
 
 
 def test_figures_of_a_simulation_are_called_that(tmp_path: Path) -> None:
-    result = told(a_node("north", 3.0))
-    text = only_result(tmp_path / "a", result).text
+    noisy = told(a_node("north", 3.0), a_node("south", 5.0))
+    losses = "not measured : on purpose. A node's losses tell of its records, so they stay with it."
+    text = only_result(tmp_path / "a", noisy).text
     assert "from secrets that follow from the seed in this report" in text
     assert "Randomness a cryptographic generator; in this simulation, from the seed in this report" in text
-    apart = {**result, "files": {"questions": {}}}
-    text = only_result(tmp_path / "b", apart).text
+    assert "past the gates, for this page only; the server was told them with noise." in text
+    assert losses not in text
+    text = only_result(tmp_path / "b", {**noisy, "files": {"questions": {}}}).text
     assert "seed in this report" not in text
     assert "mechanism, noise and price are what each node says" in text
-
-
-def test_exact_counts_of_a_simulation_are_called_measured_past_the_gates(tmp_path: Path) -> None:
-    noisy = told(a_node("north", 3.0), a_node("south", 5.0))
-    text = only_result(tmp_path / "a", noisy).text
-    assert "past the gates, for this page only; the server was told them with noise." in text
-    assert "past the gates, for this page only." in only_result(tmp_path / "b", a_result()).text
-    apart = only_result(tmp_path / "c", {**noisy, "files": {"questions": {}}}).text
-    assert "As each node told them, with noise." in apart
-    assert "for this page only" not in apart
-
-
-def test_losses_of_nodes_elsewhere_are_theirs_on_purpose(tmp_path: Path) -> None:
-    why = "not measured : on purpose. A node's losses tell of its records, so they stay with it."
-    result = told(a_node("north", 3.0))
-    assert why not in only_result(tmp_path / "a", result).text
-    assert why in only_result(tmp_path / "b", {**result, "files": {"questions": {}}}).text
+    assert "As each node told them, with noise." in text
+    assert "for this page only" not in text
+    assert losses in text
+    assert "past the gates, for this page only." in only_result(tmp_path / "c", a_result()).text
 
 
 @pytest.mark.parametrize("odd", [3, "x", [], {"a": 1}])

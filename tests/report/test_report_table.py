@@ -60,16 +60,11 @@ def printed(result: dict[str, Any]) -> str:
     ("count", "text"),
     [
         (0, "0 B"),
-        (999, "999 B"),
         (1000, "1.0 kB"),
-        (16_384, "16.4 kB"),
         (99_949, "99.9 kB"),
         (99_950, "100 kB"),  # three digits are enough
-        (786_000, "786 kB"),
-        (999_499, "999 kB"),
         (999_500, "1.0 MB"),  # never "1000 kB"
         (12_345_678, "12.3 MB"),
-        (5_000_000_000, "5.0 GB"),
         (7 * 10**18, "7000 PB"),  # the largest unit
     ],
 )
@@ -81,8 +76,6 @@ def test_bytes_for_people(count: int, text: str) -> None:
     ("seconds", "text"),
     [
         (0.0, "under 0.1 s"),
-        (0.42, "0.4 s"),
-        (59.94, "59.9 s"),
         (59.96, "1 min 0 s"),  # never "60.0 s"
         (192.4, "3 min 12 s"),
         (3599.6, "1 h 0 min"),  # never "60 min"
