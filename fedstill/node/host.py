@@ -32,10 +32,10 @@ from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.node import owner
 from fedstill.node.database import AuditError
-from fedstill.node.disk import Disk
 from fedstill.node.entries import DATA, REFUSED, Entry
 from fedstill.node.limits import limited
 from fedstill.node.memory import allowed, limit_process
+from fedstill.node.run_folder import RunFolder
 from fedstill.node.session import MOST, Session, short
 from fedstill.protocol.messages import Tensors, header_size, pack, size, unpack
 from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
@@ -192,7 +192,7 @@ class Host:
         if header.get("do") in ("answer", "pull back") and self.session is not None:
             rule = short(error.rule if isinstance(error, QuestionRefused) else text)
             try:
-                self.session.disk.require(question)
+                self.session.kept.require(question)
                 about = (self.session.plan.run, DATA, self.name, asked, question, REFUSED)
                 self.session.audit.append(Entry(*about, rule=rule))
             except (AuditError, QuestionRefused) as full:  # the refusal stands all the same
@@ -260,8 +260,8 @@ class Host:
             if fingerprint(public) != plan.public:
                 raise DataError("the public data that came are not those of the plan")
             check_public(public, plan.spec, self.file.policy.most_rows)
-            room = Disk(self.folder, self.file, plan.run)
-            room.require("join", sum(map(size, public_tensors(public).values())))
+            more = sum(map(size, public_tensors(public).values()))
+            RunFolder(self.folder, self.file, plan.run).require("join", more)
             owner_only.make_folder(path.parent)
             for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
                 other.unlink()

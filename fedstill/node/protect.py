@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,8 +21,8 @@ from fedstill.node.budgets import Budgets
 from fedstill.node.fit import architecture
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node, frozen
-from fedstill.node.teachers import teachers_of
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.teachers import Teachers
 from fedstill.protocol.digests import digest
 from fedstill.protocol.method import method_name
 from fedstill.protocol.questions import NodeSetting, NodeSide
@@ -149,3 +149,33 @@ def _teach(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> 
     node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
     node.frozen["model"] = frozen(node.model)
     node.teachers = teachers_of(node, parts)
+
+
+def teachers_of(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
+    """The teachers of a node as nodes of their own, to be trained as any.
+
+    Their networks are those in the node's model, so that training them trains it. Teachers without records
+    are left out, and abstain.
+
+    Args:
+        node: whose model is :class:`Teachers`.
+        parts: its records by teacher: :func:`shards`.
+
+    Returns:
+        Nodes named ``node-0/teacher-3``.
+    """
+    model = cast(Teachers, node.model)
+    model.abstain(parts)
+    found = []
+    for index, part in enumerate(parts):
+        if not len(part):
+            continue
+        prefix, teacher = f"teachers.{index}.", copy.copy(node)
+        teacher.name = f"{node.name}/teacher-{index}"
+        teacher.data = node.data.subset(part.to(node.data.inputs.device))
+        teacher.modules = {"model": model.teachers[index]}
+        own = (name for name in node.frozen["model"] if name.startswith(prefix))
+        teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in own)}
+        teacher.optimisers, teacher.private, teacher.teachers = {}, {}, []
+        found.append(teacher)
+    return found

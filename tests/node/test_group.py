@@ -79,20 +79,6 @@ def test_stacked_outputs_input_gradients_and_buffers_are_those_of_each_module(
     same_state(modules, alone)  # batch norm's running statistics moved, or did not
 
 
-def test_batch_norm_statistics_move_in_training_only() -> None:
-    modules = networks("resnet8:4")
-    before = copy.deepcopy(modules)
-    bench = Bench(modules)
-    bench.train(False)
-    bench(random(G, B, 1, 8, 8))
-    same_state(modules, before)
-    bench.train(True)
-    bench(random(G, B, 1, 8, 8))
-    for module, old in zip(modules, before, strict=True):
-        assert not torch.equal(module.get_buffer("1.running_mean"), old.get_buffer("1.running_mean"))
-        assert module.get_buffer("1.num_batches_tracked") == 1
-
-
 OPTIMISERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adam": lambda module: torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, weight_decay=0.01),
     "sgd": lambda module: torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=0.01),
@@ -121,13 +107,6 @@ def test_stacked_steps_are_each_nodes_own_steps(name: str, optimiser: str) -> No
             loss.backward()
             own[row].step()
     same_state(modules, alone)
-
-
-def test_a_group_of_one_is_the_plain_module() -> None:
-    module = network("mlp:8", 0)
-    bench = Bench([module])
-    x = random(1, B, 1, 8, 8)
-    assert torch.equal(bench(x)[0], module(x[0]))
 
 
 # --- whose parameters they are -------------------------------------------------------------------
@@ -197,15 +176,6 @@ def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
 # --- who is alike --------------------------------------------------------------------------------
 
 
-class Scaled(nn.Module):
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale, self.linear = scale, nn.Linear(64, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scale * self.linear(x.flatten(1))
-
-
 def parts(*models: nn.Module) -> list[list[str]]:
     nodes = [node(f"n{index}", model) for index, model in enumerate(models)]
     return [[one.name for one in part] for part in alike(nodes)]
@@ -218,10 +188,6 @@ def flat(*layers: nn.Module) -> nn.Module:
 def test_equal_architectures_go_together_in_the_order_of_the_nodes() -> None:
     order = ("mlp:8", "small-cnn:4", "mlp:8", "mlp:16", "small-cnn:4", "mlp:8")
     assert parts(*(network(name, 0) for name in order)) == [["n0", "n2", "n5"], ["n1", "n4"], ["n3"]]
-
-
-def test_plain_attributes_part_modules() -> None:
-    assert parts(Scaled(1.0), Scaled(2.0), Scaled(1.0)) == [["n0", "n2"], ["n1"]]
 
 
 @pytest.mark.parametrize(

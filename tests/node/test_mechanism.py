@@ -20,7 +20,7 @@ from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import GradientsConfig, StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event, Price, as_text
+from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.privacy.rules import Exact
@@ -295,12 +295,6 @@ def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
     assert priced(protection("dp-sgd", plain, task=MAPS), plain, "gradient", PULLED) == Price()
 
 
-def test_more_rows_than_were_declared_are_paid_for() -> None:
-    shapes = {"logits": (32, CLASSES)}
-    near(priced(protection("pate"), PREDICT, "answer", shapes, {}), gaussian(5 / math.sqrt(64)))
-    near(priced(protection("noisy-outputs"), PREDICT, "answer", shapes, {}), laplace(6 / 16, 32))
-
-
 def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
     made = protection("pate")
     assert made.expected(EXAMINE)["answer"]["logits"] == (ROWS, CLASSES)
@@ -318,14 +312,6 @@ def test_a_group_of_records_costs_more() -> None:
     near(
         answer(protection("pate", PREDICT, group_size=3), PREDICT), gaussian(5 / 4)
     )  # a group has one teacher
-
-
-def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None:
-    rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, reads=("real",))
-    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        made = protection(mechanism, rated)
-        assert priced(made, rated, "answer", {"real": ()}, {}) is None
-        assert answer(made, EXAMINE) is not None
 
 
 def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
@@ -424,12 +410,6 @@ def test_a_larger_share_of_epsilon_is_less_noise() -> None:
     assert skewed.levels["critic"] > even.levels["critic"]
 
 
-def test_noise_is_found_for_training_in_rounds() -> None:
-    made = protection("dp-sgd", TRAIN, first=None, config=FREE, epsilon=2.0)
-    price = Price({Event("gaussian", made.levels["training"], rate=0.1): 20})
-    assert 0.97 * 2 < epsilon(price, DELTA) <= 2
-
-
 def test_where_no_noise_is_enough_it_is_said() -> None:
     with pytest.raises(ArgumentError, match=r"privacy\.epsilon is 0\.01"):
         protection("pate", config=dict(FREE, counts_noise=1.0), epsilon=0.01)  # the counts alone cost 1
@@ -522,12 +502,6 @@ def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
     assert total(made.release(EXAMINE, SHAPES)) == total(made.release(TRAIN, {"theta": (9,)})) == Price()
 
 
-def test_networks_draw_apart() -> None:
-    networks = protection("dp-sgd").networks()
-    drawn = {role: tuple(dp.draws("x").normal((2,)).tolist()) for role, dp in networks.items()}
-    assert drawn["model"] != drawn["critic"]
-
-
 # --- what is said -------------------------------------------------------------------------------------
 
 
@@ -550,16 +524,6 @@ def test_the_statement_of_no_mechanism_says_so() -> None:
     assert said.mechanism == "none"
     assert said.rules
     assert all(line.endswith("exact: no guarantee") for line in said.rules)
-
-
-def test_prices_are_told_as_text() -> None:
-    price = total(protection("dp-sgd").schedule())
-    assert price is not None
-    assert as_text(price) == {
-        "gaussian(1.5, rate=0.1)": 20,
-        "gaussian(2.0, rate=0.08)": 5,
-        "laplace(10.0)": 1,
-    }
 
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])

@@ -11,16 +11,12 @@ import pytest
 import torch
 
 from fedstill.cli.main import main
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner
-from fedstill.node.asked import Asked
 from fedstill.node.audit import AuditLog
-from fedstill.node.budgets import Budgets
 from fedstill.node.faults import privacy_faults
-from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism, unpriced
-from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import wanted
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
@@ -29,6 +25,8 @@ from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
+from tests.node.test_budgets import VOTES as ONE_QUESTION
+from tests.node.test_budgets import Node
 from tests.node.test_owner_privacy import charge, folder_of, said
 
 X = {"x": torch.zeros(8, 1, 4, 4)}
@@ -49,23 +47,6 @@ def protection(config: PrivacyConfig) -> Mechanism:
     made = Mechanism("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, Classification(4))
     made.binding = "data"
     return made
-
-
-def asks(config: PrivacyConfig, audit: AuditLog, run: str, most: int = 1000) -> int:
-    """How many questions a new run gets answered."""
-    plain = replace(PREDICT, differentiable=(), times=1)
-    made = Mechanism("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
-    made.binding = "data"
-    gate = Gate("clinic", PolicyConfig(), audit, run)
-    gate.budgets = Budgets(made, audit, run, "clinic")
-    for number in range(most):
-        asked = Asked(number, "predict", f"c{number}", "", {})
-        try:
-            gate.admit(asked, plain, X)
-            gate.release(asked, "answer", {"logits": torch.zeros(8, 4)}, plain, X)
-        except QuestionRefused:
-            return number
-    return most
 
 
 # --- what is meant ------------------------------------------------------------------------------------
@@ -96,20 +77,17 @@ def test_a_folder_that_init_wrote_says_none(tmp_path: Path) -> None:
 # --- what it does -------------------------------------------------------------------------------------
 
 
-def test_another_name_of_a_run_wins_nothing() -> None:
+def test_another_name_of_a_run_wins_nothing_and_more_for_all_is_said_by_the_owner() -> None:
     """The server names runs: what one has spent is gone for all."""
-    audit = AuditLog()
-    first = asks(VOTES, audit, "one")
+    one, audit = replace(ONE_QUESTION, epsilon=1.5), AuditLog()
+    first = Node(one, audit, "one").asks()
     assert first > 0
-    assert [asks(VOTES, audit, run) for run in ("two", "three")] == [0, 0]
-
-
-def test_more_for_all_runs_is_said_by_the_owner() -> None:
-    for most, more in ((3.0, True), (math.inf, True)):
-        audit, config = AuditLog(), replace(VOTES, total_epsilon=most)
-        first, second = asks(config, audit, "one"), asks(config, audit, "two")
-        assert first == asks(VOTES, AuditLog(), "one")
-        assert (second > 0) == more
+    assert [Node(one, audit, run).asks() for run in ("two", "three")] == [0, 0]
+    for most in (3.0, math.inf):
+        audit, config = AuditLog(), replace(one, total_epsilon=most)
+        assert Node(config, audit, "one").asks() == first
+        second = Node(config, audit, "two").asks()
+        assert second > 0
     assert second == first, "inf: each run costs epsilon anew"
 
 

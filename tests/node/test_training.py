@@ -183,15 +183,6 @@ def dropping(sizes: Sequence[int] = SIZES) -> list[Node]:
     return made(models, sizes)
 
 
-def test_models_with_dropout_are_left_alone_and_learn_the_same() -> None:
-    config = LocalConfig(epochs=2, batch=4, lr=0.01)
-    assert [len(group) for group in partition(dropping(), stacked=True)] == [1, 1, 1]
-    stacked = trained(dropping(), config, stacked=True)
-    torch.manual_seed(123)  # what others drew does not matter
-    alone = trained(dropping()[::-1], config, stacked=False)[::-1]
-    same(stacked, alone, 0.0)
-
-
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("spec", ["resnet8:4", "dropout"])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
@@ -285,32 +276,6 @@ def test_a_wholly_frozen_model_gets_no_optimiser() -> None:
     nodes = made([node.model for node in nodes])
     training.prepare(nodes, LocalConfig())
     assert ["model" in node.optimisers for node in nodes] == [True, False, True]
-
-
-@pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_with_channels_last_going_on_gives_the_figures_of_one_go(
-    optimiser: str, stacked: bool, tmp_path: Path
-) -> None:
-    config = LocalConfig(epochs=3, batch=4, optimiser=optimiser, lr=0.01)
-
-    def nodes() -> list[Node]:
-        placed = built("small-cnn:4")
-        for node in placed:
-            COMPUTE.place(node.model)
-        assert placed[0].model[4].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[index]
-        return placed
-
-    whole = trained(nodes(), config, stacked)
-    first = trained(nodes(), config, stacked, steps=3)
-    save_state(tmp_path / "state", [node.state() for node in first])
-    second = nodes()
-    training.prepare(second, config)
-    for node, state in zip(second, load_state(tmp_path / "state"), strict=True):
-        node.load(state)
-    for group in partition(second, stacked):
-        training.train(group, TASK, config, COMPUTE, start=3)
-    same(second, whole, 0.0)
 
 
 def test_training_leaves_torchs_own_generator_where_it_was() -> None:
@@ -426,28 +391,6 @@ def test_shifts_reach_an_eighth_and_no_further_and_move_channels_together(
     assert set(seen) == set(allowed.values()), "every shift occurs"
     if flip:
         assert 150 < sum(mirrored for _, _, mirrored in seen) < 250
-
-
-def test_a_shift_by_hand() -> None:
-    image = torch.arange(64.0).view(1, 1, 8, 8)
-    corners = {
-        (int(moved[0, 0, 0]), int(moved[0, -1, -1]))
-        for moved in shifted(image.expand(200, 1, 8, 8), torch.Generator().manual_seed(0), flip=False)
-    }
-    # Down right by one: 9 in the corner, the last row repeated. Up left: 0 and 54. And so on.
-    assert {(9, 63), (0, 54), (0, 63), (8, 63), (1, 63), (0, 55), (0, 62)} <= corners
-
-
-def test_each_image_moves_by_itself_and_as_the_generator_says() -> None:
-    images = torch.randn(8, 1, 8, 8)
-    first, again = (shifted(images, torch.Generator().manual_seed(3), flip=True) for _ in range(2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, shifted(images, torch.Generator().manual_seed(4), flip=True))
-
-
-def test_an_image_smaller_than_eight_is_not_shifted() -> None:
-    images = torch.randn(4, 1, 4, 4)
-    assert torch.equal(shifted(images, torch.Generator(), flip=False), images)
 
 
 # --- prediction ----------------------------------------------------------------------------------
