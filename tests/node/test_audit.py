@@ -104,15 +104,6 @@ def test_an_entry_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
     assert told["payer"] == "clinic"
 
 
-def test_a_second_run_starts_from_what_the_first_spent(path: Path) -> None:
-    fill(path, 3)
-    seen: list[Spent] = []
-    with closing(AuditLog(path)) as audit:
-        audit.charge(entry(0, run="second"), seen.append)
-    before = {"laplace(10.0)": 6, "gaussian(1.1)": 3}
-    assert seen == [Spent({}, before, questions=3, bytes=3 * 44)]
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -465,17 +456,6 @@ def test_a_log_that_is_gone_is_paid_again_from_its_head(path: Path) -> None:
             audit.settle("once more")
     with closing(AuditLog(path)) as audit:
         audit.verify()
-
-
-def test_a_kill_before_the_head_is_written_is_no_trouble(path: Path) -> None:
-    fill(path, 1)
-    for rows in (1, 5):
-        behind = head(path).read_bytes()
-        fill(path, rows, start=rows)
-        head(path).write_bytes(behind)
-        with closing(AuditLog(path)) as audit:
-            audit.verify()
-        assert head(path).read_bytes() != behind
 
 
 def test_a_kill_between_settling_and_the_head_is_settled(path: Path) -> None:

@@ -252,35 +252,14 @@ def test_what_was_released_may_be_released_again_though_the_budget_is_spent() ->
     assert again.spent() == node.spent()
 
 
-@pytest.mark.parametrize("change", [{"content": "c9"}, {"after": "c9"}, {"number": 9}])
-def test_other_content_or_another_state_is_another_release(change: dict[str, Any]) -> None:
-    node = Node()
-    asked = Asked(0, "predict", "c0", "", {})
-    other = replace(asked, **change)
-    releases = [
-        node.gate.release(each, "answer", LOGITS, node.question, X)["logits"] for each in (asked, other)
-    ]
-    assert not torch.equal(*releases)
-    assert node.spent().run == {str(ONE): 2}
-
-
-def test_another_stamp_is_another_release_with_other_noise() -> None:
-    node = Node(OUTPUTS)
-    asked = Asked(0, "predict", "c0", "", {})
-    one = torch.full((ROWS, 4), 0.1)
+def test_what_leaves_equal_and_was_not_before_the_noise_is_another_release() -> None:
+    node, asked, one = Node(OUTPUTS), Asked(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
     close = one.clone()
     close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
-    left = [
-        node.gate.release(asked, "answer", {"logits": z}, node.question, X)["logits"]
-        for z in (one, close, one)
-    ]
-    assert torch.equal(left[0], left[2])
-    assert ((left[0] - left[1]).abs() > 1e-3).all()
-    assert list(node.spent().run.values()) == [2]
     same = replace(node.question, finish=lambda told, sent: {"logits": torch.zeros(1)})
-    for z in (one, close, one):  # what leaves is equal, and what it was before the noise is not
-        node.gate.release(replace(asked, number=1), "answer", {"logits": z}, same, X)
-    assert list(node.spent().run.values()) == [4]
+    for z in (one, close, one):
+        node.gate.release(asked, "answer", {"logits": z}, same, X)
+    assert list(node.spent().run.values()) == [2]
 
 
 # --- what networks learn for a question ---------------------------------------------------------------

@@ -110,10 +110,9 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not() -> None:
     torch.testing.assert_close(total(node, length * 2), own_all)
 
 
-@pytest.mark.parametrize("scale", [1e19, 1e25, 1e30])  # whose squares are beyond float32
-def test_a_huge_gradient_is_shortened_like_any_other(scale: float) -> None:
+def test_a_huge_gradient_is_shortened_like_any_other() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    node = made(network, n=20, scale=scale)
+    node = made(network, n=20, scale=1e25)  # whose square is beyond float32
     with torch.no_grad():
         wrong = network(node.data.inputs).argmax(1) != node.data.targets
     lengths = torch.stack([total(node, 0.5, [row]).double().norm() for row in range(20)])
@@ -188,12 +187,11 @@ def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> t
     return (vector(node.model) - before) * len(node.data)
 
 
-@pytest.mark.parametrize("augment", ["shift", "shift-flip"])
-def test_one_record_less_moves_an_augmented_step_by_at_most_the_clip(augment: Any) -> None:
+def test_one_record_less_moves_an_augmented_step_by_at_most_the_clip() -> None:
     def stepped(rows: Sequence[int]) -> torch.Tensor:
         node = made(n=24, scale=10.0)
         node.data = node.data.subset(torch.tensor(rows))
-        return first_step(node, augment)
+        return first_step(node, "shift-flip")
 
     full = stepped(range(24))
     by = [(full - stepped([r for r in range(24) if r != row])).norm().item() for row in range(24)]

@@ -148,22 +148,6 @@ def test_a_second_bench_takes_over_from_the_first() -> None:
         close(bench(x)[row], modules[row](x[row]))
 
 
-def test_each_nodes_optimiser_remembers_its_own_steps_only() -> None:
-    nodes = [node(f"n{index}", module) for index, module in enumerate(networks("mlp:8"))]
-    for one in nodes:
-        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
-    group = Group(nodes)
-    group.bench("model").train(True)
-    for active in (3, 2):
-        outputs = group.bench("model")(random(active, B, 1, 8, 8))
-        group.step("model", outputs.square().flatten(1).mean(1))
-    for one, steps in zip(nodes, (2, 2, 1), strict=True):
-        state = one.optimisers["model"].state
-        assert set(state) == set(one.model.parameters())
-        assert all(entry["step"] == steps for entry in state.values())
-        assert all(entry["exp_avg"].shape == p.shape for p, entry in state.items())
-
-
 def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
     modules = networks("mlp:8")
     bench = Bench(modules)
@@ -286,23 +270,6 @@ def frozen(module: nn.Module, *layers: int) -> nn.Module:
 
 def test_what_their_owners_froze_parts_modules() -> None:
     assert parts(frozen(flat(), 1), flat(), frozen(flat(), 1)) == [["n0", "n2"], ["n1"]]
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_frozen_parameter_stays_and_the_others_learn(size: int) -> None:
-    modules = [frozen(flat(), 1) for _ in range(size)]
-    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
-    before = copy.deepcopy([module.state_dict() for module in modules])
-    for one in nodes:
-        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
-    group = Group(nodes)
-    for mode in (False, True):
-        group.bench("model").train(mode)
-    group.step("model", group.bench("model")(random(size, B, 1, 8, 8)).square().flatten(1).mean(1))
-    for module, old in zip(modules, before, strict=True):
-        assert [p.requires_grad for p in module.parameters()] == [False, False, True, True]
-        assert torch.equal(module.state_dict()["1.weight"], old["1.weight"])
-        assert not torch.equal(module.state_dict()["2.weight"], old["2.weight"])
 
 
 class Spare(nn.Module):

@@ -13,17 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.state import load_state, save_state
 from fedstill.data.augment import shifted
-from fedstill.federation import choose, partition
+from fedstill.federation import partition
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig, Span, cosine
@@ -209,49 +208,6 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(
         longest = max(config.steps(len(node.data)) for node in group)
         assert training.train(group, TASK, config, COMPUTE, start=3) == longest
     same(second, whole, 0.0)
-
-
-class Own(nn.Module):
-    """A user's network of a kind that vmap cannot take."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how, self.first, self.last = how, nn.Linear(64, 8), nn.Linear(8, 3)
-        self.norm = nn.BatchNorm1d(8, momentum=None) if how == "average" else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.norm(self.first(x.flatten(1))))
-        if self.how == "dropout":
-            y = F.dropout(y, 0.5, self.training)
-        if self.how == "branch" and y.mean() > 0.2:
-            y = 2 * y
-        out: torch.Tensor = self.last(y)
-        return out
-
-
-@pytest.mark.parametrize("how", ["dropout", "average", "branch"])
-def test_what_vmap_cannot_take_learns_the_same_on_every_engine(how: str) -> None:
-    config = LocalConfig(epochs=2, batch=4, lr=0.01)
-
-    def own() -> list[Node]:
-        models = []
-        for index in range(3):
-            torch.manual_seed(index)
-            models.append(Own(how))
-        return made(models)
-
-    def trial(group: Group) -> None:
-        training.train(group.nodes, TASK, config, COMPUTE, steps=3)
-
-    alone = trained(own(), config, stacked=False)
-    nodes = own()
-    training.prepare(nodes, config)
-    groups, ratios = choose(nodes, Compute(EngineConfig(name="auto")), trial)
-    assert ([len(group) for group in groups], ratios) == ([1, 1, 1], {})
-    for group in groups:
-        training.train(group, TASK, config, COMPUTE)
-    same(nodes, alone, 0.0)
-    same(trained(own(), config, stacked=True), alone, 0.0)
 
 
 @pytest.mark.parametrize("stacked", [True, False])
