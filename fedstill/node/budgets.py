@@ -22,14 +22,9 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Budgets:
-    """Budgets of one node in one run.
+    """Budgets of one node in one run, held against what the audit log says of its payer.
 
-    Args:
-        mechanism: rules and prices.
-        audit: the log of the node's data.
-        run: names the run there.
-        payer: whose totals count. Nodes with one payer share its budgets, and what each of them releases is
-            charged, however alike they are.
+    Nodes with one payer share its budgets, and what each of them releases is charged, however alike they are.
     """
 
     def __init__(self, mechanism: Mechanism, audit: AuditLog, run: str, payer: str) -> None:
@@ -115,9 +110,7 @@ class Budgets:
     def pay_learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> None:
         """Charge what networks learn from the records for a question, before they do: on disk, or not at all.
 
-        Args:
-            asked, question, sent: the question, as the method declares it, and what came with it.
-            attempt: how often it was learned before with other results: each time is paid for.
+        Each ``attempt``, after others with other results, is paid for.
 
         Raises:
             QuestionRefused: it cannot be paid for.

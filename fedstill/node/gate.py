@@ -54,8 +54,7 @@ class Gate:
 
         Args:
             question: its name.
-            tensors: that came with it.
-            sends: the kind of each.
+            tensors, sends: what came with it, and the kind of each.
             shape: of one of the node's own inputs.
 
         Raises:

@@ -22,13 +22,8 @@ Totals = Mapping[tuple[str, str], Counter[str]]  # by payer and run
 
 @dataclass(frozen=True)
 class Head:
-    """How far a log had come.
-
-    Args:
-        number: of its last entry; 0 before the first.
-        hash: of that entry, over all up to it.
-        spent: by then.
-    """
+    """How far a log had come: its last entry (0 before the first), that one's hash, and what was spent by
+    then."""
 
     number: int = 0
     hash: str = ""

@@ -21,11 +21,10 @@ from fedstill.protocol.questions import Question
 
 @contextmanager
 def limited(node: str, question: str, seconds: int = 0) -> Iterator[None]:
-    """Refuse what is computed here once it takes too long, or more memory than there is.
+    """Refuse what a node computes for a question once it takes too long, or more memory than there is.
 
     Args:
-        node: its name.
-        question: what is computed, for the refusal.
+        node, question: their names, for the refusal.
         seconds: policy ``most_seconds``; 0 is no limit.
 
     Raises:
@@ -45,14 +44,7 @@ def limited(node: str, question: str, seconds: int = 0) -> Iterator[None]:
 
 
 class Sizes:
-    """What one node can be asked about at once.
-
-    Args:
-        node: with its networks.
-        public: data that all nodes have.
-        spec: of inputs and outputs.
-        most: bytes allowed; 0 is no limit.
-    """
+    """What one node can be asked about at once, in ``most`` bytes; 0 is no limit."""
 
     def __init__(self, node: Node, public: Public | None, spec: InputSpec, most: int) -> None:
         self._node, self._public, self._spec, self._most = node, public, spec, most

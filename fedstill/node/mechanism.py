@@ -38,14 +38,9 @@ class Mechanism:
     """Rules and prices of one node.
 
     Args:
-        node: its name.
-        config: what its owner says.
-        side: the method's part at the nodes.
-        local: how the node trains.
-        examples: its records.
-        task: what is learned: what outputs are, and in how many classes a record is counted.
-        secret: keys the noise.
-        salt: of the run, so that no two runs have equal noise, however alike they are.
+        node, config, side, local, task: its name, its owner's word, the method's part, and what is learned
+        how. examples: its records. secret: keys the noise. salt: of the run, so that no two runs have equal
+        noise, however alike they are.
 
     Attributes:
         levels: of noise, as it is drawn.
@@ -199,15 +194,8 @@ class Mechanism:
         sent: Tensors,
         levels: Levels | None = None,
     ) -> Bill:
-        """What one release costs at most, with what is learned for it.
-
-        Args:
-            question: that it answers.
-            part: ``"answer"`` or ``"gradient"``.
-            shapes: of what would leave, by name.
-            sent: what came with the question.
-            levels: of noise, if not the run's.
-        """
+        """What one release of a part costs at most, with what is learned for it: shapes by name, levels if
+        not the run's."""
         bill = self.release(question, shapes, levels=levels)
         for name, price in (self.learning(question, sent, levels) if part == ANSWER else {}).items():
             add(bill, name, price)
@@ -220,14 +208,8 @@ class Mechanism:
         noised: Tensors | None = None,
         levels: Levels | None = None,
     ) -> Bill:
-        """What one release costs by itself: at most, or as it turned out.
-
-        Args:
-            question: that it answers.
-            shapes: of what leaves, by name.
-            noised: the release, once it is known: it may say nothing in places, and cost less.
-            levels: of noise, if not the run's.
-        """
+        """What one release costs by itself: at most; or as it turned out, if ``noised`` is what leaves, which
+        may say nothing in places, and cost less."""
         bill = Bill()
         for name, shape in shapes.items():
             rule = self.rule(question, name, levels)

@@ -102,14 +102,10 @@ def train(
     report: Report | None = None,
     purpose: str = "local",
 ) -> int:
-    """Train a node's model privately: :func:`fedstill.node.training.train`, one node, one private step each.
+    """Train a node's model privately: :func:`fedstill.node.training.train`, one node, one private step each;
+    a batch is an average here.
 
     Each step's draws follow from its number, so a training that was stopped goes on as if it had not been.
-
-    Args:
-        node: with an optimiser for its model.
-        task, config, compute, span, start, steps, report, purpose: as there; a batch is an average here.
-        dp: clip, noise and draws.
 
     Returns:
         Steps of the span done in all.

@@ -40,10 +40,6 @@ def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) ->
     """What to say where an epsilon is of one record, and records belong together: of a patient, say.
 
     The number is the nodes' own: a simulation may tell it, a node tells a server only that there are several.
-
-    Args:
-        parts: each node's records, as its owner has them.
-        configs: what each owner says.
     """
     alone = [config.protects and config.group_size == 1 for config in configs]
     most = max((largest(part) for part, bare in zip(parts, alone, strict=True) if bare), default=1)
@@ -68,8 +64,7 @@ def protect(
     Args:
         node: with its data and its first weights.
         config: what its owner says.
-        side: the method's part at the nodes, which has not prepared the node yet.
-        method: the method's config.
+        side: the part at the nodes of ``method``, which has not prepared the node yet.
         setting: what the method finds at the node.
         secret: keys the noise.
         salt: of the run: a real node makes one up for each; a simulation, which can be repeated, has none.
@@ -152,17 +147,11 @@ def _teach(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> 
 
 
 def teachers_of(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
-    """The teachers of a node as nodes of their own, to be trained as any.
+    """The teachers of a node as nodes ``node-0/teacher-3``, each with its part of the records, to be trained
+    as any.
 
     Their networks are those in the node's model, so that training them trains it. Teachers without records
     are left out, and abstain.
-
-    Args:
-        node: whose model is :class:`Teachers`.
-        parts: its records by teacher: :func:`shards`.
-
-    Returns:
-        Nodes named ``node-0/teacher-3``.
     """
     model = cast(Teachers, node.model)
     model.abstain(parts)

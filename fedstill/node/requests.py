@@ -77,9 +77,6 @@ class RequestHandler:
         Nor may such a state be kept: learning for the failed question is paid for once, and would be learned
         once more on top of it.
 
-        Args:
-            what: is asked of the node.
-
         Raises:
             NodeFault: an earlier question failed while a network learned privately for it.
         """
@@ -135,15 +132,11 @@ class RequestHandler:
         return kept.releases
 
     def pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        """Pull gradients that reached the answer back through each node's networks.
-
-        Args:
-            number: of the question.
-            pulls: by node, the gradients by the names of its answer. Nodes of the group that are missing
-                release nothing.
+        """Pull gradients that reached the answer, by node and name, back through each node's networks.
 
         Returns:
-            By node, the gradients by the names of the question's inputs, ``(B, ...)``.
+            By node, the gradients by the names of the question's inputs, ``(B, ...)``. Nodes of the group
+            that were given none release nothing.
 
         Raises:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull

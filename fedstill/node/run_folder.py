@@ -30,12 +30,7 @@ MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes ba
 
 
 class RunFolder:
-    """The folder of one run at a node.
-
-    Args:
-        folder: of the node.
-        file: what its owner says.
-        run: the run that is at work; all others do not grow meanwhile.
+    """The folder of one run at a node; all other runs do not grow meanwhile.
 
     Attributes:
         path: of the run's folder.
@@ -58,11 +53,7 @@ class RunFolder:
             self.require("join")
 
     def require(self, question: str, more: int = 0) -> None:
-        """Refuse what would write to a disk on which there is no room.
-
-        Args:
-            question: for which it would be written.
-            more: bytes that will be.
+        """Refuse what would write ``more`` bytes for a question to a disk on which there is no room.
 
         Raises:
             QuestionRefused: there is none.
@@ -92,10 +83,6 @@ class RunFolder:
 
         What nothing has left of binds nothing: its owner may change options until the first answer. What was
         learned by then, under the old ones, goes.
-
-        Args:
-            told: what it is begun with.
-            has_left: whether an answer has left, or is paid for.
 
         Returns:
             What is other than it was, where answers have left; else None.

@@ -28,6 +28,7 @@ from fedstill.core.errors import (
     TooLarge,
 )
 from fedstill.core.records import holding
+from fedstill.data import private
 from fedstill.data.public import Public
 from fedstill.node import memory, own_audit, own_model, owner
 from fedstill.node.entries import ANSWER, DATA
@@ -57,14 +58,7 @@ SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
 
 class Session:
-    """One run at a node.
-
-    Args:
-        folder: the node's own.
-        file: what its owner says.
-        compute: device and precision.
-        plan: the run.
-        public: its public data.
+    """One run at a node, of its folder and its owner's file.
 
     Raises:
         FedstillError: data or model do not have the plan's spec, or another process is at work on the run.
@@ -80,7 +74,7 @@ class Session:
         method = plan.config()
         self.task = spec.make_task()
         try:
-            data = owner.load_data(file, folder, spec, self._most)
+            data, _ = private.load(file.data, folder, spec, most=self._most)
             self.task.check(data, f"data of {file.name}")
             model = own_model.make_model(file, folder, spec, self._most)
             owner.require_sound(file, data, model)

@@ -180,14 +180,10 @@ def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.T
 
 
 def train_round(nodes: Group, round: int, rounds: int, work: Work | None = None) -> None:
-    """One round's part of the local training of a group's models.
+    """One round's part of the local training of a group's models; ``work`` is a step, if not on the task's
+    loss.
 
     The optimiser starts anew, since what it remembers belongs to weights that were replaced.
-
-    Args:
-        nodes: the group.
-        round, rounds: which, of how many.
-        work: a training step; None is the task's own loss.
     """
     at = nodes.at
     prepare(nodes.nodes, at.local)

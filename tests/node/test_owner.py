@@ -23,6 +23,7 @@ from fedstill.core.commented import commented
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.tables import as_table, read_table
+from fedstill.data import private
 from fedstill.data.spec import InputSpec
 from fedstill.models.foreign import Predictor
 from fedstill.node import kit, own_model, owner
@@ -271,7 +272,7 @@ def test_a_model_that_is_not_to_be_trained_is_frozen(tmp_path: Path) -> None:
 
 def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:regression"')
-    data = owner.load_data(owner.read(folder), folder, DIGITS)
+    data, _ = private.load(owner.read(folder).data, folder, DIGITS)
     model = own_model.make_model(owner.read(folder), folder, DIGITS)
     assert isinstance(model, Predictor)
     x, y = load_digits(return_X_y=True)
