@@ -26,12 +26,8 @@ from fedstill.protocol.questions import Question
 class Gate:
     """Checks the policy, then bounds, noises, charges and audits each release, in this order.
 
-    Args:
-        node: the node's name.
-        policy: its owner's policy.
-        audit: the log in which releases are written.
-        run: names the run there.
-        payer: whose budgets and limits count what leaves; None: the node's own.
+    What leaves is written in the audit log under the run's name, and counts in the budgets and limits of the
+    payer; None: of the node itself.
     """
 
     def __init__(
@@ -95,8 +91,7 @@ class Gate:
         """Refuse JSON values that are too large or are none, before anything is charged for the question.
 
         Raises:
-            QuestionRefused: a value of more bytes than a header may have: read, it takes fifty times as much
-                memory.
+            QuestionRefused: a value of more bytes than a header may have: read, it takes fifty times as much.
             DataError: it is no JSON value.
         """
         most = self.policy.most_header

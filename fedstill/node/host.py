@@ -32,7 +32,7 @@ from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.node import owner
 from fedstill.node.database import AuditError
-from fedstill.node.entries import DATA, REFUSED, Entry
+from fedstill.node.entries import ANSWER, DATA, GRADIENT, REFUSED, Entry
 from fedstill.node.limits import limited
 from fedstill.node.memory import allowed, limit_process
 from fedstill.node.run_folder import RunFolder
@@ -129,11 +129,11 @@ class Host:
             name, number = _read(header, "question", str), _read(header, "number", int)
             through = _read(header, "differentiable", bool)
             released = self.session.answer(name, number, tensors, through)
-            return {"privacy": self.session.privacy(number)}, released
+            return {"privacy": self.session.node.gate.told(number, ANSWER)}, released
         if what == "pull back":
             number = _read(header, "number", int)
             released = self.session.pull_back(number, tensors)
-            return {"privacy": self.session.privacy(number, "gradient")}, released
+            return {"privacy": self.session.node.gate.told(number, GRADIENT)}, released
         if what == "remember":
             self.session.remember(_read(header, "mark", int))
         elif what == "recall":

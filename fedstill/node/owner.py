@@ -84,11 +84,7 @@ def secret(folder: Path) -> int:
 
 
 def make_compute(file: NodeFile) -> Compute:
-    """The node's device and precision.
-
-    Raises:
-        ArgumentError: no such device on this machine.
-    """
+    """The node's device and precision; :class:`ArgumentError` where this machine has no such device."""
     own = file.compute
     engine = EngineConfig("one-by-one", own.device, own.precision, own.channels_last, own.threads)
     try:
@@ -187,7 +183,6 @@ def examine(
     """Load all that a folder names, and train nothing.
 
     Args:
-        folder: the owner's.
         spec: what a server declares; without it shape and classes are taken from the data.
         task: what a run is about, where its spec is not known; None is classification.
         quick: load neither data nor model, only see that they are there.

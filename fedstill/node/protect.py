@@ -125,11 +125,7 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
 
 
 def check_priced(node: Node) -> None:
-    """Refuse a node whose data a method has changed since its protection was priced.
-
-    Raises:
-        ArgumentError: it has.
-    """
+    """Refuse a node whose data a method has changed since its protection was priced."""
     budgets = node.gate.budgets
     if budgets is not None and budgets.mechanism.protects and len(node.data) != budgets.mechanism.examples:
         mechanism = budgets.mechanism.name

@@ -101,11 +101,7 @@ class RunFolder:
         return None
 
     def save(self, name: str, state: Any) -> None:
-        """Keep a state.
-
-        Raises:
-            QuestionRefused: there is no room on the disk.
-        """
+        """Keep a state; :class:`QuestionRefused` where there is no room on the disk."""
         self.require("remember", _bytes(state))
         save_state(self.path / name, state)
         self.saved = time.monotonic()

@@ -31,7 +31,7 @@ from fedstill.core.records import holding
 from fedstill.data import private
 from fedstill.data.public import Public
 from fedstill.node import memory, own_audit, own_model, owner
-from fedstill.node.entries import ANSWER, DATA
+from fedstill.node.entries import DATA
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
@@ -226,10 +226,6 @@ class Session:
             release = self.handler.pull_back(number, {name: self.compute.here(tensors)})[name]
         self._log("gradient", number, release, start)
         return release
-
-    def privacy(self, number: int, part: str = ANSWER) -> dict[str, Any]:
-        """Under which mechanism a release left, and at which price."""
-        return self.node.gate.told(number, part)
 
     def remember(self, mark: int) -> None:
         """Keep the state as it is before question ``mark``, on disk.

@@ -285,29 +285,4 @@ def test_frozen_parameters_of_a_teacher_stay() -> None:
     )
 
 
-@pytest.mark.parametrize("spec", ["mlp:8", "small-cnn:4", "resnet8:4"])
-def test_nodes_of_teachers_answer_the_same_stacked_as_one_by_one(spec: str) -> None:
-    nodes = [taught(made(3, data(30, seed=k), f"n{k}", spec)) for k in range(2)]
-    x = torch.randn(2, 5, *SHAPE)
-    upstream = torch.randn(2, 5, 3)
-
-    def told(group: Group, x: torch.Tensor, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        group.bench("model").train(False)
-        each = x.detach().requires_grad_()
-        z = group.bench("model")(each)
-        return z.detach(), torch.autograd.grad([z], [each], [upstream])[0]
-
-    alone = [told(Group([node]), x[k : k + 1], upstream[k : k + 1]) for k, node in enumerate(nodes)]
-    (together,) = partition(nodes, stacked=True)
-    z, gradient = told(Group(together), x, upstream)
-    torch.testing.assert_close(z, torch.cat([one[0] for one in alone]), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(gradient, torch.cat([one[1] for one in alone]), rtol=1e-3, atol=1e-5)
-    # and training goes on after stacking: the teachers are still those of the model
-    before = z.clone()
-    for node in nodes:
-        taught(node)
-    assert not torch.equal(told(Group(nodes), x, upstream)[1], gradient)
-    assert before.shape == (2, 5, 3)
-
-
 # --- what is refused ------------------------------------------------------------------------------

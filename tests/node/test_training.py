@@ -294,20 +294,14 @@ def test_steps_by_hand() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("epochs", -1),
         ("epochs", math.nan),
         ("epochs", math.inf),
         ("epochs", 0),
         ("batch", 0),
         ("lr", -0.1),
-        ("lr_end", math.inf),
-        ("least_steps", -1),
-        ("momentum", -1),
         ("momentum", math.nan),
         ("weight_decay", -1),
-        ("weight_decay", math.inf),
         ("smoothing", 1),
-        ("smoothing", -0.1),
     ],
 )
 def test_impossible_options_are_named(name: str, value: float) -> None:
