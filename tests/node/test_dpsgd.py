@@ -354,6 +354,14 @@ def test_a_public_loss_is_added_whole() -> None:
     torch.testing.assert_close(both, alone - 100 * first, rtol=1e-4, atol=1e-5)
 
 
+def test_a_public_loss_of_some_parameters_only() -> None:
+    node = made()
+    bias = node.model[1].bias.detach().clone()
+    moved(node, private(clip=0.1), 1e-9, public_loss=lambda module: module[1].bias.sum())
+    torch.testing.assert_close(node.model[1].bias.detach(), bias - 1)
+    assert torch.equal(node.model[3].bias, made().model[3].bias)
+
+
 def test_the_loss_that_is_told_is_the_samples_mean() -> None:
     node = made()
     loss = step(node, "model", private(), 1.0, private_loss=entropy, batch=1.0)

@@ -296,6 +296,14 @@ def test_a_group_of_records_costs_more() -> None:
     )  # a group has one teacher
 
 
+def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None:
+    rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, reads=("real",))
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        made = protection(mechanism, rated)
+        assert priced(made, rated, "answer", {"real": ()}, {}) is None
+        assert answer(made, EXAMINE) is not None
+
+
 def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
     odd = replace(PREDICT, releases={"range": LOGIT_RANGE})
     for mechanism in ("pate", "noisy-outputs"):

@@ -162,6 +162,11 @@ def test_a_question_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
     assert "did you mean 'examine'" in fault
 
 
+def test_questions_of_methods_options_are_known() -> None:
+    """Asked by FedIOD for fresh inputs, FedMD for transfer learning, and FedKD where bounds are agreed on."""
+    assert {"predict", "transfer", "tell_range", "examine", "train", "hand_over"} <= known_questions()
+
+
 # --- what is said -------------------------------------------------------------------------------------
 
 

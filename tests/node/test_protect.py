@@ -25,7 +25,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.protect import check_priced, protect, unit_notes
+from fedstill.node.protect import check_priced, protect, unit_notes, wanted
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, as_text
@@ -400,6 +400,13 @@ def test_data_that_a_method_has_changed_are_refused() -> None:
     plain = made(NoPrivacy(epsilon=1e3), train=False)
     plain.node.data = records(30)
     check_priced(plain.node)  # there is no price to hold it to
+
+
+def test_who_wants_nothing_is_left_alone() -> None:
+    assert not wanted(NoPrivacy())
+    assert all(wanted(protected(mechanism)) for mechanism in MECHANISMS)
+    assert wanted(NoPrivacy(epsilon=3.0))
+    assert wanted(NoPrivacy(total_epsilon=3.0))
 
 
 def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
