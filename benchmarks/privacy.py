@@ -29,9 +29,8 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.methods.fediod import FedIOD
 from fedstill.node import training
-from fedstill.node.asked import Asked
 from fedstill.node.audit import FILE, AuditLog
-from fedstill.node.entries import ANSWER, GRADIENT
+from fedstill.node.entries import ANSWER, GRADIENT, Asked
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig

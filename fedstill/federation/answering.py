@@ -24,7 +24,7 @@ from fedstill.federation.bundles import (
 )
 from fedstill.node import own_audit
 from fedstill.node.audit import AuditLog
-from fedstill.node.entries import DATA, KEPT, REFUSED, Entry
+from fedstill.node.entries import ANSWER, DATA, KEPT, REFUSED, Entry
 from fedstill.node.gate import forbidden
 from fedstill.node.host import Host
 from fedstill.node.limits import limited
@@ -121,7 +121,7 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
             raise BundleError("the public data that the questions are about are not in their file")
         _admit(host, told["objections"], given.asks, session.audit, plan.run)
         answers = _answers(session, told["learned"], given.asks, report)
-        privacy = [session.privacy(number) for number in answers]
+        privacy = [session.node.gate.told(number, ANSWER) for number in answers]
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
         blob = pack_answers(header, Replies(host.hello(), {**told, **READY}, privacy, answers))
         # First the audit log: what is kept without an entry of its own does not leave.

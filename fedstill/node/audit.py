@@ -67,11 +67,7 @@ class AuditLog:
         self._db, self._open = self._begin(path), True
 
     def open(self, path: Path | None) -> None:
-        """Go on with the entries of another file.
-
-        Raises:
-            AuditError: as from the beginning.
-        """
+        """Go on with the entries of another file."""
         self.close()
         self._db, self._open = self._begin(path), True
 
@@ -97,11 +93,7 @@ class AuditLog:
         return self._write(entry, check, once=True)
 
     def append(self, entry: Entry) -> None:
-        """Write down what costs nothing, also if it was written before: a refusal.
-
-        Raises:
-            AuditError: as for a charge.
-        """
+        """Write down what costs nothing, also if it was written before: a refusal."""
         self._write(entry, lambda spent: None, once=False)
 
     def _write(self, entry: Entry, check: Callable[[Spent], None], once: bool) -> int:
@@ -185,21 +177,14 @@ class AuditLog:
                 yield {"entry": number, **told, "hash": hashed}
 
     def verify(self) -> None:
-        """Check every entry and the head.
-
-        Raises:
-            AuditError: what is wrong first, and with which entry.
-        """
+        """Check every entry and the head; :class:`AuditError` says what is wrong first, and with which
+        entry."""
         with self._db.reading():
             self._examine()
         self.require_sound()
 
     def require_sound(self) -> None:
-        """Refuse a log in trouble, as every charge does.
-
-        Raises:
-            AuditError: what is wrong.
-        """
+        """Refuse a log in trouble, as every charge does, with :class:`AuditError`."""
         if self.trouble is not None:
             told = f"{self.trouble}; nothing leaves until its owner has settled it (`fedstill audit settle`)"
             raise AuditError(self._db.where, told)

@@ -9,28 +9,22 @@ from collections.abc import Mapping
 import torch
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.asked import Asked
 from fedstill.node.audit import AuditLog, Spent
-from fedstill.node.entries import ALL, ANSWER, BARE, LEARNED, TRAINING, Entry
+from fedstill.node.entries import ALL, ANSWER, BARE, LEARNED, TRAINING, Asked, Entry
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text
-from fedstill.protocol.digests import chained, digest
+from fedstill.protocol.digests import chained
 from fedstill.protocol.questions import Question
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 class Budgets:
-    """Budgets of one node in one run.
+    """Budgets of one node in one run, held against what the audit log says of its payer.
 
-    Args:
-        mechanism: rules and prices.
-        audit: the log of the node's data.
-        run: names the run there.
-        payer: whose totals count. Nodes with one payer share its budgets, and what each of them releases is
-            charged, however alike they are.
+    Nodes with one payer share its budgets, and what each of them releases is charged, however alike they are.
     """
 
     def __init__(self, mechanism: Mechanism, audit: AuditLog, run: str, payer: str) -> None:
@@ -43,10 +37,6 @@ class Budgets:
         self._run_objection: str | None = None
         self._covered: tuple[Counter[str], Counter[str]] | None = None  # what is known to be affordable
         self._paid: set[str] = set()  # what was learned before the first question, by fingerprint
-
-    def fingerprint(self, what: str, tensors: Tensors) -> str:
-        """A digest of tensors that only who has the node's secret can make: to try out what they are, say."""
-        return self.seal(digest(what, tensors))
 
     def seal(self, text: str) -> str:
         """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
@@ -88,7 +78,8 @@ class Budgets:
         """
         shapes = self.mechanism.expected(question, sent)[ANSWER]
         price = total(self.mechanism.bill(question, ANSWER, shapes, sent))
-        if self.first != Price() and not self._has_paid_first(asked):
+        first_paid = asked.origin in self._paid or self._is_written(self._first(asked.origin))
+        if self.first != Price() and not first_paid:
             price = None if price is None or self.first is None else price + self.first
         learned = total(self.mechanism.learning(question, sent))
         if price is not None and learned and self.attempts(asked, question, sent):
@@ -106,18 +97,12 @@ class Budgets:
     def attempt(self, asked: Asked, question: Question, sent: Tensors) -> tuple[int, bool]:
         """The last attempt at learning for a question that is charged, and whether its result is known."""
         attempt = max(self.attempts(asked, question, sent) - 1, 0)
-        return attempt, self._results(asked, question) > attempt
+        return attempt, self._siblings(self._result(asked, question, 0)) > attempt
 
     def came_out(self, asked: Asked, question: Question, attempt: int) -> bool:
-        """Whether an attempt came out as it did before, to the last bit; the first time, write that down.
-
-        Args:
-            asked: the question, with a fingerprint of what was learned.
-            question: as the method declares it.
-            attempt: the last one that was charged.
-        """
+        """Whether an attempt came out as it did before, to the last bit; the first time, write that down."""
         result = self._result(asked, question, attempt)
-        if self._results(asked, question) > attempt:
+        if self._siblings(result) > attempt:
             return self._is_written(result)
         self.audit.charge(result)
         return True
@@ -125,11 +110,7 @@ class Budgets:
     def pay_learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> None:
         """Charge what networks learn from the records for a question, before they do: on disk, or not at all.
 
-        Args:
-            asked: the question.
-            question: as the method declares it.
-            sent: the tensors that came with it.
-            attempt: how often it was learned before with other results: each time is paid for.
+        Each ``attempt``, after others with other results, is paid for.
 
         Raises:
             QuestionRefused: it cannot be paid for.
@@ -140,12 +121,7 @@ class Budgets:
             self._charge(self._learning(asked, question, sent, attempt), question.name)
 
     def pay_first(self, asked: Asked) -> None:
-        """Charge the training before the first question, which all that leaves follows from.
-
-        Raises:
-            QuestionRefused: it cannot be paid for.
-            AuditError: the log is not what it was, and its owner has not settled that.
-        """
+        """Charge the training before the first question, from which all that leaves follows."""
         if self.first != Price() and asked.origin not in self._paid:
             self._charge(self._first(asked.origin), asked.question)
             self._paid.add(asked.origin)
@@ -153,9 +129,6 @@ class Budgets:
     def trained(self) -> bool:
         """Whether the training before the first question has been paid for, whatever it has given."""
         return self._siblings(self._first("")) > 0
-
-    def _has_paid_first(self, asked: Asked) -> bool:
-        return asked.origin in self._paid or self._is_written(self._first(asked.origin))
 
     def _learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> Entry:
         bill = self.mechanism.learning(question, sent)
@@ -167,9 +140,6 @@ class Budgets:
         what, after = f"{attempt} {asked.learned}", chained(asked.after, asked.content)
         rule = "what was learned, by its fingerprint"
         return self._entry(asked.number, question.name, LEARNED, what, after, Price(), rule)
-
-    def _results(self, asked: Asked, question: Question) -> int:
-        return self._siblings(self._result(asked, question, 0))
 
     def _first(self, origin: str) -> Entry:
         noise = self.mechanism.levels.get(self.mechanism.training, 0.0)
@@ -207,11 +177,7 @@ class Budgets:
     # --- whether it can be paid -------------------------------------------------------------------------
 
     def check(self, spent: Spent, price: Price | None, question: str) -> None:
-        """Refuse what would pass a budget.
-
-        Raises:
-            QuestionRefused: it would.
-        """
+        """Refuse what would pass a budget, with :class:`QuestionRefused`."""
         try:
             self._refuse_bare(spent)
             if self._is_covered(spent, price):

@@ -17,13 +17,7 @@ PATIENCE = 120.0  # seconds to wait for another process, which may be computing 
 
 
 class AuditError(FedstillError):
-    """An audit log cannot be trusted or used; nothing is charged to it, so nothing leaves.
-
-    >>> raise AuditError("audit.sqlite", "entry 7 is missing")
-    Traceback (most recent call last):
-    ...
-    fedstill.node.database.AuditError: audit.sqlite: entry 7 is missing
-    """
+    """An audit log cannot be trusted or used; nothing is charged to it, so nothing leaves."""
 
     def __init__(self, where: object, what: str) -> None:
         self.where, self.what = str(where), what
@@ -31,16 +25,13 @@ class AuditError(FedstillError):
 
 
 class Database:
-    """A connection.
+    """A connection to a file, which is made if it is not there; None: in memory. It raises
+    :class:`AuditError`.
 
     Args:
-        path: of the file, which is made if it is not there; None: in memory.
         durable: wait at the end of each transaction until the disk has it. False survives a kill, not a
             power failure.
         read_only: the file must be there, and is not changed.
-
-    Raises:
-        AuditError: the file cannot be opened, or is no SQLite file.
     """
 
     def __init__(self, path: Path | None, *, durable: bool, read_only: bool) -> None:
@@ -75,19 +66,11 @@ class Database:
             raise self._unusable(error) from error
 
     def turn(self) -> AbstractContextManager[None]:
-        """A transaction that no other process comes between, undone if anything is raised in it.
-
-        Raises:
-            AuditError: the file is in use for too long, or cannot be read or written.
-        """
+        """A transaction that no other process comes between, undone if anything is raised in it."""
         return self._transaction("IMMEDIATE")
 
     def reading(self) -> AbstractContextManager[None]:
-        """A transaction that sees one moment of the file.
-
-        Raises:
-            AuditError: the file cannot be read.
-        """
+        """A transaction that sees one moment of the file."""
         return self._transaction("DEFERRED")
 
     def replaced(self) -> bool:

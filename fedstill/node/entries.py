@@ -1,4 +1,4 @@
-"""One entry of a node's audit log, and its canonical text."""
+"""One question as it reached a node, and one entry of the node's audit log with its canonical text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from fedstill.protocol.digests import chained
 
 ANSWER, GRADIENT = "answer", "gradient"  # parts of a question: each that is answered has the first
 TRAINING = "training"  # what networks learn from the records before something is released
@@ -22,6 +24,24 @@ ALL, BARE = "", ""  # among totals: the run that stands for all runs, the event 
 QUESTIONS, BYTES = "questions", "bytes"  # there too, beside events: what a policy's limits count
 
 Table = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question as it reached the node."""
+
+    number: int
+    question: str
+    content: str  # digest of the tensors that came with it
+    after: str  # fingerprint of all that the node had answered before: its answer depends on that, too
+    down: Mapping[str, int]  # bytes by kind
+    origin: str = ""  # fingerprint of what it had learned privately before the first question
+    learned: str = ""  # and of what it has learned privately for this one
+
+    @property
+    def past(self) -> str:
+        """A fingerprint of all that its answer follows from, and so of what comes after it."""
+        return chained(self.after, f"{self.number} {self.content} {self.learned}")
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,8 @@ def known_questions(methods: Iterable[str] = ()) -> frozenset[str]:
 
 
 def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Module | None) -> list[str]:
-    """What keeps a mechanism from protecting anything, or from working with these data or this model.
-
-    Args:
-        config: what the owner says.
-        data: the node's examples, if they could be read.
-        model: its model, if it could be made.
-    """
+    """What keeps a mechanism from protecting anything, or from working with these data or this model, as far
+    as they could be read."""
     if not config.protects:
         if math.isinf(config.budget):
             return []

@@ -16,17 +16,10 @@ CHUNK = 20  # local steps between two looks at the clock
 
 
 class FirstTraining:
-    """How far a node has come.
-
-    Args:
-        node: that learns; all who learn from its data, one after the other.
-        span: which part of the local training it is; None: nothing is trained.
-        task: what is learned.
-        local: how.
-        compute: device and precision.
+    """How far a node has come with a span of its local training; None: nothing is trained.
 
     Attributes:
-        steps: that were taken.
+        steps: that were taken, by all who learn from its data, one after the other.
         done: whether nothing is left to do.
     """
 
@@ -52,11 +45,8 @@ class FirstTraining:
         return 100 if self.done else 10 * (10 * self.steps // self._total())
 
     def go_on(self, until: float, meanwhile: Callable[[], None]) -> bool:
-        """Train until a time (``time.monotonic()``), or the end.
-
-        Args:
-            until: when to stop.
-            meanwhile: is called after every few steps.
+        """Train until a time (``time.monotonic()``), or the end, and call ``meanwhile`` after every few
+        steps.
 
         Returns:
             Whether all steps are taken. It is ``done`` once that is kept: it would not come out the same.

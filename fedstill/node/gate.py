@@ -11,28 +11,23 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.asked import Asked
 from fedstill.node.audit import AuditLog, Spent
 from fedstill.node.budgets import Budgets
-from fedstill.node.entries import ANSWER, BARE, Entry
+from fedstill.node.entries import ANSWER, BARE, Asked, Entry
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.bill import total
 from fedstill.privacy.events import Price, as_text
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
-from fedstill.protocol.messages import SCALE, WireConfig, kind_of, refine, size
+from fedstill.protocol.messages import SCALE, Tensors, WireConfig, kind_of, refine, size
 from fedstill.protocol.questions import Question
 
 
 class Gate:
     """Checks the policy, then bounds, noises, charges and audits each release, in this order.
 
-    Args:
-        node: the node's name.
-        policy: its owner's policy.
-        audit: the log in which releases are written.
-        run: names the run there.
-        payer: whose budgets and limits count what leaves; None: the node's own.
+    What leaves is written in the audit log under the run's name, and counts in the budgets and limits of the
+    payer; None: of the node itself.
     """
 
     def __init__(
@@ -49,18 +44,13 @@ class Gate:
         return rule if rule is not None or self.budgets is None else self.budgets.objection(question)
 
     def inspect(
-        self,
-        question: str,
-        tensors: Mapping[str, torch.Tensor],
-        sends: Mapping[str, str],
-        shape: Sequence[int],
+        self, question: str, tensors: Tensors, sends: Mapping[str, str], shape: Sequence[int]
     ) -> None:
         """Refuse a question that no sound server asks, before anything is computed.
 
         Args:
             question: its name.
-            tensors: that came with it.
-            sends: the kind of each.
+            tensors, sends: what came with it, and the kind of each.
             shape: of one of the node's own inputs.
 
         Raises:
@@ -97,12 +87,11 @@ class Gate:
         if rule is not None:
             raise QuestionRefused(self.node, question, rule)
 
-    def read_values(self, question: Question, tensors: Mapping[str, torch.Tensor]) -> None:
+    def read_values(self, question: Question, tensors: Tensors) -> None:
         """Refuse JSON values that are too large or are none, before anything is charged for the question.
 
         Raises:
-            QuestionRefused: a value of more bytes than a header may have: read, it takes fifty times as much
-                memory.
+            QuestionRefused: a value of more bytes than a header may have: read, it takes fifty times as much.
             DataError: it is no JSON value.
         """
         most = self.policy.most_header
@@ -112,7 +101,7 @@ class Gate:
                 raise QuestionRefused(self.node, question.name, rule)
         question.take(tensors)
 
-    def admit(self, asked: Asked, question: Question, sent: Mapping[str, torch.Tensor]) -> None:
+    def admit(self, asked: Asked, question: Question, sent: Tensors) -> None:
         """Let a question in, or refuse it before anything is computed.
 
         Raises:
@@ -144,11 +133,11 @@ class Gate:
         self,
         asked: Asked,
         part: str,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Tensors,
         question: Question,
-        sent: Mapping[str, torch.Tensor],
+        sent: Tensors,
         wire: WireConfig | None = None,
-    ) -> Mapping[str, torch.Tensor]:
+    ) -> Tensors:
         """Hand over tensors: bound, noise, charge and audit on disk, then release.
 
         Args:
@@ -210,15 +199,6 @@ class Gate:
         about = (self.run, self.payer, self.node, asked.number, asked.question, part)
         return Entry(*about, content=asked.content, after=asked.after, **told)
 
-    def crossed(self) -> dict[str, dict[str, int]]:
-        """Bytes that came and left for what this gate has released, by way and kind; again is not twice."""
-        sums: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
-        for number in self._written.values():
-            entry = self.audit.entry(number)
-            for way, sizes in sums.items():
-                sizes.update(entry[way])
-        return {way: dict(sorted(sizes.items())) for way, sizes in sums.items()}
-
     def told(self, number: int, part: str) -> dict[str, Any]:
         """Under which mechanism, at which price and after what the last release under a number left.
 
@@ -234,12 +214,8 @@ class Gate:
         }
 
     def _protected(
-        self,
-        asked: Asked,
-        part: str,
-        tensors: Mapping[str, torch.Tensor],
-        question: Question,
-    ) -> tuple[Mapping[str, torch.Tensor], Price | None, str, str]:
+        self, asked: Asked, part: str, tensors: Tensors, question: Question
+    ) -> tuple[Tensors, Price | None, str, str]:
         """Tensors as they may leave, what that costs, what was done, and a stamp of what they were."""
         if self.budgets is None:
             return tensors, None, "none", ""

@@ -50,11 +50,6 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
     return layers, tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
 
 
-def stackable(module: nn.Module) -> bool:
-    """Whether G copies of a module give the same figures stacked as one by one."""
-    return not any(isinstance(layer, RANDOM) for layer in module.modules())
-
-
 class Bench:
     """Modules of equal architecture: ``(G, B, ...)`` in, ``(G, B, ...)`` out.
 
@@ -116,7 +111,7 @@ class Bench:
 
     def current(self) -> bool:
         """Whether the modules' parameters still lie here: a later bench of some of them moves them."""
-        if len(self.modules) == 1 or not self._parameters:
+        if not self._parameters:  # alone
             return True
         name, rows = next(iter(self._parameters.items()))
         return all(own[name].data_ptr() == row.data_ptr() for own, row in zip(self._own, rows, strict=True))
@@ -234,8 +229,9 @@ def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
         kind: tuple[Any, ...] = tuple(
             (role, signature(module), node.frozen[role]) for role, module in node.modules.items()
         )
-        alone = node.private or node.teachers  # each learns, or is asked, in its own way
-        if alone or not all(stackable(module) for module in node.modules.values()):
+        layers = [layer for module in node.modules.values() for layer in module.modules()]
+        # Who learns privately, or has teachers, learns or is asked in its own way.
+        if node.private or node.teachers or any(isinstance(layer, RANDOM) for layer in layers):
             kind = ("alone", node.name)
         kinds.setdefault(kind, []).append(node)
     for nodes_alike in kinds.values():

@@ -22,13 +22,8 @@ Totals = Mapping[tuple[str, str], Counter[str]]  # by payer and run
 
 @dataclass(frozen=True)
 class Head:
-    """How far a log had come.
-
-    Args:
-        number: of its last entry; 0 before the first.
-        hash: of that entry, over all up to it.
-        spent: by then.
-    """
+    """How far a log had come: its last entry (0 before the first), that one's hash, and what was spent by
+    then."""
 
     number: int = 0
     hash: str = ""
@@ -36,12 +31,7 @@ class Head:
 
     @classmethod
     def read(cls, path: Path) -> Head | None:
-        """The head in a file; None if there is no file.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it is not what :class:`HeadFile` has written.
-        """
+        """The head in a file, or None if there is no file; OSError or ValueError where it cannot be read."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
             spent = {(payer, run): Counter(dict(counts)) for payer, run, counts in told["spent"]}
@@ -68,11 +58,8 @@ class HeadFile:
         self._texts: dict[tuple[str, str], tuple[dict[str, int], str]] = {}
 
     def write(self, number: int, hashed: str, spent: Totals) -> None:
-        """Put a new head in the place of the old one. Callers take turns.
-
-        Raises:
-            OSError: it cannot be written; the old one is as it was.
-        """
+        """Put a new head in the place of the old one, which stays where that fails (OSError). Callers take
+        turns."""
         before, self._texts = self._texts, {}
         for names, counts in spent.items():
             if names[1] == ALL:

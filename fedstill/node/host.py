@@ -32,10 +32,10 @@ from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.node import owner
 from fedstill.node.database import AuditError
-from fedstill.node.disk import Disk
-from fedstill.node.entries import DATA, REFUSED, Entry
+from fedstill.node.entries import ANSWER, DATA, GRADIENT, REFUSED, Entry
 from fedstill.node.limits import limited
 from fedstill.node.memory import allowed, limit_process
+from fedstill.node.run_folder import RunFolder
 from fedstill.node.session import MOST, Session, short
 from fedstill.protocol.messages import Tensors, header_size, pack, size, unpack
 from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
@@ -45,12 +45,7 @@ logger = logging.getLogger("fedstill.node")
 T = TypeVar("T", bool, int, float, str)
 
 LONGEST = 100  # letters of a server process's name, of which all are kept
-OWN_TROUBLES = (
-    AuditError,
-    OwnDataError,
-    PluginError,
-    RunFolderError,
-)  # errors whose texts are the owner's alone
+OWN_TROUBLES = (AuditError, OwnDataError, PluginError, RunFolderError)  # whose texts are the owner's alone
 
 
 class Host:
@@ -97,28 +92,20 @@ class Host:
                     header, tensors = unpack(message, 0)
                 with limited(self.name, short(header.get("do"))):
                     told, released = self._serve(header, tensors)
-            except (
-                Exception
-            ) as error:  # whatever it is, the node goes on serving, and says no more than it may
+            except Exception as error:  # the node goes on serving, and says no more than it may
                 return pack({"error": self._refused(header, error)})
-            return pack({"told": told, "seconds": self._told_seconds(time.perf_counter() - start)}, released)
+            seconds = time.perf_counter() - start
+            if self.session is not None and self.session.node.private:  # records are drawn in secret
+                seconds = math.ceil(10 * seconds) / 10
+            return pack({"told": told, "seconds": seconds}, released)
 
     def _refuse_large(self, message: bytes) -> None:
-        """Refuse a message by its size, before anything of it is parsed.
-
-        Raises:
-            QuestionRefused: it is too large, or its header is.
-        """
+        """Refuse a message by its size or its header's, before anything of it is parsed."""
         policy = self.file.policy
         for rule, bytes in (("most_message", len(message)), ("most_header", header_size(message))):
             most = getattr(policy, rule)
             if most and bytes > most:
                 raise QuestionRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
-
-    def _told_seconds(self, seconds: float) -> float:
-        """Of the time that a reply took, what is told: only tenths where records are drawn in secret."""
-        private = self.session is not None and bool(self.session.node.private)
-        return math.ceil(10 * seconds) / 10 if private else seconds
 
     def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
         what = header.get("do")
@@ -142,21 +129,22 @@ class Host:
             name, number = _read(header, "question", str), _read(header, "number", int)
             through = _read(header, "differentiable", bool)
             released = self.session.answer(name, number, tensors, through)
-            return {"privacy": self.session.privacy(number)}, released
+            return {"privacy": self.session.node.gate.told(number, ANSWER)}, released
         if what == "pull back":
             number = _read(header, "number", int)
             released = self.session.pull_back(number, tensors)
-            return {"privacy": self.session.privacy(number, "gradient")}, released
+            return {"privacy": self.session.node.gate.told(number, GRADIENT)}, released
         if what == "remember":
             self.session.remember(_read(header, "mark", int))
-            return {}, {}
-        if what == "recall":
+        elif what == "recall":
             self.session.recall(_read(header, "mark", int))
-            return {}, {}
-        if what == "leave":
+        elif what == "leave":
             self.leave()
-            return {}, {}
-        raise ArgumentError("do", what, "hello, join, learn, answer, pull back, remember, recall or leave")
+        else:
+            raise ArgumentError(
+                "do", what, "hello, join, learn, answer, pull back, remember, recall or leave"
+            )
+        return {}, {}
 
     def _begin_with(self, server: str) -> None:
         """Count messages from a server process anew; one that was followed by another is over."""
@@ -192,7 +180,7 @@ class Host:
         if header.get("do") in ("answer", "pull back") and self.session is not None:
             rule = short(error.rule if isinstance(error, QuestionRefused) else text)
             try:
-                self.session.disk.require(question)
+                self.session.kept.require(question)
                 about = (self.session.plan.run, DATA, self.name, asked, question, REFUSED)
                 self.session.audit.append(Entry(*about, rule=rule))
             except (AuditError, QuestionRefused) as full:  # the refusal stands all the same
@@ -208,15 +196,9 @@ class Host:
 
     def hello(self) -> dict[str, Any]:
         """Who this is."""
-        return {
-            "name": self.name,
-            "protocol": PROTOCOL,
-            "versions": {
-                "fedstill": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-        }
+        python = platform.python_version()
+        versions = {"fedstill": __version__, "torch": torch.__version__, "python": python}
+        return {"name": self.name, "protocol": PROTOCOL, "versions": versions}
 
     def join(self, plan: Plan, public: Tensors | None = None) -> dict[str, Any]:
         """Make ready for a run, or for its going on; nothing is trained, asked or released.
@@ -230,8 +212,8 @@ class Host:
             What the server may know: the kind of model, and which questions will be refused by which rule.
 
         Raises:
-            QuestionRefused: the plan asks for more than the owner's policy allows.
-        FedstillError: this node's data or model do not have the plan's spec.
+            FedstillError: the plan asks for more than the owner's policy allows, or data or model do not have
+            its spec.
         """
         with limited(self.name, "join", self.file.policy.most_seconds):
             kept = self._public(plan, public or {})
@@ -256,20 +238,24 @@ class Host:
             return None
         path = self.folder / "public" / f"{plan.public}.safetensors"
         if given:
-            public = Public(plan.public_note[0], given["inputs"], given.get("labels"), plan.public_note[1])
+            public = _as_public(plan, given)
             if fingerprint(public) != plan.public:
                 raise DataError("the public data that came are not those of the plan")
             check_public(public, plan.spec, self.file.policy.most_rows)
-            room = Disk(self.folder, self.file, plan.run)
-            room.require("join", sum(map(size, public_tensors(public).values())))
+            more = sum(map(size, public_tensors(public).values()))
+            RunFolder(self.folder, self.file, plan.run).require("join", more)
             owner_only.make_folder(path.parent)
             for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
                 other.unlink()
             save_state(path, public_tensors(public))
         elif not path.exists():
             return None
-        kept = load_state(path)
-        return Public(plan.public_note[0], kept["inputs"], kept.get("labels"), plan.public_note[1])
+        return _as_public(plan, load_state(path))
+
+
+def _as_public(plan: Plan, tensors: Tensors) -> Public:
+    name, note = plan.public_note
+    return Public(name, tensors["inputs"], tensors.get("labels"), note)
 
 
 def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:

@@ -14,12 +14,8 @@ KIT = "kit"
 
 
 def faults(folder: Path, name: str | None) -> list[str]:
-    """What is wrong with the startup kit, by which a node joins a live federation.
-
-    Args:
-        folder: the owner's.
-        name: of the node, which the kit must have too; None if it is not known.
-    """
+    """What is wrong with the startup kit, by which a node (of this name, if that is known) joins a live
+    federation."""
     if importlib.util.find_spec("nvflare") is None:
         return ["NVIDIA FLARE is not installed: pip install 'fedstill[flare]'"]
     try:
@@ -43,11 +39,7 @@ def faults(folder: Path, name: str | None) -> list[str]:
 
 
 def valid_until(folder: Path) -> datetime:
-    """When the certificate in the startup kit runs out.
-
-    Raises:
-        FedstillError: it is no certificate.
-    """
+    """When the certificate in the startup kit runs out; :class:`FedstillError` if it is none."""
     try:
         return certificates.valid_until(folder / KIT)
     except ValueError as error:

@@ -38,14 +38,9 @@ class Mechanism:
     """Rules and prices of one node.
 
     Args:
-        node: its name.
-        config: what its owner says.
-        side: the method's part at the nodes.
-        local: how the node trains.
-        examples: its records.
-        task: what is learned: what outputs are, and in how many classes a record is counted.
-        secret: keys the noise.
-        salt: of the run, so that no two runs have equal noise, however alike they are.
+        node, config, side, local, task: its name, its owner's word, the method's part, and what is learned
+        how. examples: its records. secret: keys the noise. salt: of the run, so that no two runs have equal
+        noise, however alike they are.
 
     Attributes:
         levels: of noise, as it is drawn.
@@ -74,19 +69,16 @@ class Mechanism:
     ) -> None:
         self.node, self.config, self.side, self.local = node, config, side, local
         self.examples, self.task, self._secret = examples, task, secret
+        self._all = local.steps(examples)  # of local training
         self.binding, self.salt = "", salt
         self.several = False
         self._draws = make_draws(config.randomness)
-        self.name = config.called
+        self.training = config.learns.get("model", "training")  # what local training is billed as
+        self.name, self.protects = config.called, config.protects
         for question in side.questions.values():
             self._check(question)
         self.supposed = supposed(config)
         self.levels = find(config, self.schedule)
-
-    @property
-    def protects(self) -> bool:
-        """Whether there is a mechanism at all."""
-        return self.config.protects
 
     def _check(self, question: Question) -> None:
         """Refuse a question that the mechanism cannot protect, whatever the noise."""
@@ -110,7 +102,12 @@ class Mechanism:
         if not self.protects or question.reads is None:
             return Exact()
         # Gradients of what is computed from the records carry them, whatever the networks learned with.
-        reads = self._reads_records(question) if pulled else name in question.reads or kind.of == "records"
+        reads = name in question.reads or kind.of == "records"
+        if pulled:
+            reads = any(
+                each.of == "records" or (part in question.reads and each.of != "counts")
+                for part, each in question.releases.items()
+            )
         apart = name in question.apart  # its very size tells of the records, which no noise hides
         # By how much a record moves a stranger's counts is not known.
         if kind.of == "counts" and not (kind.package or apart):
@@ -124,7 +121,7 @@ class Mechanism:
             return Derived("networks that learn with DP-SGD")
         if apart:
             return Exact()
-        found = config.rule(Release(kind, pulled, reads), self._at(levels))
+        found = config.rule(Release(kind, pulled, reads), self.levels if levels is None else levels)
         # What follows from what is paid for is known here, and to no mechanism.
         return Exact() if isinstance(found, Derived) else found
 
@@ -152,14 +149,6 @@ class Mechanism:
             return 1.0
         return SHARED if self.task.kind == "map" else float(self.task.counted)
 
-    @staticmethod
-    def _reads_records(question: Question) -> bool:
-        """Whether an answer has parts that are computed from the records themselves, beside counts."""
-        return any(
-            kind.of == "records" or (name in (question.reads or ()) and kind.of != "counts")
-            for name, kind in question.releases.items()
-        )
-
     def draws(self, *names: str | int) -> Draws:
         """Noise for one purpose: the same purpose gives the same noise.
 
@@ -172,15 +161,16 @@ class Mechanism:
 
     def networks(self) -> Mapping[str, PrivateSteps]:
         """The networks that learn with DP-SGD, by role, and how."""
-        return {role: self._steps(role, self.levels) for role in self.config.learns}
+        return {role: self._steps(role) for role in self.config.learns}
 
-    def _steps(self, role: str, levels: Levels) -> PrivateSteps:
+    def _steps(self, role: str, levels: Levels | None = None) -> PrivateSteps:
         def draws(*names: str | int) -> Draws:
             return self.draws("dp-sgd", role, *names)
 
         part = self.config.learns[role]
         table: StepsConfig = getattr(self.config, part)
-        return PrivateSteps(levels[part], table.clip, draws, self.config.group_size)
+        level = (self.levels if levels is None else levels)[part]
+        return PrivateSteps(level, table.clip, draws, self.config.group_size)
 
     def statement(self) -> Statement:
         """What is said of all this."""
@@ -204,17 +194,10 @@ class Mechanism:
         sent: Tensors,
         levels: Levels | None = None,
     ) -> Bill:
-        """What one release costs at most, with what is learned for it.
-
-        Args:
-            question: that it answers.
-            part: ``"answer"`` or ``"gradient"``.
-            shapes: of what would leave, by name.
-            sent: what came with the question.
-            levels: of noise, if not the run's.
-        """
+        """What one release of a part costs at most, with what is learned for it: shapes by name, levels if
+        not the run's."""
         bill = self.release(question, shapes, levels=levels)
-        for name, price in (self.learning(question, sent, levels) if part == ANSWER else Bill()).items():
+        for name, price in (self.learning(question, sent, levels) if part == ANSWER else {}).items():
             add(bill, name, price)
         return bill
 
@@ -225,14 +208,8 @@ class Mechanism:
         noised: Tensors | None = None,
         levels: Levels | None = None,
     ) -> Bill:
-        """What one release costs by itself: at most, or as it turned out.
-
-        Args:
-            question: that it answers.
-            shapes: of what leaves, by name.
-            noised: the release, once it is known: it may say nothing in places, and cost less.
-            levels: of noise, if not the run's.
-        """
+        """What one release costs by itself: at most; or as it turned out, if ``noised`` is what leaves, which
+        may say nothing in places, and cost less."""
         bill = Bill()
         for name, shape in shapes.items():
             rule = self.rule(question, name, levels)
@@ -241,18 +218,18 @@ class Mechanism:
 
     def learning(self, question: Question, sent: Tensors, levels: Levels | None = None) -> Bill:
         """What it costs that networks learn from the records before a question is answered."""
-        level, bill = self._at(levels), Bill()
+        bill = Bill()
         if self.protects and "critic" in question.trains:
-            bill[self.config.learns["critic"]] = self._learning("critic", level, max(question.rows, 1), 1)
+            bill[self.config.learns["critic"]] = self._learning("critic", levels, max(question.rows, 1), 1)
         if self.protects and question.span is not None:
-            bill[self.training] = self._local(len(question.span(sent).steps(self._all())), level)
+            bill[self.training] = self._local(len(question.span(sent).steps(self._all)), levels)
         return bill
 
     def first(self, levels: Levels | None = None) -> Bill:
         """What the local training before the first question costs, whatever is asked about it later."""
         span = self.side.first if self.side.learns else None
-        steps = 0 if span is None else len(span.steps(self._all()))
-        return {self.training: self._local(steps, self._at(levels))}
+        steps = 0 if span is None else len(span.steps(self._all))
+        return {self.training: self._local(steps, levels)}
 
     def schedule(self, levels: Levels | None = None) -> Bill:
         """What the whole run costs at most, as its method declares it."""
@@ -262,7 +239,7 @@ class Mechanism:
         bill = self.first(levels)
         if rounds:
             parts = max(rounds, 0 if self.side.first is None else self.side.first.of)
-            bill = {self.training: self._local(max(self._all(), parts), self._at(levels))}
+            bill = {self.training: self._local(max(self._all, parts), levels)}
         for question in questions:
             for name, price in self.once(question, levels):
                 add(bill, name, None if price is None else _times(price, question.times))
@@ -290,24 +267,13 @@ class Mechanism:
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}
         return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
 
-    def _at(self, levels: Levels | None) -> Levels:
-        return self.levels if levels is None else levels
-
-    @property
-    def training(self) -> str:
-        """What local training is billed as."""
-        return self.config.learns.get("model", "training")
-
-    def _all(self) -> int:
-        return self.local.steps(self.examples)
-
-    def _local(self, steps: int, levels: Levels) -> Price | None:
+    def _local(self, steps: int, levels: Levels | None) -> Price | None:
         """Steps of local training: where the model learns without noise, releases are paid for instead."""
         if "model" not in self.config.learns or not steps:
             return Price()
         return self._learning("model", levels, self.local.batch, steps)
 
-    def _learning(self, role: str, levels: Levels, batch: int, steps: int) -> Price | None:
+    def _learning(self, role: str, levels: Levels | None, batch: int, steps: int) -> Price | None:
         return dpsgd.price(self._steps(role, levels), self.examples, batch, steps)
 
 

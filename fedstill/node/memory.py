@@ -27,12 +27,7 @@ OUT = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memor
 
 
 def allowed(most: int | None, device: torch.device) -> int:
-    """Bytes that a run may take under a policy; 0 is no limit.
-
-    Args:
-        most: policy ``most_memory``.
-        device: where the node computes.
-    """
+    """Bytes that a run may take on a device under policy ``most_memory``; 0 is no limit."""
     if most is not None:
         return most
     machine = int(SHARE * _machine())
@@ -52,14 +47,11 @@ def _machine() -> int:
 
 
 def limit_process(most: int, device: torch.device) -> None:
-    """Let this process have so many bytes beside what it has now: what asks for more fails, and is refused.
+    """Let this process have ``most`` bytes (0: no limit) beside what it has now: what asks for more is
+    refused.
 
     The system sees to it on Linux (``RLIMIT_DATA``), and torch on a GPU. On other systems only what is worked
     out beforehand is refused.
-
-    Args:
-        most: bytes; 0 is no limit.
-        device: where the node computes.
     """
     if not most:
         return
@@ -174,9 +166,7 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     """Refuse a run whose data, network and answers are too large together.
 
     Args:
-        model: the node's, made.
-        spec: of inputs and classes.
-        examples: of the node.
+        model, spec, examples: the node's network, its inputs and classes, and how many it has.
         batch: of them, from which it learns at once.
         public: inputs that all nodes have.
         most: bytes allowed; 0 is no limit.

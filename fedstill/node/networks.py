@@ -54,17 +54,11 @@ def _count(*args: Any, **given: Any) -> float:
 
 
 def within_parameters(side: NodeSide, most: int, node: str) -> NodeSide:
-    """A method's part at a node, which makes no networks of more than so many parameters.
+    """A method's part at a node, which makes no networks of more than ``most`` parameters at once; 0: no
+    limit.
 
-    It is refused where networks are made: before anything else, and with each question that brings one.
-
-    Args:
-        side: the method's part.
-        most: parameters of all that is made at once; 0 is no limit.
-        node: whose policy it is.
-
-    Raises:
-        QuestionRefused: by the new side, when it is asked for more.
+    The new side refuses where networks are made: before anything else, and with each question that brings
+    one, with :class:`QuestionRefused`.
     """
 
     def within(question: str) -> AbstractContextManager[object]:

@@ -19,15 +19,8 @@ MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Node:
-    """What stays in one place.
-
-    Args:
-        name: of the node, as it appears in audit log and report.
-        data: its private training data.
-        model: its own network, of any architecture.
-        gate: the only way out.
-        seed: of the node's own randomness.
-    """
+    """What stays in one place: private training data, a network of any architecture, and the gate, the only
+    way out. The seed is of the node's own randomness."""
 
     def __init__(self, name: str, data: TensorData, model: nn.Module, gate: Gate, seed: int) -> None:
         self.name, self.data, self.gate, self.seed = name, data, gate, seed

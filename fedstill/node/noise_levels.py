@@ -26,10 +26,6 @@ def find(config: PrivacyConfig, schedule: Schedule) -> Levels:
     Where several parts have none, each gets its share of epsilon; since all together cost less than the sum
     of what each costs alone, all of them are then lowered alike.
 
-    Args:
-        config: what the owner says.
-        schedule: what the run costs with such noise.
-
     Raises:
         ArgumentError: no noise is enough.
     """

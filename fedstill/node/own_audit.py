@@ -31,12 +31,8 @@ def open_audit(file: NodeFile, folder: Path, *, read_only: bool = False) -> Audi
 
 
 def gone(path: Path, folder: Path | None) -> str | None:
-    """That an audit log is not there, and how that is known; None: it is there, or there never was one.
-
-    Args:
-        path: of its file.
-        folder: of its node, if it has one.
-    """
+    """That an audit log (of a node's folder, if it has one) is not there, and how that is known, or None: it
+    is there, or there never was one."""
     if path.exists():
         return None
     if path.with_name(f"{path.name}.head").exists():
@@ -47,13 +43,8 @@ def gone(path: Path, folder: Path | None) -> str | None:
 
 @dataclass(frozen=True)
 class Balance:
-    """What a node's data have cost so far, over all runs.
-
-    Args:
-        events: as text, and how often each.
-        bare: releases without guarantee.
-        trouble: what is wrong with the audit log, or None.
-    """
+    """What a node's data have cost so far, over all runs: events as text, releases without guarantee, and
+    what is wrong with the audit log."""
 
     events: Mapping[str, int]
     bare: int = 0

@@ -70,12 +70,7 @@ def _predictor(source: Any, spec: InputSpec, config: OwnModelConfig) -> Predicto
 
 
 def perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:
-    """The node's VGG features of images as the spec normalises them, if it has any.
-
-    Raises:
-        FedstillError: the file cannot be read or holds something else, or images have neither 1 nor 3
-            channels.
-    """
+    """The node's VGG features of images as the spec normalises them, if it has any."""
     from fedstill.models.vgg import load_vgg
 
     path = file.model.perceptual
@@ -137,12 +132,9 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def check_named(file: NodeFile, folder: Path) -> None:
-    """Refuse what can be refused of a model as long as the spec of inputs and classes is not known.
+    """Refuse what can be refused of a model (its name, its weights) while inputs and classes are not known.
 
     Nothing is made: a network for texts has nothing to be made for without their length and vocabulary.
-
-    Raises:
-        FedstillError: no such network or factory, or weights that cannot be read.
     """
     if _is_own(file.model.name):
         find(file.model.name, folder, "model.name")
@@ -161,14 +153,7 @@ def _is_own(name: str) -> bool:
 
 
 def unfit(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> str | None:
-    """Why a method cannot work with this node's model, or None.
-
-    Args:
-        model: the node's.
-        needs: the method's.
-        spec: of inputs and classes.
-        compute: device and precision.
-    """
+    """Why a method with such needs cannot work with this node's model, or None."""
     if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
         return "nothing of its model is trained here, and every round trains it"
     if needs.split:

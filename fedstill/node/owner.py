@@ -83,28 +83,8 @@ def secret(folder: Path) -> int:
     return int(text)
 
 
-def load_data(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> TensorData:
-    """The node's examples, as a server declares.
-
-    Args:
-        file: the owner's.
-        folder: from which paths count.
-        spec: the server's.
-        most: bytes that they may take as inputs; 0 is no limit.
-
-    Raises:
-        TooLarge: they would take more.
-        FedstillError: they cannot be read, or are of another spec.
-    """
-    return private.load(file.data, folder, spec, most=most)[0]
-
-
 def make_compute(file: NodeFile) -> Compute:
-    """The node's device and precision.
-
-    Raises:
-        ArgumentError: no such device on this machine.
-    """
+    """The node's device and precision; :class:`ArgumentError` where this machine has no such device."""
     own = file.compute
     engine = EngineConfig("one-by-one", own.device, own.precision, own.channels_last, own.threads)
     try:
@@ -134,8 +114,7 @@ def init(folder: Path, name: str | None = None) -> bool:
         False if ``node.toml`` was there and is as it was: only the secret was missing, and is a new one.
 
     Raises:
-        FedstillError: the folder has a ``node.toml`` and a secret already.
-        ArgumentError: the name cannot be one.
+        FedstillError: the folder has both already, or the name cannot be one.
     """
     if (folder / FILE).exists():
         if (folder / SECRET).exists():
@@ -161,12 +140,9 @@ def _write_secret(folder: Path) -> None:
 
 
 def require_sound(file: NodeFile, data: TensorData, model: nn.Module) -> None:
-    """Refuse to answer with a policy or protection that `fedstill node check` calls a fault.
+    """Refuse to answer with a policy or protection that `fedstill node check` calls a fault, naming all.
 
     But for a budget without a mechanism: with that, the gate refuses each question that releases anything.
-
-    Raises:
-        FedstillError: there are such faults; all are named.
     """
     found = policy_faults(file.policy)
     if file.privacy.protects:
@@ -182,9 +158,7 @@ class Examined:
     Args:
         file: the folder's ``node.toml``; what is wrong in it has its default.
         spec: the server's, or that of the node's own data where none was given.
-        data: the node's examples.
-        model: its model.
-        compute: device and precision.
+        data, model, compute: of the node.
         faults: one line each.
         untold: why the data were not looked at, though nothing is wrong with them; empty: they were.
     """
@@ -209,7 +183,6 @@ def examine(
     """Load all that a folder names, and train nothing.
 
     Args:
-        folder: the owner's.
         spec: what a server declares; without it shape and classes are taken from the data.
         task: what a run is about, where its spec is not known; None is classification.
         quick: load neither data nor model, only see that they are there.
@@ -240,12 +213,11 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         return None
 
     attempt("secret", lambda: secret(folder))
+    data, known = None, None if quick else spec
     if quick:
         attempt("data", lambda: private.locate(file.data, folder))
-        data, known = None, None
-    else:
-        loaded = attempt("data", lambda: private.load(file.data, folder, spec, task))
-        data, known = loaded if loaded is not None else (None, spec)
+    elif (loaded := attempt("data", lambda: private.load(file.data, folder, spec, task))) is not None:
+        data, known = loaded
     if known is not None:
         model = attempt("model", lambda: make_model(file, folder, known))
         attempt("model", lambda: perceptual(file, folder, known))
@@ -284,24 +256,15 @@ def _forgiving(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
             table.setdefault("name", "unnamed")
 
 
-def _forget(table: dict[str, Any], path: list[str]) -> bool:
+def _forget(table: Any, path: list[str]) -> bool:
     """Take one value out of a table; whether it was there."""
     for section in path[:-1]:
-        inner = table.get(section)
-        if not isinstance(inner, dict):
-            return False
-        table = inner
-    return table.pop(path[-1], None) is not None
+        table = table.get(section) if isinstance(table, dict) else None
+    return isinstance(table, dict) and table.pop(path[-1], None) is not None
 
 
 def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Question]) -> dict[str, str]:
-    """The rule by which this node would refuse each of some questions that it does not answer.
-
-    Args:
-        file: with the owner's policy.
-        model: the node's; one that only predicts answers nothing that is to be pulled back.
-        questions: by name.
-    """
+    """The rule by which this node would refuse each of some questions that it does not answer, by name."""
     predicts = not getattr(model, "differentiable", True)
     rules = {}
     for name, question in questions.items():

@@ -22,14 +22,8 @@ MOST_STEPS = 1_000_000
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that costs.
-
-    Args:
-        what: a question, or local training.
-        pays: for which part of the node's protection.
-        times: how often.
-        price: of one time; None: no guarantee.
-    """
+    """One thing that costs: a question or local training, the part of the node's protection that it pays for,
+    how often, and its price of one time; None: no guarantee."""
 
     what: str
     pays: str
@@ -39,13 +33,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will cost a node, at most.
+    """What a run will cost a node, at most: in lines, and all of them; None where something has no guarantee.
 
-    Args:
-        lines: one for each thing that costs.
-        price: all of them; None where something has no guarantee.
-        pld: epsilon of that, composed.
-        rdp: the same by its Rényi bound, as a check.
+    ``pld`` is epsilon of that, composed, and ``rdp`` the same by its Rényi bound, as a check.
     """
 
     lines: tuple[Line, ...]
@@ -73,12 +63,8 @@ def forecast(mechanism: Mechanism) -> Forecast:
 
 
 def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str | None:
-    """Why a node with a budget would refuse something of its run, whatever is left of it; or None.
-
-    Args:
-        mechanism: of the run.
-        config: what the owner says, where the mechanism's has noise in the place of what is to be found.
-    """
+    """Why a node with a budget would refuse something of its run, whatever is left of it; or None. ``config``
+    is the owner's, where the mechanism's has noise in the place of what is to be found."""
     config, questions = config or mechanism.config, mechanism.side.questions
     if not questions or math.isinf(config.budget):
         return None
@@ -144,11 +130,6 @@ class Knob:
 def find_knob(method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig], Price | None]) -> Knob:
     """The first option by which a longer run costs more.
 
-    Args:
-        method: its options.
-        local: how the node trains.
-        price: of a run with such options.
-
     Raises:
         FedstillError: there is none; it says why.
     """
@@ -165,12 +146,8 @@ def find_knob(method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig
 
 
 def most_steps(mechanism_of: Callable[[int], Mechanism], limit: float) -> int:
-    """The longest run that costs at most ``limit``; 0 where none does.
-
-    Args:
-        mechanism_of: the mechanism of a run with so many steps, from 1 up, whose noise is given.
-        limit: epsilon.
-    """
+    """The longest run that costs at most epsilon ``limit``; 0 where none does. Mechanisms are given by
+    steps."""
 
     def schedule(steps: int) -> Price:
         return (total(mechanism_of(steps).schedule()) or Price()) if steps else Price()

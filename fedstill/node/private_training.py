@@ -101,19 +101,11 @@ def train(
     steps: int | None = None,
     report: Report | None = None,
     purpose: str = "local",
-    private_loss: PrivateLoss | None = None,
-    public_loss: PublicLoss | None = None,
 ) -> int:
-    """Train a node's model privately: :func:`fedstill.node.training.train`, one node, one private step each.
+    """Train a node's model privately: :func:`fedstill.node.training.train`, one node, one private step each;
+    a batch is an average here.
 
     Each step's draws follow from its number, so a training that was stopped goes on as if it had not been.
-
-    Args:
-        node: with an optimiser for its model.
-        task, config, compute, span, start, steps, report, purpose: as there; a batch is an average here.
-        dp: clip, noise and draws.
-        private_loss: None for the task's own.
-        public_loss: added to it in each step, at no price: a penalty on the parameters, say.
 
     Returns:
         Steps of the span done in all.
@@ -132,9 +124,8 @@ def train(
                 q,
                 purpose,
                 number,
-                private_loss=private_loss or _losses(task, config),
+                private_loss=_losses(task, config),
                 batch=q * len(node.data),
-                public_loss=public_loss,
                 augment=_augment(task, config),
             )
         if report is not None:

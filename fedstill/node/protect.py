@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,8 +21,8 @@ from fedstill.node.budgets import Budgets
 from fedstill.node.fit import architecture
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node, frozen
-from fedstill.node.teachers import teachers_of
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.teachers import Teachers
 from fedstill.protocol.digests import digest
 from fedstill.protocol.method import method_name
 from fedstill.protocol.questions import NodeSetting, NodeSide
@@ -40,10 +40,6 @@ def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) ->
     """What to say where an epsilon is of one record, and records belong together: of a patient, say.
 
     The number is the nodes' own: a simulation may tell it, a node tells a server only that there are several.
-
-    Args:
-        parts: each node's records, as its owner has them.
-        configs: what each owner says.
     """
     alone = [config.protects and config.group_size == 1 for config in configs]
     most = max((largest(part) for part, bare in zip(parts, alone, strict=True) if bare), default=1)
@@ -68,8 +64,7 @@ def protect(
     Args:
         node: with its data and its first weights.
         config: what its owner says.
-        side: the method's part at the nodes, which has not prepared the node yet.
-        method: the method's config.
+        side: the part at the nodes of ``method``, which has not prepared the node yet.
         setting: what the method finds at the node.
         secret: keys the noise.
         salt: of the run: a real node makes one up for each; a simulation, which can be repeated, has none.
@@ -130,11 +125,7 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
 
 
 def check_priced(node: Node) -> None:
-    """Refuse a node whose data a method has changed since its protection was priced.
-
-    Raises:
-        ArgumentError: it has.
-    """
+    """Refuse a node whose data a method has changed since its protection was priced."""
     budgets = node.gate.budgets
     if budgets is not None and budgets.mechanism.protects and len(node.data) != budgets.mechanism.examples:
         mechanism = budgets.mechanism.name
@@ -149,3 +140,27 @@ def _teach(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> 
     node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
     node.frozen["model"] = frozen(node.model)
     node.teachers = teachers_of(node, parts)
+
+
+def teachers_of(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
+    """The teachers of a node as nodes ``node-0/teacher-3``, each with its part of the records, to be trained
+    as any.
+
+    Their networks are those in the node's model, so that training them trains it. Teachers without records
+    are left out, and abstain.
+    """
+    model = cast(Teachers, node.model)
+    model.abstain(parts)
+    found = []
+    for index, part in enumerate(parts):
+        if not len(part):
+            continue
+        prefix, teacher = f"teachers.{index}.", copy.copy(node)
+        teacher.name = f"{node.name}/teacher-{index}"
+        teacher.data = node.data.subset(part.to(node.data.inputs.device))
+        teacher.modules = {"model": model.teachers[index]}
+        own = (name for name in node.frozen["model"] if name.startswith(prefix))
+        teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in own)}
+        teacher.optimisers, teacher.private, teacher.teachers = {}, {}, []
+        found.append(teacher)
+    return found

@@ -12,9 +12,8 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
-from fedstill.node.asked import Asked
 from fedstill.node.budgets import Budgets
-from fedstill.node.entries import ANSWER, GRADIENT
+from fedstill.node.entries import ANSWER, GRADIENT, Asked
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.protocol.digests import chained, digest
@@ -78,9 +77,6 @@ class RequestHandler:
         Nor may such a state be kept: learning for the failed question is paid for once, and would be learned
         once more on top of it.
 
-        Args:
-            what: is asked of the node.
-
         Raises:
             NodeFault: an earlier question failed while a network learned privately for it.
         """
@@ -136,15 +132,11 @@ class RequestHandler:
         return kept.releases
 
     def pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        """Pull gradients that reached the answer back through each node's networks.
-
-        Args:
-            number: of the question.
-            pulls: by node, the gradients by the names of its answer. Nodes of the group that are missing
-                release nothing.
+        """Pull gradients that reached the answer, by node and name, back through each node's networks.
 
         Returns:
-            By node, the gradients by the names of the question's inputs, ``(B, ...)``.
+            By node, the gradients by the names of the question's inputs, ``(B, ...)``. Nodes of the group
+            that were given none release nothing.
 
         Raises:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
@@ -207,15 +199,14 @@ class RequestHandler:
         attempt, known = budgets.attempt(asked, question, tensors)
         before = copy.deepcopy(node.state()) if known else {}
         self._spoilt = f"{number} ({question.name})"
-        inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
-        asked = replace(asked, learned=_learned(node, budgets))
-        if not budgets.came_out(asked, question, attempt):
+        while True:
+            inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
+            asked = replace(asked, learned=_learned(node, budgets))
+            if budgets.came_out(asked, question, attempt):
+                break
             node.load(before)
             attempt += 1
             budgets.pay_learning(asked, question, tensors, attempt)
-            inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
-            asked = replace(asked, learned=_learned(node, budgets))
-            budgets.came_out(asked, question, attempt)
         self._spoilt = ""
         return inputs, outputs, asked
 
@@ -269,26 +260,25 @@ class RequestHandler:
         return each.requires_grad_() if differentiable else each
 
     def _remember(self, number: int, kept: _Answered) -> None:
-        self._forget_graphs()
+        for older in self._answered.values():  # their graphs
+            older.inputs, older.outputs = {}, {}
         self._answered[number] = kept
         for node, asked in zip(self.group.nodes, kept.asked, strict=True):
             self._last[node.name] = number
             node.answered = replace(asked, after=node.answered).past
-        while len(self._answered) > KEPT or (
-            len(self._answered) > 1 and sum(map(_size, self._answered.values())) > KEPT_BYTES
-        ):
+        while len(self._answered) > (KEPT if self._bytes_kept() <= KEPT_BYTES else 1):
             self._answered.popitem(last=False)
 
-    def _forget_graphs(self) -> None:
-        for older in self._answered.values():
-            older.inputs, older.outputs = {}, {}
+    def _bytes_kept(self) -> int:
+        releases = [release for kept in self._answered.values() for release in kept.releases]
+        return sum(size(tensor) for release in releases for tensor in release.values())
 
 
 def _asked(node: Node, question: Question, number: int, content: str, down: Mapping[str, int]) -> Asked:
     """A question as it reaches a node."""
     budgets = node.gate.budgets
     if budgets is not None and "model" in node.private and not node.answered:
-        node.origin = budgets.fingerprint("origin", dict(node.model.state_dict()))
+        node.origin = budgets.seal(digest("origin", dict(node.model.state_dict())))
         node.answered = node.origin  # all that it will answer follows from this
     after = "" if question.constant else node.answered
     return Asked(number, question.name, content, after, down, node.origin)
@@ -301,13 +291,7 @@ def _learned(node: Node, budgets: Budgets) -> str:
         for role in sorted(node.private.keys() & node.modules.keys())
         for name, tensor in node.modules[role].state_dict().items()
     }
-    return budgets.fingerprint("learned", tensors)
-
-
-def _size(kept: _Answered) -> int:
-    """Bytes that an answer holds in memory."""
-    released = [tensor for release in kept.releases for tensor in release.values()]
-    return sum(map(size, released))
+    return budgets.seal(digest("learned", tensors))
 
 
 def _bytes(tensors: Tensors, kinds: Mapping[str, str]) -> Mapping[str, int]:

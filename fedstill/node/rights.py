@@ -20,9 +20,7 @@ BESIDE = ("", "-wal", "-shm", ".head", ".head.part")  # ends of the names of an 
 def open_to_others(folder: Path, audit: Path) -> str | None:
     """What others of this machine may get at, with the command that ends it, in one line; None: nothing.
 
-    Args:
-        folder: a node's. What it holds of its owner's (node.toml, data, model) is the owner's to open.
-        audit: its audit log's file, which may lie elsewhere.
+    What the folder holds of its owner's (node.toml, data, model) is the owner's to open.
     """
     files = [folder / name for name in OWN] + [audit.with_name(audit.name + end) for end in BESIDE]
     found = [path for path in files if any(map(_is_open, _with_all_below(path)))]

@@ -1,8 +1,12 @@
-"""What a node keeps on disk of one run: with what it was begun, its salt, and states to go back to."""
+"""What a node keeps on disk of one run: with what it was begun, its salt, and states to go back to.
+
+And how much of the disk all runs may take.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -12,39 +16,60 @@ from typing import Any
 import torch
 
 from fedstill.core import owner_only
+from fedstill.core.errors import QuestionRefused
 from fedstill.core.state import load_state, save_state
-from fedstill.node.disk import Disk
+from fedstill.node import own_audit
+from fedstill.node.node_file import NodeFile
 from fedstill.protocol.messages import size
 from fedstill.protocol.plan import PLAN_FILE
 
+RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something
+CURE = "the node's owner moves folders of finished runs out of runs/"
 LEARNING, SALT = "learning.safetensors", "salt"
 MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
 
 
 class RunFolder:
-    """The folder of one run at a node.
-
-    Args:
-        disk: how much room there is, and where.
+    """The folder of one run at a node; all other runs do not grow meanwhile.
 
     Attributes:
-        path: of the folder.
+        path: of the run's folder.
         saved: when a state was last saved.
+
+    Raises:
+        QuestionRefused: it would be a new run, and there are too many, or too large ones, already.
     """
 
-    def __init__(self, disk: Disk) -> None:
-        self.disk, self.path = disk, disk.own
-        self.saved = time.monotonic()
+    def __init__(self, folder: Path, file: NodeFile, run: str) -> None:
+        self.path, self.saved = folder / RUNS / run, time.monotonic()
+        self._folder, self._node, self._policy = folder, file.name, file.policy
+        self._audit = own_audit.audit_file(file, folder)
+        runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
+        self._others = sum(_on_disk(path) for path in (*runs, folder / PUBLIC) if path != self.path)
+        if not self.path.exists():
+            if file.policy.most_runs and len(runs) >= file.policy.most_runs:
+                rule = f"most_runs: {file.policy.most_runs}, and {len(runs)} are in runs/; {CURE}"
+                raise QuestionRefused(file.name, "join", rule)
+            self.require("join")
 
-    def salt(self, of_node: Path) -> str:
+    def require(self, question: str, more: int = 0) -> None:
+        """Refuse what would write ``more`` bytes for a question to a disk on which there is no room.
+
+        Raises:
+            QuestionRefused: there is none.
+        """
+        most = self._policy.most_disk
+        logged = self._audit.stat().st_size if self._audit.exists() else 0
+        if most and self._others + _on_disk(self.path) + logged + more >= most:
+            rule = f"most_disk: {most}, which runs/, public/ and the audit log have reached; {CURE}"
+            raise QuestionRefused(self._node, question, rule)
+
+    def salt(self) -> str:
         """A run's own part of what names its noise: made up once, kept here, told to nobody.
 
         The nodes of a rehearsal have one for all runs in their folder: so it gives a simulation's figures.
-
-        Args:
-            of_node: the node's folder.
         """
-        path = of_node / SALT
+        path = self._folder / SALT
         if not path.exists():
             path = self.path / SALT
         if not path.exists():
@@ -58,10 +83,6 @@ class RunFolder:
 
         What nothing has left of binds nothing: its owner may change options until the first answer. What was
         learned by then, under the old ones, goes.
-
-        Args:
-            told: what it is begun with.
-            has_left: whether an answer has left, or is paid for.
 
         Returns:
             What is other than it was, where answers have left; else None.
@@ -80,12 +101,8 @@ class RunFolder:
         return None
 
     def save(self, name: str, state: Any) -> None:
-        """Keep a state.
-
-        Raises:
-            QuestionRefused: there is no room on the disk.
-        """
-        self.disk.require("remember", _bytes(state))
+        """Keep a state; :class:`QuestionRefused` where there is no room on the disk."""
+        self.require("remember", _bytes(state))
         save_state(self.path / name, state)
         self.saved = time.monotonic()
 
@@ -126,3 +143,15 @@ def _bytes(state: Any) -> int:
     if isinstance(state, Mapping):
         return sum(map(_bytes, state.values()))
     return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 0
+
+
+def _on_disk(folder: Path) -> int:
+    """Bytes of all files in a folder and those below it; of a file that is deleted meanwhile none."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(where, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

@@ -28,22 +28,21 @@ from fedstill.core.errors import (
     TooLarge,
 )
 from fedstill.core.records import holding
+from fedstill.data import private
 from fedstill.data.public import Public
 from fedstill.node import memory, own_audit, own_model, owner
-from fedstill.node.disk import Disk
-from fedstill.node.entries import ANSWER, DATA
+from fedstill.node.entries import DATA
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
-from fedstill.node.limits import limited
+from fedstill.node.limits import Sizes, limited
 from fedstill.node.networks import within_parameters
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.protect import check_priced, protect
 from fedstill.node.requests import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
-from fedstill.node.sizes import Sizes
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.messages import SCALE, Tensors
@@ -59,14 +58,7 @@ SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
 
 class Session:
-    """One run at a node.
-
-    Args:
-        folder: the node's own.
-        file: what its owner says.
-        compute: device and precision.
-        plan: the run.
-        public: its public data.
+    """One run at a node, of its folder and its owner's file.
 
     Raises:
         FedstillError: data or model do not have the plan's spec, or another process is at work on the run.
@@ -77,14 +69,12 @@ class Session:
     ) -> None:
         spec = plan.spec
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self.disk = Disk(folder, file, plan.run)
-        self.kept = RunFolder(self.disk)
+        self.kept = RunFolder(folder, file, plan.run)
         self._most = memory.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
         self.task = spec.make_task()
-        self.needs = method.needs()
         try:
-            data = owner.load_data(file, folder, spec, self._most)
+            data, _ = private.load(file.data, folder, spec, most=self._most)
             self.task.check(data, f"data of {file.name}")
             model = own_model.make_model(file, folder, spec, self._most)
             owner.require_sound(file, data, model)
@@ -92,11 +82,8 @@ class Session:
             memory.check_run(model, spec, len(data), file.local.batch, shared, self._most)
             secret = owner.secret(folder)
             features = own_model.perceptual(file, folder, spec)
-            whose = f"model of {file.name}"
-            parted, vocabulary = self.needs.split, spec.vocabulary
-            network = fitted(
-                model, compute, spec.shape, file.seed, whose, parted=parted, vocabulary=vocabulary
-            )
+            about = (compute, spec.shape, file.seed, f"model of {file.name}")
+            network = fitted(model, *about, parted=method.needs().split, vocabulary=spec.vocabulary)
         except (QuestionRefused, TooLarge):  # what the plan asks for is too much
             raise
         except FedstillError as error:
@@ -122,13 +109,12 @@ class Session:
         """Put the node under its protection, and take up the run where it stopped."""
         file, run = self._file, self.plan.run
         own = (file.privacy, self.side, config, self.setting)
-        salt = self.kept.salt(folder)
         parts = 0 if self.side.first is None else self.side.first.of
         if parts > MOST_PARTS:  # each takes a step at least: it would learn for ever
             rule = f"rounds: {MOST_PARTS} at most, and the plan parts local training into {parts}"
             raise QuestionRefused(file.name, "join", rule)
         try:
-            protect(self.node, *own, secret=secret, salt=salt)
+            protect(self.node, *own, secret=secret, salt=self.kept.salt())
         except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
             raise OwnDataError(str(error)) from error
         self.side.prepare([self.node])
@@ -145,7 +131,9 @@ class Session:
         except RunFolderError as error:
             raise NodeFault(file.name, "join", "another run is at work here") from error
         has_left = self.audit.sums.has_charged(run)
-        if other := self.kept.bind({**told, "options": self._binding()}, has_left):
+        budgets = self.node.gate.budgets
+        binding = "" if budgets is None else budgets.mechanism.binding
+        if other := self.kept.bind({**told, "options": binding}, has_left):
             changed = f"it was begun with another {other}: allowed is a new run"
             raise NodeFault(file.name, "join", f"run {run!r} is known here, and {changed}")
         self._take_up()
@@ -165,23 +153,13 @@ class Session:
             "architecture": architecture(self.node.model),
             "frozen": len(self.node.frozen["model"]) == sum(1 for _ in self.node.model.parameters()),
             "objections": self._objections(),
-            "privacy": self._statement(),
+            "privacy": {} if gate.budgets is None else gate.budgets.mechanism.statement().to_dict(),
             "notes": list(self.side.notes),
             "most_questions": max(gate.policy.most_questions - self._elsewhere(), 0),
             "learned": self.training.done,
             "marks": self.kept.marks(),
             "last": self._last[self.node.name],
         }
-
-    def _binding(self) -> str:
-        """Of how it learns and how it is protected."""
-        budgets = self.node.gate.budgets
-        return "" if budgets is None else budgets.mechanism.binding
-
-    def _statement(self) -> dict[str, Any]:
-        """How its records are protected, as the server may know."""
-        budgets = self.node.gate.budgets
-        return {} if budgets is None else budgets.mechanism.statement().to_dict()
 
     def learn(self, seconds: float) -> dict[str, Any]:
         """Go on with the local training that the method wants first, for some seconds.
@@ -194,14 +172,16 @@ class Session:
             most = min(60, self.node.gate.policy.most_seconds or 60)
             if self.training.go_on(time.monotonic() + min(max(seconds, 1.0), most), self._save_now_and_then):
                 self.training.forget_optimisers()
-                self._save(LEARNING, done=True)  # before anything leaves: it would not come out the same
+                self.kept.save(
+                    LEARNING, self._state(True)
+                )  # before anything leaves: it would not come out the same
                 self.training.done = True
                 logger.info("local training is done: %d steps", self.training.steps)
         return {"percent": self.training.percent, "learned": self.training.done}
 
     def _save_now_and_then(self) -> None:
         if time.monotonic() - self.kept.saved > SECONDS_BETWEEN:
-            self._save(LEARNING)
+            self.kept.save(LEARNING, self._state(self.training.done))
 
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Tensors:
         """What the gate lets out in answer to a question: named tensors.
@@ -222,7 +202,7 @@ class Session:
         if not 0 <= number < MOST:
             raise ArgumentError("number", number, f"from 0 to {MOST - 1}")
         shape = self.node.data.inputs.shape[1:]
-        self.disk.require(name)
+        self.kept.require(name)
         start = time.perf_counter()
         with limited(self.node.name, name, self.node.gate.policy.most_seconds):
             self.node.gate.inspect(name, tensors, question.sends, shape)
@@ -239,17 +219,13 @@ class Session:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more.
         """
         start, name = time.perf_counter(), self.node.name
-        self.disk.require("gradient")
+        self.kept.require("gradient")
         with limited(name, "gradient", self.node.gate.policy.most_seconds):
             names = (key for key in tensors if not key.endswith(SCALE))
             self.node.gate.inspect("gradient", tensors, dict.fromkeys(names, GRADIENTS), ())
             release = self.handler.pull_back(number, {name: self.compute.here(tensors)})[name]
         self._log("gradient", number, release, start)
         return release
-
-    def privacy(self, number: int, part: str = ANSWER) -> dict[str, Any]:
-        """Under which mechanism a release left, and at which price."""
-        return self.node.gate.told(number, part)
 
     def remember(self, mark: int) -> None:
         """Keep the state as it is before question ``mark``, on disk.
@@ -307,9 +283,6 @@ class Session:
     def _state(self, done: bool) -> dict[str, Any]:
         return {"steps": self.training.steps, "learned": done, "node": self.node.state()}
 
-    def _save(self, name: str, done: bool = False) -> None:
-        self.kept.save(name, self._state(done or self.training.done))
-
     def _load(self, state: Mapping[str, Any]) -> None:
         self.training.take_up(state["steps"], state["learned"])
         self.node.load(state["node"])
@@ -324,7 +297,7 @@ class Session:
             lost = f"answers of run {self.plan.run!r} have left, and their model ({LEARNING}) is gone"
             raise NodeFault(self.node.name, "join", f"{lost}: it can be asked in a new run alone")
         elif self.training.done:  # to go back to: nothing is trained before the first question
-            self._save(LEARNING)
+            self.kept.save(LEARNING, self._state(True))
 
 
 def short(value: object, most: int = 200) -> str:

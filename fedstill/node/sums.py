@@ -12,16 +12,10 @@ from fedstill.node.entries import ALL, ANSWER, BARE, BYTES, QUESTIONS, REFUSED, 
 
 @dataclass(frozen=True)
 class Spent:
-    """What somebody has paid: events as text and how often each, and releases without guarantee.
+    """What somebody has paid, in one run and in all: events as text and how often each.
 
-    Args:
-        run: in one run.
-        total: in all runs.
-        bare_run: releases without guarantee in that run.
-        bare_total: and in all runs.
-        questions_run: questions answered in that run: each answer is one, and each further gradient of it.
-        questions: and in all runs.
-        bytes: that have left, in all runs.
+    ``bare`` are releases without guarantee. Each answer is a question, and each further gradient of it;
+    ``bytes`` have left in all runs.
     """
 
     run: Mapping[str, int]

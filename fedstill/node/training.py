@@ -8,6 +8,7 @@ that the ones that are done simply fall off its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,6 @@ from fedstill.node import private_training
 from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.node.private_training import Report
-from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.protocol.schedule import WHOLE, LocalConfig, Span, cosine, set_lr
 from fedstill.tasks import Task
 
@@ -82,7 +82,12 @@ def train(
     """
     private = nodes[0].private.get("model")
     if private is not None:
-        return _privately(nodes, task, config, compute, private, span, start, steps, report, work, purpose)
+        if work is not None or len(nodes) > 1:
+            whose = f"privacy of {nodes[0].name}"
+            raise ArgumentError(whose, "dp-sgd", "a method that trains on the task's loss")
+        about = (nodes[0], task, config, compute)
+        where: dict[str, Any] = {"span": span, "start": start, "steps": steps}
+        return private_training.train(*about, dp=private, report=report, purpose=purpose, **where)
     totals = {node.name: max(config.steps(len(node.data)), span.of) for node in nodes}
     spans = {node.name: span.steps(totals[node.name]) for node in nodes}
     nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable: most work first
@@ -114,38 +119,6 @@ def train(
     for role in nodes[0].modules:
         group.bench(role).train(False)
     return end
-
-
-def _privately(
-    nodes: Sequence[Node],
-    task: Task,
-    config: LocalConfig,
-    compute: Compute,
-    dp: PrivateSteps,
-    span: Span,
-    start: int,
-    steps: int | None,
-    report: Report | None,
-    work: Work | None,
-    purpose: str,
-) -> int:
-    """:func:`train` with DP-SGD, one node."""
-    if work is not None or len(nodes) > 1:
-        raise ArgumentError(
-            f"privacy of {nodes[0].name}", "dp-sgd", "a method that trains on the task's loss"
-        )
-    return private_training.train(
-        nodes[0],
-        task,
-        config,
-        compute,
-        dp=dp,
-        span=span,
-        start=start,
-        steps=steps,
-        report=report,
-        purpose=purpose,
-    )
 
 
 def plain(task: Task, config: LocalConfig) -> Work:
@@ -207,14 +180,10 @@ def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.T
 
 
 def train_round(nodes: Group, round: int, rounds: int, work: Work | None = None) -> None:
-    """One round's part of the local training of a group's models.
+    """One round's part of the local training of a group's models; ``work`` is a step, if not on the task's
+    loss.
 
     The optimiser starts anew, since what it remembers belongs to weights that were replaced.
-
-    Args:
-        nodes: the group.
-        round, rounds: which, of how many.
-        work: a training step; None is the task's own loss.
     """
     at = nodes.at
     prepare(nodes.nodes, at.local)

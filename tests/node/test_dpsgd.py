@@ -110,10 +110,9 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not() -> None:
     torch.testing.assert_close(total(node, length * 2), own_all)
 
 
-@pytest.mark.parametrize("scale", [1e19, 1e25, 1e30])  # whose squares are beyond float32
-def test_a_huge_gradient_is_shortened_like_any_other(scale: float) -> None:
+def test_a_huge_gradient_is_shortened_like_any_other() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    node = made(network, n=20, scale=scale)
+    node = made(network, n=20, scale=1e25)  # whose square is beyond float32
     with torch.no_grad():
         wrong = network(node.data.inputs).argmax(1) != node.data.targets
     lengths = torch.stack([total(node, 0.5, [row]).double().norm() for row in range(20)])
@@ -188,12 +187,11 @@ def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> t
     return (vector(node.model) - before) * len(node.data)
 
 
-@pytest.mark.parametrize("augment", ["shift", "shift-flip"])
-def test_one_record_less_moves_an_augmented_step_by_at_most_the_clip(augment: Any) -> None:
+def test_one_record_less_moves_an_augmented_step_by_at_most_the_clip() -> None:
     def stepped(rows: Sequence[int]) -> torch.Tensor:
         node = made(n=24, scale=10.0)
         node.data = node.data.subset(torch.tensor(rows))
-        return first_step(node, augment)
+        return first_step(node, "shift-flip")
 
     full = stepped(range(24))
     by = [(full - stepped([r for r in range(24) if r != row])).norm().item() for row in range(24)]
@@ -248,12 +246,6 @@ def test_samples_are_poissons() -> None:
     assert (drawn.mean(0) - q).abs().max() < 4 * spread, "each record as often as the others"
     covariance = drawn.T.cov() - q * (1 - q) * torch.eye(n)
     assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, "each by itself"
-
-
-def test_a_rate_of_one_draws_everyone_and_a_small_one_may_draw_nobody() -> None:
-    data = made(n=50).data
-    assert len(private_training.sample(data, 1.0, randomness.seeded(0))) == 50
-    assert len(private_training.sample(data, 1e-9, randomness.seeded(0))) == 0
 
 
 def test_a_real_step_learns_from_the_sample_and_divides_by_what_is_expected() -> None:
@@ -347,19 +339,6 @@ def test_a_step_without_noise_is_opacus_step(model: str) -> None:
         moved(node, dp, 0.5, number, batch=15.0)
     assert (vector(node.model) - vector(build(model, SHAPE, 3, 0))).norm() > 0.1
     torch.testing.assert_close(vector(node.model), vector(theirs.model), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook")
-def test_a_steps_noise_is_distributed_as_opacus_noise() -> None:
-    ours, theirs = made("mlp:32"), made("mlp:32")
-    first, quiet = vector(theirs.model), moved(made("mlp:32"), private(0.0, 0.4), 1.0, batch=20.0)
-    opacus_step(theirs.model.train(), theirs.data, 1.5, 0.4, 20)
-    some, others = (
-        moved(ours, private(1.5, 0.4), 1.0, batch=20.0) - quiet,
-        vector(theirs.model) - first - quiet,
-    )
-    assert stats.ks_2samp(some.numpy(), others.numpy()).pvalue > 0.01
-    assert some.std().item() == pytest.approx(1.5 * 0.4 / 20, rel=0.05)
 
 
 # --- what else a step does ------------------------------------------------------------------------
@@ -491,25 +470,10 @@ def test_rounds_take_the_steps_of_one_go() -> None:
     assert torch.equal(vector(whole.model), vector(rounds.model))
 
 
-def test_augmentation_and_other_losses_take_part() -> None:
-    first = prepared()
-    plain = trained(first)
-    assert not torch.equal(trained(prepared(), LocalConfig(epochs=2, batch=8, augment="shift")), plain)
-    penalty = trained(prepared(), public_loss=lambda module: 10 * module[1].weight.square().sum())
-    assert penalty.norm() < plain.norm()
-    zero = trained(prepared(), private_loss=lambda module, x, y: 0.0 * entropy(module, x, y))
-    assert torch.equal(zero, vector(prepared().model))
-
-
 def test_a_network_that_draws_while_it_learns_is_stopped_even_unchecked() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.5))
     with pytest.raises(RuntimeError, match="random operation"):
         moved(made(network), private(), 1.0)
-
-
-def trained(node: Node, config: LocalConfig = PLAIN, **how: Any) -> torch.Tensor:
-    private_training.train(node, TASK, config, COMPUTE, dp=private(), **how)
-    return vector(node.model)
 
 
 # --- prices ---------------------------------------------------------------------------------------
@@ -581,60 +545,30 @@ def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
         check(long, "it")
 
 
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (nn.Dropout(0.1), "0: Dropout -> none: what it drops"),
+        (nn.RReLU(), "0: RReLU -> LeakyReLU"),
+        (type("Mine", (nn.BatchNorm2d,), {})(4), r"0: Mine -> GroupNorm\(4, 4\)"),
+    ],
+)
+def test_layers_that_opacus_does_not_know_are_refused_too(layer: nn.Module, told: str) -> None:
+    with pytest.raises(NotPrivate, match=told):
+        check(nn.Sequential(layer).eval(), "it")  # even as it answers: it will learn
+    check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0)), "it", SHAPE)
+
+
 def test_a_long_list_of_layers_is_cut_and_other_models_of_ours_are_named() -> None:
     with pytest.raises(NotPrivate) as told:
         check(build("resnet8:4", SHAPE, 3, 0), "the model")
     count, text = len(told.value.layers), str(told.value)
-    assert count > 6
-    assert text.startswith("the model cannot learn privately (batch norm mixes examples): ")
-    assert text.count("BatchNorm2d ->") == 6
+    assert text.count("BatchNorm2d ->") == 6 < count
     assert f"; and {count - 6} more; small-cnn, lenet5 and mlp have none of these" in text
     with pytest.raises(NotPrivate) as few:
         check(nn.Sequential(nn.BatchNorm2d(4)), "mine")
     assert "more" not in str(few.value)
     assert "small-cnn" not in str(few.value)
-    with pytest.raises(NotPrivate) as other:
-        check(nn.Sequential(nn.Dropout(0.5)), "mine")
-    assert "batch norm" not in str(other.value)
-
-
-def test_batch_norm_by_another_name() -> None:
-    class Mine(nn.BatchNorm2d):
-        pass
-
-    with pytest.raises(NotPrivate, match=r"0: Mine -> GroupNorm\(4, 4\)"):
-        check(nn.Sequential(Mine(4)), "mine")
-
-
-def test_layers_that_draw_at_random_are_refused() -> None:
-    network = nn.Sequential(
-        nn.Dropout(0.1), nn.Dropout2d(0.5), nn.AlphaDropout(0.2), nn.RReLU(), nn.Dropout(0.0)
-    )
-    with pytest.raises(NotPrivate) as told:
-        check(network.eval(), "it")  # even as it answers: it will learn
-    assert set(told.value.layers) == {"0", "1", "2", "3"}
-    assert told.value.layers["3"] == "RReLU -> LeakyReLU"
-    quiet = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0))
-    check(quiet, "it", SHAPE)
-    assert moved(made(quiet), private(), 1.0).norm() > 0
-
-
-def test_a_layer_of_ones_own_that_draws_is_found_by_trying() -> None:
-    class Drawing(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x.flatten(1) * torch.rand_like(x.flatten(1)))
-
-    with pytest.raises(NotPrivate, match=r"no gradients by example .*random operation"):
-        check(Drawing(64, 3), "it", SHAPE)
-
-
-@pytest.mark.parametrize("spec", ["small-cnn:4", "lenet5", "mlp:8"])
-def test_sound_networks_pass_unchanged(spec: str) -> None:
-    network = build(spec, SHAPE, 3, 0).eval()
-    before = vector(network)
-    check(network, "it", SHAPE)
-    assert torch.equal(vector(network), before)
-    assert not network.training
 
 
 def test_the_critic_passes_with_group_norm_only() -> None:
@@ -656,27 +590,13 @@ def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
             out = super().forward(x.flatten(1))
             return out if out.sum().item() > 0 else 2 * out
 
-    with pytest.raises(NotPrivate, match="the network itself: no gradients by example"):
-        check(Branching(64, 3), "it", SHAPE)
-
-
-def test_what_replaces_recurrent_layers_does_learn() -> None:
-    class Reading(nn.Module):
-        def __init__(self, kind: Callable[..., nn.Module]) -> None:
-            super().__init__()
-            self.rows, self.last = kind(8, 4, batch_first=True), nn.Linear(4, 3)
-
+    class Drawing(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.last(self.rows(x[:, 0])[0][:, -1])
-            return out
+            return super().forward(x.flatten(1) * torch.rand_like(x.flatten(1)))
 
-    from opacus.layers import DPGRU, DPRNN
-
-    with pytest.raises(NotPrivate, match="rows: GRU"):
-        check(Reading(nn.GRU), "it", SHAPE)
-    for kind in (DPGRU, DPRNN):
-        check(Reading(kind), "it", SHAPE)
-        assert moved(made(Reading(kind)), private(), 1.0).norm() > 0
+    for network in (Branching(64, 3), Drawing(64, 3)):
+        with pytest.raises(NotPrivate, match="the network itself: no gradients by example"):
+            check(network, "it", SHAPE)
 
 
 def test_without_opacus_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,20 +79,6 @@ def test_stacked_outputs_input_gradients_and_buffers_are_those_of_each_module(
     same_state(modules, alone)  # batch norm's running statistics moved, or did not
 
 
-def test_batch_norm_statistics_move_in_training_only() -> None:
-    modules = networks("resnet8:4")
-    before = copy.deepcopy(modules)
-    bench = Bench(modules)
-    bench.train(False)
-    bench(random(G, B, 1, 8, 8))
-    same_state(modules, before)
-    bench.train(True)
-    bench(random(G, B, 1, 8, 8))
-    for module, old in zip(modules, before, strict=True):
-        assert not torch.equal(module.get_buffer("1.running_mean"), old.get_buffer("1.running_mean"))
-        assert module.get_buffer("1.num_batches_tracked") == 1
-
-
 OPTIMISERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adam": lambda module: torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, weight_decay=0.01),
     "sgd": lambda module: torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=0.01),
@@ -121,13 +107,6 @@ def test_stacked_steps_are_each_nodes_own_steps(name: str, optimiser: str) -> No
             loss.backward()
             own[row].step()
     same_state(modules, alone)
-
-
-def test_a_group_of_one_is_the_plain_module() -> None:
-    module = network("mlp:8", 0)
-    bench = Bench([module])
-    x = random(1, B, 1, 8, 8)
-    assert torch.equal(bench(x)[0], module(x[0]))
 
 
 # --- whose parameters they are -------------------------------------------------------------------
@@ -169,22 +148,6 @@ def test_a_second_bench_takes_over_from_the_first() -> None:
         close(bench(x)[row], modules[row](x[row]))
 
 
-def test_each_nodes_optimiser_remembers_its_own_steps_only() -> None:
-    nodes = [node(f"n{index}", module) for index, module in enumerate(networks("mlp:8"))]
-    for one in nodes:
-        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
-    group = Group(nodes)
-    group.bench("model").train(True)
-    for active in (3, 2):
-        outputs = group.bench("model")(random(active, B, 1, 8, 8))
-        group.step("model", outputs.square().flatten(1).mean(1))
-    for one, steps in zip(nodes, (2, 2, 1), strict=True):
-        state = one.optimisers["model"].state
-        assert set(state) == set(one.model.parameters())
-        assert all(entry["step"] == steps for entry in state.values())
-        assert all(entry["exp_avg"].shape == p.shape for p, entry in state.items())
-
-
 def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
     modules = networks("mlp:8")
     bench = Bench(modules)
@@ -195,15 +158,6 @@ def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
 
 
 # --- who is alike --------------------------------------------------------------------------------
-
-
-class Scaled(nn.Module):
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale, self.linear = scale, nn.Linear(64, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scale * self.linear(x.flatten(1))
 
 
 def parts(*models: nn.Module) -> list[list[str]]:
@@ -218,10 +172,6 @@ def flat(*layers: nn.Module) -> nn.Module:
 def test_equal_architectures_go_together_in_the_order_of_the_nodes() -> None:
     order = ("mlp:8", "small-cnn:4", "mlp:8", "mlp:16", "small-cnn:4", "mlp:8")
     assert parts(*(network(name, 0) for name in order)) == [["n0", "n2", "n5"], ["n1", "n4"], ["n3"]]
-
-
-def test_plain_attributes_part_modules() -> None:
-    assert parts(Scaled(1.0), Scaled(2.0), Scaled(1.0)) == [["n0", "n2"], ["n1"]]
 
 
 @pytest.mark.parametrize(
@@ -320,23 +270,6 @@ def frozen(module: nn.Module, *layers: int) -> nn.Module:
 
 def test_what_their_owners_froze_parts_modules() -> None:
     assert parts(frozen(flat(), 1), flat(), frozen(flat(), 1)) == [["n0", "n2"], ["n1"]]
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_frozen_parameter_stays_and_the_others_learn(size: int) -> None:
-    modules = [frozen(flat(), 1) for _ in range(size)]
-    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
-    before = copy.deepcopy([module.state_dict() for module in modules])
-    for one in nodes:
-        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
-    group = Group(nodes)
-    for mode in (False, True):
-        group.bench("model").train(mode)
-    group.step("model", group.bench("model")(random(size, B, 1, 8, 8)).square().flatten(1).mean(1))
-    for module, old in zip(modules, before, strict=True):
-        assert [p.requires_grad for p in module.parameters()] == [False, False, True, True]
-        assert torch.equal(module.state_dict()["1.weight"], old["1.weight"])
-        assert not torch.equal(module.state_dict()["2.weight"], old["2.weight"])
 
 
 class Spare(nn.Module):

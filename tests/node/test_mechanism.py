@@ -20,9 +20,9 @@ from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
 from fedstill.privacy.config import GradientsConfig, StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event, Price, as_text
+from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noisy_outputs import OutputsConfig
-from fedstill.privacy.pate import PATE, PateConfig
+from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.rules import Exact
 from fedstill.protocol.kinds import PARAMETERS
 from fedstill.protocol.messages import SCALE
@@ -199,18 +199,6 @@ def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
     assert priced(protection(mechanism), COUNT, "answer", {"sizes": ()}, {}) == Price(), "their sum follows"
 
 
-def test_labels_that_do_not_exclude_each_other_are_paid_for_one_by_one() -> None:
-    asked = count_labels(MultiLabel(CLASSES))
-    made = protection("dp-sgd", asked, task=MultiLabel(CLASSES))
-    shapes = {"counts": (CLASSES,), "sizes": ()}
-    # A record may have all four labels, and is one of the examples that are told beside them.
-    assert priced(made, asked, "answer", shapes) == laplace(10 / 4) + laplace(10.0)
-    grouped = protection("dp-sgd", asked, task=MultiLabel(CLASSES), group_size=5)
-    assert priced(grouped, asked, "answer", shapes) == laplace(10 / 20) + laplace(2.0)
-    assert epsilon(priced(made, asked, "answer", shapes) or Price(), 0.0) == pytest.approx(0.5)
-    assert any(line.endswith("on each count, a record counting in 4") for line in made.statement().rules)
-
-
 class Maps(Classification):
     """As if each pixel had a class."""
 
@@ -219,12 +207,6 @@ class Maps(Classification):
 
 
 MAPS = Maps(CLASSES)
-
-
-def test_shares_of_pictures_cost_as_one_record_and_a_little_for_rounding() -> None:
-    asked = count_labels(MAPS)
-    made = protection("dp-sgd", asked, task=MAPS)
-    near(priced(made, asked, "answer", {"counts": (CLASSES,), "sizes": ()}), laplace(10 / 1.01))
 
 
 @pytest.mark.parametrize("task", [MAPS, MultiLabel(CLASSES)])
@@ -293,12 +275,6 @@ def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
         near(priced(noisy, asked, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))
     plain = replace(compared, releases={"critic": "critic"})
     assert priced(protection("dp-sgd", plain, task=MAPS), plain, "gradient", PULLED) == Price()
-
-
-def test_more_rows_than_were_declared_are_paid_for() -> None:
-    shapes = {"logits": (32, CLASSES)}
-    near(priced(protection("pate"), PREDICT, "answer", shapes, {}), gaussian(5 / math.sqrt(64)))
-    near(priced(protection("noisy-outputs"), PREDICT, "answer", shapes, {}), laplace(6 / 16, 32))
 
 
 def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
@@ -424,17 +400,6 @@ def test_a_larger_share_of_epsilon_is_less_noise() -> None:
     assert skewed.levels["critic"] > even.levels["critic"]
 
 
-def test_noise_is_found_for_training_in_rounds() -> None:
-    made = protection("dp-sgd", TRAIN, first=None, config=FREE, epsilon=2.0)
-    price = Price({Event("gaussian", made.levels["training"], rate=0.1): 20})
-    assert 0.97 * 2 < epsilon(price, DELTA) <= 2
-
-
-def test_where_no_noise_is_enough_it_is_said() -> None:
-    with pytest.raises(ArgumentError, match=r"privacy\.epsilon is 0\.01"):
-        protection("pate", config=dict(FREE, counts_noise=1.0), epsilon=0.01)  # the counts alone cost 1
-
-
 # --- refusals -----------------------------------------------------------------------------------------
 
 
@@ -462,11 +427,6 @@ def test_a_critic_that_nobody_trains_privately_is_no_critic() -> None:
         assert protection(mechanism, EXAMINE).rule(EXAMINE, "critic") != rule
 
 
-def test_teachers_learn_once() -> None:
-    with pytest.raises(QuestionRefused, match="'train' by rule privacy: teachers learn once"):
-        protection("pate", TRAIN)
-
-
 def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
     rated = replace(EXAMINE, releases={**EXAMINE.releases, "range": LOGIT_RANGE})
     made = protection("pate", rated, COUNT, epsilon=5.0)
@@ -484,28 +444,6 @@ def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
 # --- noise is keyed -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("randomness", ["seeded", "secure"])
-def test_equal_names_give_equal_noise_and_others_do_not(randomness: Any) -> None:
-    def drawn(
-        *names: str | int, node: str = "a", secret: int = 0, binding: str = "x", salt: str = ""
-    ) -> tuple[float, ...]:
-        config = PATE(randomness=randomness)
-        made = Mechanism(node, config, side(), LOCAL, EXAMPLES, TASK, secret=secret, salt=salt)
-        made.binding = binding
-        return tuple(made.draws(*names).normal((3,)).tolist())
-
-    first = drawn("gate", 1)
-    assert first == drawn("gate", 1)
-    others = [
-        drawn("gate", 2),
-        drawn("gate", 1, node="b"),
-        drawn("gate", 1, secret=1),
-        drawn("gate", 1, binding="y"),
-        drawn("gate", 1, salt="z"),
-    ]
-    assert len({first, *others}) == 6
-
-
 def test_nothing_is_drawn_before_it_is_known_what_answers_follow_from() -> None:
     made = Mechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
     for draws in (made.draws, made.networks()["model"].draws):
@@ -520,12 +458,6 @@ def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
     assert made.learning(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
     assert made.learning(PREDICT, {}) == protection("none", EXAMINE).learning(EXAMINE, {}) == {}
     assert total(made.release(EXAMINE, SHAPES)) == total(made.release(TRAIN, {"theta": (9,)})) == Price()
-
-
-def test_networks_draw_apart() -> None:
-    networks = protection("dp-sgd").networks()
-    drawn = {role: tuple(dp.draws("x").normal((2,)).tolist()) for role, dp in networks.items()}
-    assert drawn["model"] != drawn["critic"]
 
 
 # --- what is said -------------------------------------------------------------------------------------
@@ -550,16 +482,6 @@ def test_the_statement_of_no_mechanism_says_so() -> None:
     assert said.mechanism == "none"
     assert said.rules
     assert all(line.endswith("exact: no guarantee") for line in said.rules)
-
-
-def test_prices_are_told_as_text() -> None:
-    price = total(protection("dp-sgd").schedule())
-    assert price is not None
-    assert as_text(price) == {
-        "gaussian(1.5, rate=0.1)": 20,
-        "gaussian(2.0, rate=0.08)": 5,
-        "laplace(10.0)": 1,
-    }
 
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])

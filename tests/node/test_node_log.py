@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.node.asked import Asked
 from fedstill.node.audit import AuditError, AuditLog
 from fedstill.node.budgets import Budgets
-from fedstill.node.entries import DATA
+from fedstill.node.entries import DATA, Asked
 from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig

@@ -41,18 +41,6 @@ def test_any_other_name_or_width_is_refused_before(tmp_path: Path, name: str) ->
         own_model.check_named(named(name), tmp_path)
 
 
-def test_a_node_with_a_model_for_texts_can_be_started(tmp_path: Path) -> None:
-    owner.init(tmp_path / "clinic")
-    folder = tmp_path / "clinic"
-    (folder / "data.csv").write_text("text,label\nfine,good\n", encoding="utf-8")
-    (folder / "node.toml").write_text(
-        'name = "clinic"\nonline = false\n[data]\nsource = "csv"\npath = "data.csv"\n'
-        '[model]\nname = "transformer"\n',
-        encoding="utf-8",
-    )
-    assert owner.examine(folder, quick=True).faults == ()  # what `fedstill node start` looks at
-
-
 def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")

@@ -7,7 +7,6 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from fedstill.core.commented import commented
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.tables import as_table, read_table
+from fedstill.data import private
 from fedstill.data.spec import InputSpec
 from fedstill.models.foreign import Predictor
 from fedstill.node import kit, own_model, owner
-from fedstill.node.audit import AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
@@ -181,16 +180,6 @@ def test_a_lost_secret_is_made_anew_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_bad_secret_beside_an_audit_log_is_one_fault(tmp_path: Path) -> None:
-    folder = node(tmp_path)
-    with closing(AuditLog(folder / "audit.sqlite")):
-        pass
-    assert owner.faults(folder) == []
-    (folder / "secret").write_text("five", encoding="utf-8")
-    (fault,) = owner.faults(folder)
-    assert "holds no whole number" in fault
-
-
 def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match="name is 'a b': allowed is 1 to 64 letters"):
         owner.init(tmp_path / "new", "a b")
@@ -216,11 +205,6 @@ def test_the_file_is_read_strictly(tmp_path: Path, text: str, line: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_no_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(FedstillError, match=r"has no node.toml: `fedstill node init "):
-        owner.read(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("text", "mode", "line"),
     [
@@ -243,15 +227,6 @@ def test_a_bad_secret_is_one_line(tmp_path: Path, text: str | None, mode: int, l
 
 
 # --- data and model -----------------------------------------------------------------------------------
-
-
-def test_data_come_in_the_servers_form(tmp_path: Path) -> None:
-    folder = node(tmp_path)
-    data = owner.load_data(owner.read(folder), folder, DIGITS)
-    digits = load_digits()
-    expected = torch.tensor((digits.images[:40] * 255 / 16).astype(np.uint8) / 127.5 - 1).float()
-    torch.testing.assert_close(data.inputs, expected[:, None])
-    assert data.targets.tolist() == digits.target[:40].tolist()
 
 
 def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
@@ -297,7 +272,7 @@ def test_a_model_that_is_not_to_be_trained_is_frozen(tmp_path: Path) -> None:
 
 def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:regression"')
-    data = owner.load_data(owner.read(folder), folder, DIGITS)
+    data, _ = private.load(owner.read(folder).data, folder, DIGITS)
     model = own_model.make_model(owner.read(folder), folder, DIGITS)
     assert isinstance(model, Predictor)
     x, y = load_digits(return_X_y=True)
@@ -355,13 +330,6 @@ def test_the_wrong_weights_are_one_line(tmp_path: Path) -> None:
 
 
 # --- faults -------------------------------------------------------------------------------------------
-
-
-def test_a_sound_folder_has_no_faults(tmp_path: Path) -> None:
-    folder = node(tmp_path)
-    assert owner.faults(folder) == []
-    assert owner.faults(folder, DIGITS) == []
-    assert owner.faults(folder, quick=True) == []
 
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:

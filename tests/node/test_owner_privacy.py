@@ -114,16 +114,6 @@ def test_who_has_several_records_is_named_where_one_is_protected(
         assert (note in said(capsys, str(folder))) == told
 
 
-def test_with_groups_their_size_is_none(tmp_path: Path) -> None:
-    privacy = 'mechanism = "pate"\nepsilon = 3.0\ngroup_size = 4\n'
-    rest = MODEL.replace("[model]", 'group = "groups"\n[model]')
-    folder = folder_of(tmp_path / "clinic", privacy, rest=rest, groups=True)
-    text = (folder / "node.toml").read_text()
-    text = text.replace('group = "groups"\n', "").replace("[data]\n", '[data]\ngroup = "groups"\n')
-    (folder / "node.toml").write_text(text)
-    assert owner.faults(folder) == []
-
-
 def test_every_layer_that_cannot_learn_privately_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LSTM(8, 4))
     config = DPSGD(epsilon=3.0)
@@ -280,10 +270,3 @@ def test_a_run_that_the_owners_privacy_forbids_is_told(
     told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), run)
     assert "It cannot take part: " in told
     assert reason in told
-
-
-def test_without_a_run_each_method_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, str(folder_of(tmp_path / "clinic", 'mechanism = "pate"\nepsilon = 3.0\n')))
-    assert "fediod yes" in told
-    assert "fedmd no" in told
-    assert "teachers learn once" in told

@@ -133,17 +133,6 @@ def test_an_answer_has_one_part_a_node_and_the_critic_has_learned() -> None:
         assert not answer["logits"].requires_grad
 
 
-def test_asked_again_under_its_number_the_answer_is_the_same_and_nothing_happens() -> None:
-    office = Office()
-    first = office.ask()
-    critics, audit = office.critics(), office.audit.summary()
-    for _ in range(2):
-        assert same(office.ask(), first)
-    assert office.calls == 1
-    assert not office.has_changed_since(critics)
-    assert office.audit.summary() == audit
-
-
 def failing(office: Office, number: int = 0, **change: Any) -> None:
     """Let a question fail once, after its networks have learned."""
     questions: Any = office.side.questions
@@ -202,39 +191,6 @@ def test_what_failed_without_private_learning_may_be_asked_again(private: bool, 
         privately(office)
     failing(office, **change)
     assert len(office.ask()) == 3
-
-
-def test_private_learning_that_went_well_spoils_nothing() -> None:
-    office = learning_privately()
-    sound = office.side.questions["examine"]
-    office.side.questions["examine"] = replace(sound, trains=("critic",))  # type: ignore[index]
-    for number in range(2):
-        assert len(office.ask(number)) == 1
-        office.handler.pull_back(number, {"b": pulls()[1]})
-
-
-def test_asked_again_with_a_new_number_it_is_a_new_question() -> None:
-    office = Office()
-    first, critics, up = office.ask(0), office.critics(), office.audit.spent("a", ALL).bytes
-    second = office.ask(1)
-    assert office.calls == 2
-    assert office.has_changed_since(critics)
-    assert office.audit.spent("a", ALL).bytes == 2 * up
-    assert not torch.equal(first[0]["score"], second[0]["score"])
-
-
-def test_a_used_number_with_other_content_or_another_question_is_a_mismatch() -> None:
-    office = Office()
-    office.ask(5)
-    critics, audit = office.critics(), office.audit.summary()
-    with pytest.raises(QuestionMismatch, match="'examine' again as number 5 with other content") as caught:
-        office.ask(5, X + 1)
-    assert (caught.value.node, caught.value.question, caught.value.number) == ("a", "examine", 5)
-    with pytest.raises(QuestionMismatch, match="'leak'"):
-        office.handler.answer("leak", 5, {}, False)
-    assert office.calls == 1
-    assert not office.has_changed_since(critics)
-    assert office.audit.summary() == audit
 
 
 def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None:
@@ -296,13 +252,6 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
     assert office.audit.summary() == AuditLog().summary()
 
 
-def test_an_undeclared_tensor_in_an_answer_leaves_no_node() -> None:
-    office = Office()
-    with pytest.raises(QuestionRefused, match="'leak' by rule undeclared: diary"):
-        office.handler.answer("leak", 0, {}, False)
-    assert office.audit.summary() == AuditLog().summary()
-
-
 # --- pulling back --------------------------------------------------------------------------------
 
 
@@ -342,16 +291,6 @@ def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
     office.handler.answer("two", 2, {"x": X, "y": X}, False)
     assert same(office.pull(pulls()), first)
     assert office.audit.summary()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
-
-
-def test_pulled_with_other_gradients_it_is_a_mismatch() -> None:
-    office = Office()
-    office.ask()
-    office.pull(pulls(0))
-    audit = office.audit.summary()
-    with pytest.raises(QuestionMismatch, match="'examine'"):
-        office.pull(pulls(1))
-    assert office.audit.summary() == audit
 
 
 @pytest.mark.parametrize("case", ["never asked", "asked without gradients", "the next one has been asked"])
@@ -395,21 +334,6 @@ def test_a_graph_is_kept_until_it_is_pulled_back_or_the_next_question() -> None:
     office.ask(2)
     office.outputs = kept
     assert not alive(office)
-
-
-def test_bytes_down_and_up_are_exact_for_each_node() -> None:
-    office = Office()
-    office.ask()
-    logits, score, image = B * 3 * 4, B * 4, B * 16 * 4
-    each = {"up": logits + score, "down": image}
-    assert office.audit.summary()["by_node"] == dict.fromkeys("abc", each)
-    office.pull(pulls())
-    assert office.audit.summary()["by_kind"] == {
-        "critic": {"up": 3 * score, "down": 0},
-        "gradients": {"up": 3 * image, "down": 3 * (logits + score)},
-        "inputs": {"up": 0, "down": 3 * image},
-        "logits": {"up": 3 * logits, "down": 0},
-    }
 
 
 # --- a gate that fails half-way ------------------------------------------------------------------

@@ -14,13 +14,12 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.federation import partition
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.teachers import teachers_of
+from fedstill.node.protect import teachers_of
 from fedstill.privacy.teachers import Teachers, _Clipped, shards
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -178,36 +177,6 @@ def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: in
 # --- what one record changes, on the real path ----------------------------------------------------
 
 
-def test_one_record_changes_one_vote_a_row_and_a_gradient_by_twice_the_clip_over_m() -> None:
-    m, records = 4, data(40)
-    records.inputs[::4] *= 20  # those that will be missing, loud ones
-    x = 3 * torch.randn(300, *SHAPE, generator=torch.Generator().manual_seed(5))
-    upstream = 1e3 * torch.randn(300, 3, generator=torch.Generator().manual_seed(6))
-
-    def told(rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Votes ``(300, 3)`` and the gradient ``(300, 64)`` of a node that holds these records."""
-        node = taught(made(m, records.subset(torch.tensor(rows))), stacked=False)
-        group = Group([node])
-        group.bench("model").train(False)
-        each = x.unsqueeze(0).requires_grad_()
-        z = group.bench("model")(each)
-        (gradient,) = torch.autograd.grad([z], [each], [upstream.unsqueeze(0)])
-        return z[0].detach() * m / 10.0, gradient[0].flatten(1)
-
-    votes, gradient = told(range(40))
-    torch.testing.assert_close(votes, votes.round())
-    most_votes = most_moved = 0.0
-    for row in range(0, 40, 4):
-        others, pulled = told([r for r in range(40) if r != row])
-        moved = others - votes
-        assert moved.abs().max() <= 1 + 1e-4, "one vote at most comes or goes in any class"
-        assert moved.norm(dim=1).max() <= math.sqrt(2) + 1e-4
-        most_votes = max(most_votes, moved.norm(dim=1).max().item())
-        most_moved = max(most_moved, (pulled - gradient).norm(dim=1).max().item())
-    assert most_votes > 1, "and some records do change one"
-    assert 0.2 * 2 / m < most_moved <= 2 * 1.0 / m
-
-
 # --- parts of the data ----------------------------------------------------------------------------
 
 
@@ -316,38 +285,4 @@ def test_frozen_parameters_of_a_teacher_stay() -> None:
     )
 
 
-@pytest.mark.parametrize("spec", ["mlp:8", "small-cnn:4", "resnet8:4"])
-def test_nodes_of_teachers_answer_the_same_stacked_as_one_by_one(spec: str) -> None:
-    nodes = [taught(made(3, data(30, seed=k), f"n{k}", spec)) for k in range(2)]
-    x = torch.randn(2, 5, *SHAPE)
-    upstream = torch.randn(2, 5, 3)
-
-    def told(group: Group, x: torch.Tensor, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        group.bench("model").train(False)
-        each = x.detach().requires_grad_()
-        z = group.bench("model")(each)
-        return z.detach(), torch.autograd.grad([z], [each], [upstream])[0]
-
-    alone = [told(Group([node]), x[k : k + 1], upstream[k : k + 1]) for k, node in enumerate(nodes)]
-    (together,) = partition(nodes, stacked=True)
-    z, gradient = told(Group(together), x, upstream)
-    torch.testing.assert_close(z, torch.cat([one[0] for one in alone]), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(gradient, torch.cat([one[1] for one in alone]), rtol=1e-3, atol=1e-5)
-    # and training goes on after stacking: the teachers are still those of the model
-    before = z.clone()
-    for node in nodes:
-        taught(node)
-    assert not torch.equal(told(Group(nodes), x, upstream)[1], gradient)
-    assert before.shape == (2, 5, 3)
-
-
 # --- what is refused ------------------------------------------------------------------------------
-
-
-def test_values_outside_their_range() -> None:
-    network = build("mlp:8", SHAPE, 3, 0)
-    gate: Any = None
-    with pytest.raises(ArgumentError, match="the model of n is 'MLP': allowed is Teachers"):
-        teachers_of(Node("n", data(), network, gate, 0), [torch.arange(3)])
-    with pytest.raises(ArgumentError, match="parts is 3: allowed is one a teacher, 4"):
-        teachers_of(made(), [torch.arange(3)] * 3)

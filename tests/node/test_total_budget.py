@@ -11,62 +11,21 @@ import pytest
 import torch
 
 from fedstill.cli.main import main
-from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.methods.fedkd import LOGIT_RANGE
+from fedstill.core.errors import ArgumentError
 from fedstill.node import owner
-from fedstill.node.asked import Asked
 from fedstill.node.audit import AuditLog
-from fedstill.node.budgets import Budgets
 from fedstill.node.faults import privacy_faults
-from fedstill.node.gate import Gate
-from fedstill.node.mechanism import Mechanism, unpriced
-from fedstill.node.policy import PolicyConfig
-from fedstill.node.protect import wanted
+from fedstill.node.mechanism import Mechanism
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.bill import total
-from fedstill.privacy.config import NoPrivacy, PrivacyConfig
-from fedstill.privacy.pate import PATE, PateConfig
+from fedstill.privacy.config import NoPrivacy
+from fedstill.privacy.pate import PATE
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.node.test_owner_privacy import charge, folder_of, said
-
-X = {"x": torch.zeros(8, 1, 4, 4)}
-PREDICT = Question(
-    "predict",
-    lambda group, number: {},
-    {"x": "inputs"},
-    {"logits": "logits"},
-    ("x",),
-    times=5,
-    rows=8,
-    reads=(),
-)
-VOTES = PATE(epsilon=1.5, pate=PateConfig(teachers=20, noise=40.0))
-
-
-def protection(config: PrivacyConfig) -> Mechanism:
-    made = Mechanism("clinic", config, NodeSide({"predict": PREDICT}), LocalConfig(), 100, Classification(4))
-    made.binding = "data"
-    return made
-
-
-def asks(config: PrivacyConfig, audit: AuditLog, run: str, most: int = 1000) -> int:
-    """How many questions a new run gets answered."""
-    plain = replace(PREDICT, differentiable=(), times=1)
-    made = Mechanism("clinic", config, NodeSide({"predict": plain}), LocalConfig(), 100, Classification(4))
-    made.binding = "data"
-    gate = Gate("clinic", PolicyConfig(), audit, run)
-    gate.budgets = Budgets(made, audit, run, "clinic")
-    for number in range(most):
-        asked = Asked(number, "predict", f"c{number}", "", {})
-        try:
-            gate.admit(asked, plain, X)
-            gate.release(asked, "answer", {"logits": torch.zeros(8, 4)}, plain, X)
-        except QuestionRefused:
-            return number
-    return most
-
+from tests.node.test_budgets import PREDICT, Node
+from tests.node.test_budgets import VOTES as ONE_QUESTION
+from tests.node.test_owner_privacy import folder_of, said
 
 # --- what is meant ------------------------------------------------------------------------------------
 
@@ -87,38 +46,21 @@ def test_what_is_said_is_checked(name: str, value: float) -> None:
         NoPrivacy(**{"epsilon": 3.0, name: value})  # type: ignore[arg-type]
 
 
-def test_a_folder_that_init_wrote_says_none(tmp_path: Path) -> None:
-    owner.init(tmp_path)
-    assert 'total_epsilon = "none"\n' in (tmp_path / "node.toml").read_text()
-    assert owner.read(tmp_path).privacy == NoPrivacy()
-
-
 # --- what it does -------------------------------------------------------------------------------------
 
 
-def test_another_name_of_a_run_wins_nothing() -> None:
+def test_another_name_of_a_run_wins_nothing_and_more_for_all_is_said_by_the_owner() -> None:
     """The server names runs: what one has spent is gone for all."""
-    audit = AuditLog()
-    first = asks(VOTES, audit, "one")
+    one, audit = replace(ONE_QUESTION, epsilon=1.5), AuditLog()
+    first = Node(one, audit, "one").asks()
     assert first > 0
-    assert [asks(VOTES, audit, run) for run in ("two", "three")] == [0, 0]
-
-
-def test_more_for_all_runs_is_said_by_the_owner() -> None:
-    for most, more in ((3.0, True), (math.inf, True)):
-        audit, config = AuditLog(), replace(VOTES, total_epsilon=most)
-        first, second = asks(config, audit, "one"), asks(config, audit, "two")
-        assert first == asks(VOTES, AuditLog(), "one")
-        assert (second > 0) == more
+    assert [Node(one, audit, run).asks() for run in ("two", "three")] == [0, 0]
+    for most in (3.0, math.inf):
+        audit, config = AuditLog(), replace(one, total_epsilon=most)
+        assert Node(config, audit, "one").asks() == first
+        second = Node(config, audit, "two").asks()
+        assert second > 0
     assert second == first, "inf: each run costs epsilon anew"
-
-
-def test_a_budget_of_all_runs_alone_is_one() -> None:
-    only = replace(VOTES, epsilon=math.inf, total_epsilon=1.5)
-    assert wanted(NoPrivacy(total_epsilon=1.5))
-    bare = replace(PREDICT, releases={"range": LOGIT_RANGE}, differentiable=())
-    assert unpriced(protection(only), bare) is not None
-    assert unpriced(protection(replace(only, total_epsilon=None)), bare) is None
 
 
 # --- noise --------------------------------------------------------------------------------------------
@@ -139,7 +81,7 @@ def test_noise_is_found_that_both_budgets_can_pay(
 ) -> None:
     """And hardly more: one of them is nearly used up."""
     config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
-    price = total(protection(config).schedule())
+    price = total(Node(config, times=5).mechanism.schedule())
     assert price
     used = [epsilon(price, delta) / most for most, delta in (run, all_runs)]
     assert 0.97 < max(used) <= 1
@@ -149,7 +91,7 @@ def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
     count = Question(
         "count", PREDICT.handler, releases={"counts": "label counts"}, times=1, reads=("counts",)
     )
-    sides = NodeSide({"count": count, "predict": PREDICT})
+    sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PATE(**{"epsilon": 8.0, **change})
         with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
@@ -176,17 +118,6 @@ def test_noise_can_be_found_from_the_total_alone() -> None:
     assert privacy_faults(PATE(total_epsilon=3.0), None, None) == []
     (fault,) = privacy_faults(PATE(), None, None)
     assert "privacy.epsilon is inf" in fault
-
-
-def test_check_says_what_all_runs_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 3.0\n')
-    told = said(capsys, str(folder))
-    assert "budget of a run: epsilon 3 at delta 1e-05" in told
-    assert "budget of all runs on these data: epsilon 3 at delta 1e-05, of which 3 is left" in told
-    assert "anew" not in told
-    charge(folder, {"gaussian(2.0)": 1})
-    told = said(capsys, str(folder), "digits-fediod")
-    assert "it costs more than is left of the data's budget, epsilon 3 at delta" in told
 
 
 def test_check_remarks_on_runs_without_end_and_finds_no_fault(
