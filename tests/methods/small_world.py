@@ -45,6 +45,14 @@ def public_data(count: int) -> Public:
     return Public("made", inputs, torch.randint(CLASSES, (count,), generator=generator))
 
 
+def disagreeing(model: nn.Module) -> nn.Module:
+    """A network with larger weights, so that nodes that were not trained differ."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model.eval()
+
+
 def make_nodes(
     models: Sequence[nn.Module],
     *,
@@ -112,6 +120,9 @@ def world(
     local: LocalConfig,
     stacked: bool = True,
     task: Any = TASK,
+    shape: tuple[int, ...] = SHAPE,
+    std: float = 0.25,
+    features: nn.Module | None = None,
     protect: Callable[[NodeSide, NodeSetting], None] | None = None,
     **setting: Any,
 ) -> World:
@@ -119,13 +130,13 @@ def world(
 
     ``protect`` puts the nodes under mechanisms, before they are prepared.
     """
-    at = NodeSetting(task, local, Compute(), public=setting.get("public"))
+    at = NodeSetting(task, local, Compute(), setting.get("public"), features)
     side = method.node_side(at)
     if protect is not None:
         protect(side, at)
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
-    place = (federation, student, task, SHAPE, (0.5,), (0.25,), Compute(), SEED, local)
+    place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
     return World(nodes, Server(method, ServerSetting(*place, **setting)), side)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.errors import ModelError
 from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.methods import fedad
@@ -218,12 +216,3 @@ def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path)
     run(rest, 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
     assert rest.audit.summary()["questions_by_name"] == {}
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("attention", math.inf)],
-)
-def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FedAD(**{option: value})
