@@ -13,7 +13,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.models.split import split
 from fedstill.models.vector import to_vector
@@ -137,7 +137,7 @@ def world(
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
     place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
-    return World(nodes, Server(method, ServerSetting(*place, **setting)), side)
+    return World(nodes, Server(method, *place, **setting), side)
 
 
 def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
