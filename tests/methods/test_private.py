@@ -16,9 +16,8 @@ from fedstill.models.vector import to_vector
 from fedstill.node.audit import FILE, AuditLog
 from fedstill.node.mechanism import Mechanism
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.bill import total
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
-from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.privacy.events import Event, Price, as_text, from_text, total
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.runs.setting import Setting

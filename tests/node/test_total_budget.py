@@ -23,8 +23,8 @@ from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import wanted
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.bill import total
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
+from fedstill.privacy.events import total
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
