@@ -133,9 +133,7 @@ def _by_features(blocks: Sequence[_Block], known: _Known, bounds: Bounds, steps:
 
 def _labels(release: Observed, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
     """The class of each image, ``(B,)`` int64: the one whose loss pulls back what was found."""
-    first, *others = cast(
-        nn.Sequential, split(release.model, "model").head
-    )  # of a Sequential, as _parts says
+    first, *others = split(release.model, "model").head.children()
     inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
     outputs = nn.Sequential(*others)(inputs)
     wrong = []
@@ -266,8 +264,7 @@ def _run(
 
 
 def _weights(blocks: Sequence[_Block]) -> Weights:
-    pairs = [(block.convolution.weight, block.convolution.bias) for block in blocks]
-    return tuple(each.detach() for pair in pairs for each in pair if each is not None)
+    return tuple(own.detach() for block in blocks for own in block.convolution.parameters())
 
 
 def _misfit(

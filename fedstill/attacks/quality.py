@@ -22,55 +22,30 @@ import torch
 from torch import nn
 
 from fedstill.attacks.features import Extractor
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import DataError
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two sets of images are from each other.
+    """How far two sets of vectors are from each other.
 
     Args:
-        extractor: in what space.
         fid: the Frechet distance of Gaussians with the sets' means and covariances, 0 or more.
         kid: the squared kernel distance, without bias, so that it may be below 0 where the sets are alike.
+        real: how many vectors of real images.
+        full_rank: whether there are vectors enough for both covariances to be known in every direction.
     """
 
-    extractor: str
     fid: float
     kid: float
-    generated: int
     real: int
-    dimensions: int
-
-    @property
-    def full_rank(self) -> bool:
-        """Whether there are images enough for both covariances to be known in every direction."""
-        return min(self.generated, self.real) > self.dimensions
+    full_rank: bool
 
 
-def distance(generated: torch.Tensor, real: torch.Tensor, extractor: Extractor) -> Distance:
-    """FID and KID of two sets of images ``(N, C, H, W)``.
-
-    Raises:
-        ArgumentError: fewer than two images of either, which have no covariance.
-        DataError: as the extractor says.
-    """
-    return between(extractor(generated), extractor(real), extractor.name)
-
-
-def between(generated: torch.Tensor, real: torch.Tensor, space: str) -> Distance:
-    """The same of vectors ``(N, d)`` in a space of that name."""
-    for name, part in (("generated images", generated), ("real images", real)):
-        if len(part) < 2:
-            raise ArgumentError(name, len(part), "two or more, for a covariance")
-    return Distance(
-        extractor=space,
-        fid=frechet(generated, real),
-        kid=kernel_distance(generated, real),
-        generated=len(generated),
-        real=len(real),
-        dimensions=generated.shape[1],
-    )
+def distance(generated: torch.Tensor, real: torch.Tensor) -> Distance:
+    """FID and KID of two sets of images in one space: ``(N, d)``, ``(M, d)``, two vectors or more of each."""
+    full_rank = min(len(generated), len(real)) > generated.shape[1]
+    return Distance(frechet(generated, real), kernel_distance(generated, real), len(real), full_rank)
 
 
 def frechet(x: torch.Tensor, y: torch.Tensor) -> float:

@@ -7,7 +7,6 @@ same data is another model, and no interval here speaks of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,25 +60,11 @@ class Rates:
     at: tuple[At, ...]
 
 
-def rates(
-    members: torch.Tensor,
-    others: torch.Tensor,
-    *,
-    at: Sequence[float] = LOW,
-    confidence: float = CONFIDENCE,
-) -> Rates:
-    """All figures of an attack, by the scores of members ``(n,)`` and of others ``(n',)``.
-
-    Higher is meant to be likelier a member.
-    """
-    area = auc(members, others, confidence)
-    low = tuple(at_rate(members, others, rate, confidence) for rate in at)
-    return Rates(area, low)
-
-
-def split(scores: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores ``(N,)`` of members and of others, by who is inside ``(N,)`` bool."""
-    return scores[inside], scores[~inside]
+def rates(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Rates:
+    """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``."""
+    members, others = scores[inside], scores[~inside]
+    low = tuple(at_rate(members, others, rate, confidence) for rate in LOW)
+    return Rates(auc(members, others, confidence), low)
 
 
 def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Interval:
