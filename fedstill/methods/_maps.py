@@ -57,7 +57,6 @@ class FromMaps(Method):
     """Channels of G's first convolution (published: 64)."""
 
     def needs(self) -> Needs:
-        """Images that can be made from label maps."""
         return Needs(images=True, maps=True)
 
     def compares(self, task: Task) -> bool:
@@ -88,11 +87,9 @@ class FromMaps(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def source(self, server: Server) -> Any:
-        """Of what x is made: maps."""
         return Maps(self, server)
 
     def generator(self, server: Server) -> nn.Module:
-        """G, the 9-block ResNet, on the CPU, with first weights from torch's generator."""
         conditions, channels = server.task.conditions, server.shape[0]
         return ConditionalGenerator(conditions, channels, self.generator_width, server.mean, server.std)
 
@@ -199,11 +196,9 @@ class Maps:
         return Wish(task.condition(maps), maps, torch.stack([owner, row, pose], 1).to(device))
 
     def state(self) -> dict[str, Any] | None:
-        """The maps that nodes told."""
         return None if self.pool is None else {"pool": self.pool, "owner": self.owner, "row": self.row}
 
     def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
-        """Take up a remembered state."""
         if state is not None:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
 
