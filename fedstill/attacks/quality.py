@@ -5,11 +5,9 @@ images are near too. So beside a node's FID stands that of held-out images, real
 Whether private images come out, copy_tests.py asks.
 
 FID of few images is too high, by a part that goes as 1 / N and differs between generators (Chong, Forsyth:
-"Effectively Unbiased FID and Inception Score and Where to Find Them", CVPR 2020). So numbers of images stand
-beside it, and whether they are enough for covariances of full rank (more than the features have dimensions,
-which the notes to Heusel et al.'s code ask for); figures of different numbers do not compare. Nothing is
-refused for it: a small hospital would have no figure. Beside it stands the kernel distance, which has no
-such part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
+"Effectively Unbiased FID and Inception Score and Where to Find Them", CVPR 2020). So beside it stand numbers
+of images, whether they are enough for covariances of full rank, and the kernel distance, which has no such
+part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
 """
 
 from __future__ import annotations
@@ -115,9 +113,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
     FedIOD's adapted score is the mean of those of the nodes' models.
 
     "Evaluated by each locally trained model T_k (taking average of all local models)" is read here as: each
-    model has a score of its own, by its own p(y | x) and p(y) at temperature 1, and nodes count alike. (One
-    score of averaged probabilities would see no difference between models that disagree and models that are
-    unsure.) Copies judge, in evaluation mode.
+    model has a score of its own, at temperature 1, and nodes count alike. Copies judge, in evaluation mode.
 
     Raises:
         DataError: logits that hold NaN or infinity.

@@ -70,15 +70,12 @@ def rates(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFID
 def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Interval:
     """Area under the ROC curve, with DeLong's interval.
 
-    DeLong, DeLong, Clarke-Pearson, "Comparing the Areas under Two or More Correlated Receiver Operating
-    Characteristic Curves", Biometrics 1988: V10 of a member is the share of others below it, V01 of another
-    the share of members above it, ties half; AUC is the mean of either, its variance
+    DeLong, DeLong, Clarke-Pearson, Biometrics 1988: V10 of a member is the share of others below it, V01 of
+    another the share of members above it, ties half; AUC is the mean of either, its variance
     var(V10) / n + var(V01) / n'. Computed from ranks as Sun and Xu, IEEE Signal Processing Letters 2014.
 
-    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1. Where the variance
-    is 0, as when members and others are apart altogether, or where there is one of either, nothing is told by
-    it: then the interval is that of Clopper and Pearson for min(n, n') pairs without a record in common,
-    which is wide.
+    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1; where the variance
+    is 0, it is that of Clopper and Pearson for min(n, n') pairs without a record in common, which is wide.
 
     >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])).value  # pairs: 1, 1/2, 1, 1
     0.875
