@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
+from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
 from fedstill.methods.server import Server
@@ -155,10 +158,39 @@ def run(here: World, turns: int | None = None) -> World:
     return here
 
 
+def answering(here: World, change: Callable[..., Any]) -> None:
+    """From now on nodes' answers are what ``change`` makes of them.
+
+    It gets the question, who is asked, what is sent and, by calling the last argument, what they answer.
+    """
+    answer = here.federation._answer
+
+    def changed(asked: tuple[str, ...], question: str, number: int, sent: Any, *more: Any) -> Any:
+        return change(question, asked, sent, partial(answer, asked, question, number, sent, *more))
+
+    here.federation._answer = changed
+
+
+def gone_on(make: Callable[[], World], turns: int, folder: Path) -> World:
+    """A world that begins from what another remembered after so many turns."""
+    first, second = run(make(), turns), make()
+    save_state(folder / "state", first.kept())
+    second.take_up(load_state(folder / "state"))
+    return second
+
+
 def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
     """All numbers of two networks are equal, or near."""
     for name, value in other.state_dict().items():
         torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
+
+
+def same_slopes(one: nn.Module, other: nn.Module) -> None:
+    """Both have gradients, and near ones."""
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6)
 
 
 def in_training(node: Node, at: NodeSetting, *roles: str) -> Group:

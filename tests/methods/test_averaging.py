@@ -27,7 +27,7 @@ from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.protocol.schedule import LocalConfig
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, TASK, World, made, make_nodes, run
+from tests.methods.small_world import CLASSES, SEED, TASK, World, answering, made, make_nodes, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -90,14 +90,14 @@ class Message(NamedTuple):
 
 def overheard(one: World) -> list[Message]:
     """All messages from now on."""
-    answer, messages = one.federation._answer, list[Message]()
+    messages = list[Message]()
 
-    def heard(asked: Any, question: str, number: int, tensors: Any, differentiable: bool) -> Any:
-        up = answer(asked, question, number, tensors, differentiable)
-        messages.append(Message(question, asked, tensors, list(up.values())))
+    def heard(question: str, asked: tuple[str, ...], sent: Any, answer: Any) -> Any:
+        up = answer()
+        messages.append(Message(question, asked, sent, list(up.values())))
         return up
 
-    one.federation._answer = heard
+    answering(one, heard)
     return messages
 
 

@@ -18,6 +18,7 @@ from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import TASK, World, blobs, up, world
+from tests.methods.small_world import answering
 
 
 def at(one: World, **changes: Any) -> Server:
@@ -132,13 +133,11 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
     def broken(link: LinkConfig) -> World:
         one = world()
         one.federation.link = link
-        answer = one.federation._answer
 
-        def lying(asked: Any, question: str, *args: Any) -> Any:
-            given = answer(asked, question, *args)
-            return {name: {"maps": wrong} if name == "n1" else each for name, each in given.items()}
+        def lying(question: str, asked: Any, sent: Any, answer: Any) -> Any:
+            return {name: {"maps": wrong} if name == "n1" else each for name, each in answer().items()}
 
-        one.federation._answer = lying  # type: ignore[method-assign]
+        answering(one, lying)
         return one
 
     one = broken(LinkConfig(quorum=0.5))
