@@ -31,7 +31,7 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.federation import InProcess, choose
 from fedstill.methods.fediod import FedIOD
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.server import Server
 from fedstill.models import Generator
 from fedstill.node import training
 from fedstill.node.audit import AuditLog
@@ -324,7 +324,15 @@ def distillation(
     student = make_student(options, model)
     server = Server(
         config,
-        ServerSetting(federation, student, task, shape, half, half, compute, options.seed, LocalConfig()),
+        federation,
+        student,
+        task,
+        shape,
+        half,
+        half,
+        compute,
+        options.seed,
+        LocalConfig(),
     )
     return lambda: [list(server.step().values()) for _ in range(options.steps)], timing
 

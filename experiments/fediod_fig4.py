@@ -272,7 +272,7 @@ def main(
 
 def fids(sets: dict[str, torch.Tensor], private: torch.Tensor, space: Extractor) -> dict[str, float]:
     """FID of each set of images from private ones."""
-    return {name: distance(those, private, space).fid for name, those in sets.items()}
+    return {name: distance(space(those), space(private)).fid for name, those in sets.items()}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 from sklearn.datasets import load_digits
 
@@ -87,6 +88,24 @@ class Lab:
         assert line.count("\n") == 1
         assert not (self.here / "none").exists()
         return line
+
+    def beside_broken(self) -> None:
+        """Install another package, whose offers cannot be imported."""
+        (self.here / "broken.py").write_text("import a_library_that_is_not_here\n")
+        info = self.here / "broken-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+        groups = ("splits", "models", "ensembles")
+        offers = [f"[fedstill.{what}]\nbroken = broken:thing\n" for what in groups]
+        (info / "entry_points.txt").write_text("".join(offers))
+
+    def node(self, name: str, toml: str, images: Any, labels: Any) -> Path:
+        """The folder of a node with such images, that answers files; ``toml`` is the rest of its settings."""
+        self("node", "init", name)
+        folder = self.here / name
+        np.savez(folder / "data.npz", images=images, labels=labels)
+        (folder / "node.toml").write_text(f'name = "{name}"\nonline = false\n{toml}')
+        return folder
 
     def result(self, out: str) -> dict[str, Any]:
         """What a run came to."""

@@ -71,11 +71,12 @@ def test_a_run_on_colour_images_writes_all_its_files(tmp_path: Path) -> None:
     assert {tuple(images.shape) for images in pictures.values()} == {(12, 3, 8, 8)}
 
 
-def test_examples_may_be_a_list_of_two_in_any_precision() -> None:
+def test_examples_may_be_a_list_of_two_in_any_precision_or_a_data_set() -> None:
     plain = fedstill.distil(**few())
     (x, y), (v, w) = blobs(60, 1), blobs(90, 2)
     others = fedstill.distil(**few(data=[[x.double(), y.int()], [v.numpy(), w.tolist()]]))
-    assert figures(others) == figures(plain)
+    sets = fedstill.distil(**few(data=[torch.utils.data.TensorDataset(x, y), [v, w]]))
+    assert figures(others) == figures(sets) == figures(plain)
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
@@ -83,50 +84,31 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         return iter(())
 
 
-@pytest.mark.parametrize(
-    ("examples", "said"),
-    [
-        (Stream(), "data[1] is a Stream: allowed is"),
-        ([], "data[1] has no examples"),
-        (torch.utils.data.TensorDataset(blobs(9, 0)[0]), "not pairs of input and label"),
-        ((torch.zeros(4, 64), torch.zeros(4)), "float32 of shape (N, C, H, W)"),
-        ((blobs(9, 0)[0], torch.zeros(8)), "9 inputs but 8 targets"),
-    ],
-)
-def test_examples_that_cannot_be_used_are_refused(examples: Any, said: str) -> None:
-    with pytest.raises(DataError, match=re.escape(said)) as caught:
-        fedstill.distil(**few(data=[blobs(60, 1), examples]))
-    assert "\n" not in str(caught.value)
+USELESS = [
+    (Stream(), "data[1] is a Stream: allowed is"),
+    ([], "data[1] has no examples"),
+    (torch.utils.data.TensorDataset(blobs(9, 0)[0]), "not pairs of input and label"),
+    ((torch.zeros(4, 64), torch.zeros(4)), "float32 of shape (N, C, H, W)"),
+    ((blobs(9, 0)[0], torch.zeros(8)), "9 inputs but 8 targets"),
+]
 
 
 # --- whose networks, and what is frozen ----------------------------------------------------------
 
 
-def shared(names: tuple[str, ...]) -> tuple[dict[str, Any], str]:
-    """Arguments in which two share a network, or a layer of it, and who."""
+@pytest.mark.parametrize("both", ["node-1 and the student", "node-0 and node-1"])
+def test_networks_that_share_parameters_are_refused_naming_both(both: str) -> None:
     given = few()
-    if "student" in names:
-        given["student"] = given["models"][1]
+    first, second = given["models"]
+    if "student" in both:
+        given["student"] = second
     else:
-        given["models"][1][0] = given["models"][0][0]
-    return given, "node-1 and the student" if "student" in names else "node-0 and node-1"
-
-
-@pytest.mark.parametrize("names", [("nodes", "layer"), ("student",)])
-def test_networks_that_share_parameters_are_refused_naming_both(names: tuple[str, ...]) -> None:
-    given, both = shared(names)
+        second[0] = first[0]
     before = copy.deepcopy([module.state_dict() for module in (*given["models"], given["student"])])
     with pytest.raises(ArgumentError, match=f"models is '{both}': allowed is networks that share no param"):
         fedstill.distil(**given)
     for module, old in zip((*given["models"], given["student"]), before, strict=True):
         assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
-
-
-def test_a_frozen_student_is_refused() -> None:
-    given = few()
-    given["student"].requires_grad_(False)
-    with pytest.raises(ArgumentError, match="student is 'all frozen'"):
-        fedstill.distil(**given)
 
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
@@ -372,11 +354,6 @@ def test_names_of_classes_and_features_reach_the_experiment(
         fedstill.distil(**few(classes="cat"))
 
 
-def test_features_that_are_not_there_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such file"):
-        fedstill.distil(**few(perceptual=tmp_path / "none.safetensors"))
-
-
 def test_findings_are_reported_by_their_names() -> None:
     x, y = blobs(60, 1)
     labels = torch.nn.functional.one_hot(y, 3)
@@ -392,12 +369,6 @@ def test_findings_are_reported_by_their_names() -> None:
     assert outcome.figures["labels"]["names"] == ["Mass", "Edema", "Hernia"]
 
 
-@pytest.mark.parametrize("name", ["flare", "flare-poc"])
-def test_engines_with_nodes_elsewhere_run_configurations_not_objects(name: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"engine.name is '{name}': allowed is auto, stacked or one"):
-        fedstill.distil(**few(engine=fedstill.EngineConfig(name=name)))
-
-
 # --- what fits, and what does not ------------------------------------------------------------------
 
 
@@ -410,12 +381,6 @@ def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> 
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_distil_takes_torch_data_sets() -> None:
-    as_sets = [torch.utils.data.TensorDataset(*blobs(60, seed)) for seed in (1, 2)]
-    outcome = fedstill.distil(**few(data=as_sets))
-    assert [node["examples"] for node in outcome.figures["nodes"]] == [60, 60]
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
@@ -425,11 +390,16 @@ def test_distil_takes_torch_data_sets() -> None:
         ({"data": [blobs(60, 1), (blobs(90, 2)[0] * 100, blobs(90, 2)[1])]}, DataError, "mean and std"),
         ({"mean": (0.1, 0.2)}, ArgumentError, "1 channels"),
         ({"method": "fediod"}, ArgumentError, "FedIOD"),
+        ({"student": MLP(SHAPE, 3).requires_grad_(False)}, ArgumentError, "student is 'all frozen'"),
+        ({"perceptual": "none.safetensors"}, DataError, "there is no such file"),
+        ({"engine": fedstill.EngineConfig(name="flare")}, ArgumentError, "name is 'flare': allowed is auto,"),
+        *(({"data": [blobs(60, 1), examples]}, DataError, said) for examples, said in USELESS),
     ],
 )
 def test_distil_refuses_what_does_not_fit(changes: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=re.escape(said)):
+    with pytest.raises(error, match=re.escape(said)) as caught:
         fedstill.distil(**few(**changes))
+    assert "\n" not in str(caught.value)
 
 
 def test_distil_refuses_a_folder_with_other_files(tmp_path: Path) -> None:

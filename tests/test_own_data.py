@@ -73,17 +73,6 @@ def test_public_data_may_be_it_too(lab: Lab) -> None:
     assert (told["name"], told["examples"]) == ("plates", 50)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--data", "plate"], "data.name is 'plate': allowed is one of digits, mnist"),
-        (["--data.white", "0"], "data.white is 0.0: allowed is above 0"),
-    ],
-)
-def test_what_is_wrong_with_it_is_one_line(lab: Lab, options: list[str], said: str) -> None:
-    assert said in lab.refused(*options)
-
-
 def test_a_node_answers_questions_about_its_own(lab: Lab) -> None:
     pytest.importorskip("cryptography")
     node = lab.here / "north"

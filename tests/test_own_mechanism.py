@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
 from sklearn.datasets import load_digits
 
@@ -163,26 +162,11 @@ def test_module_and_name_in_a_file_and_a_plan(lab: Lab) -> None:
         assert f"{math.ceil(1000 * node['epsilon']) / 1000:g} (PLD)" in plan
 
 
-def test_in_a_comparison(lab: Lab) -> None:
-    names = ("flip", "dp-sgd")
-    settings = [{"name": of, "nodes": {"privacy": {"mechanism": of, "epsilon": 20.0}}} for of in names]
-    options = {key: value for key, value in TABLES["method"].items() if key != "name"}
-    base = {**SMALL, "public": TABLES["public"]}
-    plan = {"methods": ["fedkd"], "base": base, "options": {"fedkd": options}, "settings": settings}
-    (lab.here / "both.toml").write_text(tomli_w.dumps(plan))
-    lab("compare", "both.toml", "--out", "both")
-    for name in names:
-        assert {node["mechanism"] for node in nodes(lab, f"both/{name}/fedkd-seed0")} == {name}
-
-
 def test_at_a_node_its_owner_names_it_and_no_server(lab: Lab) -> None:
-    lab("node", "init", "clinic")
     digits = load_digits()
-    images = (digits.images[:100] * 15).astype(np.uint8)
-    np.savez(lab.here / "clinic" / "data.npz", images=images, labels=digits.target[:100])
-    toml = 'name = "clinic"\nonline = false\n[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n'
-    toml += '[local]\nepochs = 2\n[privacy]\nmechanism = "flip"\nepsilon = 20.0\n'
-    (lab.here / "clinic" / "node.toml").write_text(toml)
+    toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[local]\nepochs = 2\n'
+    toml += '[privacy]\nmechanism = "flip"\nepsilon = 20.0\n'
+    lab.node("clinic", toml, (digits.images[:100] * 15).astype(np.uint8), digits.target[:100])
     told = lab("node", "check", "clinic", "small.toml")
     assert "flip, secure randomness; for one training record of this node" in told
     assert "It can take part.\nIt would pay epsilon 19.9" in told

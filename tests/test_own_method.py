@@ -81,19 +81,6 @@ def test_module_and_name_do_without_an_entry_point(lab: Lab) -> None:
     assert by_path["method"] == whole["method"] == "feddistill"  # one thing, one name
 
 
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        ("fedistill", "unknown method 'fedistill': did you mean 'feddistill'?"),
-        ("my_lab.feddistill:Missing", "has no 'Missing'"),
-        ("my_lab.gone:FedDistill", "allowed is one in"),
-        ("json:JSONDecoder", "a subclass of Method"),
-    ],
-)
-def test_an_unknown_or_broken_one_is_one_line(lab: Lab, method: str, said: str) -> None:
-    assert said in lab.refused("--method.name", method)
-
-
 def test_outputs_only_lets_out_what_its_owner_names_and_nothing_else(lab: Lab) -> None:
     line = lab.refused("--nodes.policy.kinds", "liar: logits")
     assert f"outputs_only: no {KIND}, unless its owner names it in policy.kinds" in line

@@ -41,15 +41,6 @@ def test_its_figures_stand_in_results_and_reports(lab: Lab) -> None:
     assert "MAE" in lab.text("whole/report.html")
 
 
-def test_module_and_name_do_without_an_entry_point(lab: Lab) -> None:
-    lab.write("by-path.toml", **{**TABLES, "task": {"name": PLACE}})
-    lab.run("by-path", file="by-path.toml")
-    whole, by_path = lab.result("whole"), lab.result("by-path")
-    for name in ("accuracy", "mae", "local", "ensemble"):
-        assert by_path[name] == whole[name], name
-    assert 'name = "ordinal"' in lab.text("by-path/config.toml")
-
-
 def test_without_its_own_term_it_is_classification_to_the_last_digit(lab: Lab) -> None:
     lab.run("bare", "--task.emd", "0")
     lab.run("plain", "--task.name", "classification")
@@ -78,33 +69,12 @@ def test_fedavg_and_fediod_run_it_beside_each_other(lab: Lab) -> None:
     assert "MAE" in lab.text("both/compare.html")
 
 
-def test_it_is_listed(lab: Lab) -> None:
-    listed = [line.split() for line in lab("list", "tasks").splitlines()]
-    assert ["fedmd", "all"] in listed
-    assert any("ordinal" in words for words in listed[:3])
-    assert "--task.emd" in lab("run", "small.toml", "--help")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--task.name", "ordinary"), "unknown task 'ordinary': did you mean 'ordinal'?"),
-        (("--task.name", "my_lab.ordinal:Ordinal"), "a subclass of TaskConfig"),
-        (("--task.dice", "1.0"), "task.dice is '1.0': allowed is none, as task 'ordinal' has no such option"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(lab: Lab, words: tuple[str, ...], said: str) -> None:
-    assert said in lab.refused(*words)
-
-
 def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
     """Questions carried to a node with data of its own, and its answers back."""
-    node, digits = lab.here / "clinic", load_digits()
-    lab("node", "init", "clinic")
+    digits = load_digits()
     pixels = np.minimum(digits.images * 16, 255).astype(np.uint8)
-    np.savez(node / "data.npz", images=pixels[:300], labels=digits.target[:300])
-    toml = (node / "node.toml").read_text().replace("online = true", "online = false")
-    (node / "node.toml").write_text(toml.replace('name = "small-cnn"', 'name = "mlp:8"'))
+    toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[policy]\ntasks = []\n'
+    node = lab.node("clinic", toml, pixels[:300], digits.target[:300])
     assert "policy.tasks does not name ordinal" in lab("node", "check", "clinic", "small.toml")
     lab("questions", "make", "small.toml")
     refused = lab("node", "answer", "clinic", "questions.safetensors", code=2)

@@ -2,23 +2,17 @@
 
 Two tests, since each misses what the other finds:
 
-* **nearer to private than to held-out images**: of images made without the private ones, these are no nearer
-  than images that nobody had. So who is private is drawn anew, many times, and the truth should not stand out
-  among the drawings. That holds whatever generated images look like, and however many private images there
-  are to each held-out one. A generator that learned from private images is not independent of them: a small
-  p-value shows that its images depend on these very images, as the mean and covariance of a few would, too.
-  Whether images are copied, the closest pairs say.
+* **nearer to private than to held-out images**: who is private is drawn anew, many times, and of images made
+  without the private ones the truth does not stand out among the drawings. A small p-value shows that images
+  depend on these very private ones, as the mean and covariance of a few would, too.
 * **nearer to private than held-out images are** (Meehan, Chaudhuri, Dasgupta: "A Non-Parametric Test to
   Detect Data-Copying in Generative Models", AISTATS 2020; here all of the space is one cell). Poor images,
-  which lie far from everything, pass it even where some are copies; images of few kinds, each in the midst
-  of many private ones, fail it without a copy.
+  far from everything, pass it even where some are copies; images of few kinds fail it without a copy.
 
-Both are about generated images on the whole. One copy in a thousand moves neither, and is looked for among
-the closest pairs.
-
-Both assume that private and held-out images were parted by chance. Where a part is another hospital or
-another year, its images differ for that reason too, and a small p-value is no evidence of copies. Nor is it,
-alone, in the features of a network that has learned from the private images: it may tell them from others.
+Both are about generated images on the whole: one copy in a thousand is looked for among the closest pairs.
+Both assume that private and held-out images were parted by chance: where a part is another hospital, its
+images differ for that reason too. And the features of a network that has learned from the private images may
+tell them from others without any copy.
 """
 
 from __future__ import annotations
@@ -60,9 +54,8 @@ class Copying:
             nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of private images).
         expected: its mean over drawings of who is private, which is 0 only for as many private as held-out.
         p_value: how often, among drawings and the truth, the statistic is as large as in truth.
-        share: of generated images that are nearer to a private than to a held-out image, were there as many
-            of one as of the other: the larger set is cut to the size of the smaller, on average over all
-            ways to do so. About 0.5 for images made without the private ones.
+        share: of generated images that are nearer to a private than to a held-out image, the larger set cut
+            to the size of the smaller, on average over all ways. About 0.5 for images that copy nothing.
         low, high: 95 % interval of the share, over more images of the same generator (Wilson; private and
             held-out images held as they are).
         z, z_p_value: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to

@@ -16,7 +16,7 @@ import torch
 
 from fedstill.attacks.copy_tests import Copying
 from fedstill.attacks.features import Extractor, penultimate, pixels
-from fedstill.attacks.quality import between, inception_scores
+from fedstill.attacks.quality import distance, inception_scores
 from fedstill.attacks.recovered import Pixels
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError, ModelError
@@ -136,7 +136,7 @@ def apart(
     spread = torch.linspace(0, len(test) - 1, min(len(test), len(images))).long()
     others = space(task.pictured(test).float()[spread]) if len(test) > 1 else None
     far, held_out = (
-        {} if from_ is None else {name: between(from_, each, space.name) for name, each in real.items()}
+        {} if from_ is None else {name: distance(from_, each) for name, each in real.items()}
         for from_ in (made, others)
     )
     return {

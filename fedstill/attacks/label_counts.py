@@ -95,12 +95,10 @@ def histogram(told: torch.Tensor, true: torch.Tensor, classes: Sequence[str] | N
     """What somebody knows of a node's classes who was told counts.
 
     A class share is a class's part of all that is told: told counts below 0 count as 0, and where nothing is
-    left, every class is as likely as another. (Findings may be several for one example; shares are then of
-    findings.)
+    left, every class is as likely as another.
 
     Args:
-        told: by class ``(C,)``, as it left the node's gate, perhaps with noise.
-        true: by class ``(C,)``, 0 or more and not all of them 0.
+        told, true: by class ``(C,)``; as they left the node's gate, and 0 or more, not all of them 0.
         classes: names; without them their numbers.
 
     Returns:

@@ -1,13 +1,11 @@
 """Images behind the gradient of a network with ReLU and max pooling, from its last layers to its first.
 
-Matching gradients finds little there: which unit fires and which pixel wins a pooling window jumps as the
-image moves. But much is known before any search (for one image: Zhu, Blaschko, "R-GAP", ICLR 2021). The
-gradient of the first linear layer is ``sum_b delta_b f_b^T``, that of its bias ``sum_b delta_b``: of one
-image the features f and what is pulled back through them follow exactly, of a few from where ReLU has made
-delta zero (Dimitrov et al., "SPEAR", NeurIPS 2024). Given those, a block's gradient is linear in the block's
-input, but for who fires and who wins. So these are softened, a weighted mean in place of the maximum, and
-sharpened while the input is sought: first the last block's, then from it the one before, in the end the
-image.
+Matching gradients finds little there: who fires and which pixel wins a pooling window jumps as the image
+moves. But the gradient of the first linear layer is ``sum_b delta_b f_b^T``, that of its bias ``sum_b
+delta_b``: of one image the features f and what is pulled back through them follow exactly (Zhu, Blaschko,
+"R-GAP", ICLR 2021), of a few from where ReLU has made delta zero (Dimitrov et al., "SPEAR", NeurIPS 2024).
+Given those, a block's gradient is linear in its input, but for who fires and wins. So these are softened, and
+sharpened while the input is sought: first the last block's, then the one before, in the end the image.
 
 The head's gradient alone gives the features too. An image with these is sought where the adversary has the
 extractor, as at the start, when all had the server's: the wider it is, the more of the image they fix.
@@ -133,9 +131,7 @@ def _by_features(blocks: Sequence[_Block], known: _Known, bounds: Bounds, steps:
 
 def _labels(release: Observed, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
     """The class of each image, ``(B,)`` int64: the one whose loss pulls back what was found."""
-    first, *others = cast(
-        nn.Sequential, split(release.model, "model").head
-    )  # of a Sequential, as _parts says
+    first, *others = split(release.model, "model").head.children()
     inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
     outputs = nn.Sequential(*others)(inputs)
     wrong = []
@@ -266,8 +262,7 @@ def _run(
 
 
 def _weights(blocks: Sequence[_Block]) -> Weights:
-    pairs = [(block.convolution.weight, block.convolution.bias) for block in blocks]
-    return tuple(each.detach() for pair in pairs for each in pair if each is not None)
+    return tuple(own.detach() for block in blocks for own in block.convolution.parameters())
 
 
 def _misfit(

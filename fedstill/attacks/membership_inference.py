@@ -27,7 +27,7 @@ from fedstill.attacks.heard import Replay
 from fedstill.attacks.membership_scores import Seen, lira, lira_offline, loss, rmia
 from fedstill.attacks.outsider import OF, federation, outsider, taught
 from fedstill.attacks.proxy import proxies
-from fedstill.attacks.rates import rates, split
+from fedstill.attacks.rates import rates
 from fedstill.attacks.rows import Column, Row, in_percent
 from fedstill.attacks.shadows import Make, halves, together
 from fedstill.core.checked import NonNegativeInt
@@ -250,7 +250,7 @@ def _told(
         }
     # All intervals hold together, since the attack that got most is told first.
     sure = 1 - (1 - CONFIDENCE) / len(scores)
-    found = {name: rates(*split(score, asked.inside), confidence=sure) for name, score in scores.items()}
+    found = {name: rates(score, asked.inside, sure) for name, score in scores.items()}
     return {
         "of": of,
         "sees": sees,

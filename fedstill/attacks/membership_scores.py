@@ -82,13 +82,10 @@ def lira(seen: Seen, own: bool | None = None) -> torch.Tensor:
 
     Args:
         seen: with shadows inside and outside for each record.
-        own: each record has two Gaussians of its own, as in the paper; None: from 64 shadows on. Fewer
-            cannot tell so much. Then one variance inside and one outside is for all records, the mean square
-            deviation from each record's own mean (their Section VI). And how far a record's two means are
-            apart is drawn to what it is on average over records, by as much as so few shadows leave it
-            unknown (not in the paper; Efron and Morris, "Stein's Estimation Rule and Its Competitors", JASA
-            1973): where a record hardly matters to a model, its own two means are as likely as not the wrong
-            way round.
+        own: each record has two Gaussians of its own, as in the paper; None: from 64 shadows on. With fewer
+            all records share one variance inside and one outside (their Section VI), and a record's two means
+            are drawn to their average distance by as much as so few shadows leave it unknown (not in the
+            paper; Efron and Morris, "Stein's Estimation Rule and Its Competitors", JASA 1973).
 
     Raises:
         ArgumentError: too few shadows: one inside and one outside for each record, and two where a variance
@@ -108,16 +105,11 @@ def lira(seen: Seen, own: bool | None = None) -> torch.Tensor:
 def lira_offline(seen: Seen, own: bool | None = None) -> torch.Tensor:
     """LiRA offline: how far a record's confidence lies above that of models that never saw it, ``(N,)``.
 
-    Carlini et al. Eq. 4: Pr[Z <= phi], Z from N(mu_out, sigma_out^2). Here is (phi - mu_out) / sigma_out, of
-    which that probability is a rising function, so that the order is theirs; it does not run into 1. Shadows
-    inside are not looked at: the attacker need not have trained anything on the records.
-
-    Args:
-        seen: with shadows outside for each record.
-        own: each record has a variance of its own, as of :func:`lira`.
+    Carlini et al. Eq. 4: Pr[Z <= phi], Z from N(mu_out, sigma_out^2), which rises with what is given here,
+    (phi - mu_out) / sigma_out. Shadows inside are not looked at; ``own`` is that of :func:`lira`.
 
     Raises:
-        ArgumentError: too few shadows.
+        ArgumentError: too few shadows outside.
     """
     shadows = confidence(seen.shadows, seen.labels)
     mean, deviation = _gaussian(shadows, ~seen.inside, "outside", _own(own, seen))
@@ -134,18 +126,14 @@ def rmia(
     shadows that learned from x as that did not. No model has learned from z: what models say of it is put
     right, Pr(z) = ((1 + alpha) Pr_out(z) + 1 - alpha) / 2, as Pr_in(z) is about alpha Pr_out(z) + 1 - alpha.
 
-    Equal scores are told apart by r(x), by less than one record of the population. For one target, then,
-    records come in the order of r(x): gamma and the population settle only where a threshold lies, so that
-    one threshold serves different targets. (The paper's score has ties, and the same order but for them.)
+    Equal scores are told apart by r(x), by less than one record of the population.
 
     Args:
         seen: the records; with shadows inside and outside for each. One each is enough.
         population: further records, in no model's training data, as the same models see them.
         gamma: how much likelier, above 0.
-        alpha: 0 .. 1, near 1 where models hardly gain from a record. The best depends on data and model; the
-            authors' code looks for it by attacking one of the shadows.
-        temperature: by which logits are divided, above 0. Above 1, what overfitted models say of records is
-            less often all the same.
+        alpha: 0 .. 1, near 1 where models hardly gain from a record.
+        temperature: by which logits are divided, above 0; above 1, overfitted models differ more.
 
     Raises:
         ArgumentError: too few shadows.

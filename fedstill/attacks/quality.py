@@ -5,11 +5,9 @@ images are near too. So beside a node's FID stands that of held-out images, real
 Whether private images come out, copy_tests.py asks.
 
 FID of few images is too high, by a part that goes as 1 / N and differs between generators (Chong, Forsyth:
-"Effectively Unbiased FID and Inception Score and Where to Find Them", CVPR 2020). So numbers of images stand
-beside it, and whether they are enough for covariances of full rank (more than the features have dimensions,
-which the notes to Heusel et al.'s code ask for); figures of different numbers do not compare. Nothing is
-refused for it: a small hospital would have no figure. Beside it stands the kernel distance, which has no
-such part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
+"Effectively Unbiased FID and Inception Score and Where to Find Them", CVPR 2020). So beside it stand numbers
+of images, whether they are enough for covariances of full rank, and the kernel distance, which has no such
+part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
 """
 
 from __future__ import annotations
@@ -22,55 +20,30 @@ import torch
 from torch import nn
 
 from fedstill.attacks.features import Extractor
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import DataError
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two sets of images are from each other.
+    """How far two sets of vectors are from each other.
 
     Args:
-        extractor: in what space.
         fid: the Frechet distance of Gaussians with the sets' means and covariances, 0 or more.
         kid: the squared kernel distance, without bias, so that it may be below 0 where the sets are alike.
+        real: how many vectors of real images.
+        full_rank: whether there are vectors enough for both covariances to be known in every direction.
     """
 
-    extractor: str
     fid: float
     kid: float
-    generated: int
     real: int
-    dimensions: int
-
-    @property
-    def full_rank(self) -> bool:
-        """Whether there are images enough for both covariances to be known in every direction."""
-        return min(self.generated, self.real) > self.dimensions
+    full_rank: bool
 
 
-def distance(generated: torch.Tensor, real: torch.Tensor, extractor: Extractor) -> Distance:
-    """FID and KID of two sets of images ``(N, C, H, W)``.
-
-    Raises:
-        ArgumentError: fewer than two images of either, which have no covariance.
-        DataError: as the extractor says.
-    """
-    return between(extractor(generated), extractor(real), extractor.name)
-
-
-def between(generated: torch.Tensor, real: torch.Tensor, space: str) -> Distance:
-    """The same of vectors ``(N, d)`` in a space of that name."""
-    for name, part in (("generated images", generated), ("real images", real)):
-        if len(part) < 2:
-            raise ArgumentError(name, len(part), "two or more, for a covariance")
-    return Distance(
-        extractor=space,
-        fid=frechet(generated, real),
-        kid=kernel_distance(generated, real),
-        generated=len(generated),
-        real=len(real),
-        dimensions=generated.shape[1],
-    )
+def distance(generated: torch.Tensor, real: torch.Tensor) -> Distance:
+    """FID and KID of two sets of images in one space: ``(N, d)``, ``(M, d)``, two vectors or more of each."""
+    full_rank = min(len(generated), len(real)) > generated.shape[1]
+    return Distance(frechet(generated, real), kernel_distance(generated, real), len(real), full_rank)
 
 
 def frechet(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -140,9 +113,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
     FedIOD's adapted score is the mean of those of the nodes' models.
 
     "Evaluated by each locally trained model T_k (taking average of all local models)" is read here as: each
-    model has a score of its own, by its own p(y | x) and p(y) at temperature 1, and nodes count alike. (One
-    score of averaged probabilities would see no difference between models that disagree and models that are
-    unsure.) Copies judge, in evaluation mode.
+    model has a score of its own, at temperature 1, and nodes count alike. Copies judge, in evaluation mode.
 
     Raises:
         DataError: logits that hold NaN or infinity.

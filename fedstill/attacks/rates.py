@@ -7,7 +7,6 @@ same data is another model, and no interval here speaks of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,39 +60,22 @@ class Rates:
     at: tuple[At, ...]
 
 
-def rates(
-    members: torch.Tensor,
-    others: torch.Tensor,
-    *,
-    at: Sequence[float] = LOW,
-    confidence: float = CONFIDENCE,
-) -> Rates:
-    """All figures of an attack, by the scores of members ``(n,)`` and of others ``(n',)``.
-
-    Higher is meant to be likelier a member.
-    """
-    area = auc(members, others, confidence)
-    low = tuple(at_rate(members, others, rate, confidence) for rate in at)
-    return Rates(area, low)
-
-
-def split(scores: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores ``(N,)`` of members and of others, by who is inside ``(N,)`` bool."""
-    return scores[inside], scores[~inside]
+def rates(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Rates:
+    """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``."""
+    members, others = scores[inside], scores[~inside]
+    low = tuple(at_rate(members, others, rate, confidence) for rate in LOW)
+    return Rates(auc(members, others, confidence), low)
 
 
 def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Interval:
     """Area under the ROC curve, with DeLong's interval.
 
-    DeLong, DeLong, Clarke-Pearson, "Comparing the Areas under Two or More Correlated Receiver Operating
-    Characteristic Curves", Biometrics 1988: V10 of a member is the share of others below it, V01 of another
-    the share of members above it, ties half; AUC is the mean of either, its variance
+    DeLong, DeLong, Clarke-Pearson, Biometrics 1988: V10 of a member is the share of others below it, V01 of
+    another the share of members above it, ties half; AUC is the mean of either, its variance
     var(V10) / n + var(V01) / n'. Computed from ranks as Sun and Xu, IEEE Signal Processing Letters 2014.
 
-    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1. Where the variance
-    is 0, as when members and others are apart altogether, or where there is one of either, nothing is told by
-    it: then the interval is that of Clopper and Pearson for min(n, n') pairs without a record in common,
-    which is wide.
+    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1; where the variance
+    is 0, it is that of Clopper and Pearson for min(n, n') pairs without a record in common, which is wide.
 
     >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])).value  # pairs: 1, 1/2, 1, 1
     0.875

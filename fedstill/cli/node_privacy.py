@@ -16,9 +16,8 @@ from fedstill.node.owner import Examined
 from fedstill.node.planning import forecast, objection
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.accounting import within
-from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget
-from fedstill.privacy.events import from_text
+from fedstill.privacy.events import from_text, total
 from fedstill.privacy.statement import state
 from fedstill.protocol.questions import NodeSide
 

@@ -18,8 +18,7 @@ from fedstill.node.mechanism import Mechanism
 from fedstill.node.own_audit import Balance
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protect import unit_notes, wanted
-from fedstill.privacy.bill import total
-from fedstill.privacy.events import Price
+from fedstill.privacy.events import Price, total
 from fedstill.protocol.method import side_of
 
 if TYPE_CHECKING:

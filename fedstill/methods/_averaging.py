@@ -53,7 +53,6 @@ class Rounds(Method):
         return {}
 
     def rehearse(self, nodes: Group) -> None:
-        """A few steps of local training."""
         at, work = nodes.at, self.rehearsed(nodes)
         training.prepare(nodes.nodes, at.local)
         training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
@@ -93,7 +92,6 @@ class Averaging(TellsSize, Rounds):
     beside: ClassVar[str] = ""  # what local training descends beside the task's own loss
 
     def needs(self) -> Needs:
-        """Networks alike, that learn; in two parts, where one of them is exchanged."""
         return Needs(trainable=True, same_architecture=True, split=bool(self.shared))
 
     @property
@@ -124,11 +122,9 @@ class Averaging(TellsSize, Rounds):
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Any:
-        """No sizes are known yet."""
         return Averaged()
 
     def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
-        """One round of Algorithm 1."""
         self.meet(server, state)
         shared = server.student.get_submodule(self.shared)
         w = to_vector(shared)  # (P,)

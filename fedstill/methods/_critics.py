@@ -101,7 +101,6 @@ class Critics:
 
     @property
     def releases(self) -> Mapping[str, str]:
-        """What an answer holds, by kind."""
         critic = {"critic": CRITIC} if self.config.critical else {}
         return {**critic, **({"difference": DIFFERENCE} if self.compares else {})}
 

@@ -55,7 +55,6 @@ class FeatureGenerators(CountsLabels, Rounds):
     """Adam's learning rate at the server."""
 
     def needs(self) -> Needs:
-        """Networks alike, in two parts, that learn to name one class for each input."""
         return Needs(trainable=True, same_architecture=True, split=True, one_label=True)
 
     def make_generator(self, model: nn.Module, shape: Sequence[int], classes: int) -> FeatureGenerator:

@@ -107,10 +107,8 @@ class LabelHistogram:
         return LabelHistogram(tuple(nodes), self.counts[rows], self.sizes[rows])
 
     def state(self) -> dict[str, Any]:
-        """For a run to go on."""
         return {"names": self.names, "counts": self.counts, "sizes": self.sizes}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Take up what :meth:`state` kept."""
         self.names = tuple(state["names"])
         self.counts, self.sizes = state["counts"].to(device), state["sizes"].to(device)

@@ -39,7 +39,6 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
 
     @property
     def critical(self) -> bool:
-        """Whether there are critics at all."""
         return self.gan > 0 or self.rated
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -101,7 +100,6 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
         return server.task.importance(counts, fake / real.clamp_min(1e-6))
 
     def ensembled(self, server: Server, state: Any, answers: Answers) -> torch.Tensor | None:
-        """A(z_1..z_K, x), Eq. 9, of any answers: ``(B, classes, ...)``."""
         if not state.histogram.names:
             raise ArgumentError("histogram", None, "known after the first step")
         return server.task.ensemble(answers["logits"], self.weights(server, state, answers), self.ensemble)

@@ -139,19 +139,16 @@ class LocalGenerators(FeatureGenerators, ABC):
         )
 
     def rehearse(self, nodes: Group) -> None:
-        """A few steps of the model and one of what is trained beside it, as after the first round."""
         super().rehearse(nodes)
         self.train_generators(nodes, WHOLE, self.generator_work(nodes, 1), steps=1)
 
     def rehearsed(self, nodes: Group) -> Work:
-        """As after the first round."""
         counts = torch.ones(len(nodes), nodes.at.task.classes, device=nodes.device)
         return self.model_work(nodes, Received(self, nodes, nodes.vectors("generator"), counts, 1))
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Averages:
-        """G and D are not taught yet, and nobody has told anything."""
         G = self.first_generator(server).eval()
         split(server.student, "the student").head.eval()
         return Averages(G, LabelHistogram())

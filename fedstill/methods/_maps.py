@@ -23,7 +23,7 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import posed
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._noise import Wish
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.server import Server
 from fedstill.models.conditional import ConditionalGenerator
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -57,7 +57,6 @@ class FromMaps(Method):
     """Channels of G's first convolution (published: 64)."""
 
     def needs(self) -> Needs:
-        """Images that can be made from label maps."""
         return Needs(images=True, maps=True)
 
     def compares(self, task: Task) -> bool:
@@ -88,11 +87,9 @@ class FromMaps(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def source(self, server: Server) -> Any:
-        """Of what x is made: maps."""
-        return Maps(self, server.setting)
+        return Maps(self, server)
 
     def generator(self, server: Server) -> nn.Module:
-        """G, the 9-block ResNet, on the CPU, with first weights from torch's generator."""
         conditions, channels = server.task.conditions, server.shape[0]
         return ConditionalGenerator(conditions, channels, self.generator_width, server.mean, server.std)
 
@@ -134,22 +131,22 @@ class Maps:
     """
 
     config: FromMaps
-    setting: ServerSetting
+    server: Server
     pool: torch.Tensor | None = None  # (M, H, W) uint8
     owner: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
     row: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
 
     def __post_init__(self) -> None:
-        height, width = self.setting.shape[-2:]
+        height, width = self.server.shape[-2:]
         if self.config.map_augment == "turn" and height != width:
             allowed = f"none or mirror, as images are {height} x {width}"
             raise ArgumentError("method.map_augment", "turn", allowed)
-        public = self.setting.public
+        public = self.server.public
         if self.config.conditions == "public":
             if public is None or public.labels is None:
                 allowed = "nodes or drawn, as there are no public data with labels"
                 raise ArgumentError("method.conditions", "public", allowed)
-            maps = self.setting.task.maps(TensorData(public.inputs, public.labels))
+            maps = self.server.task.maps(TensorData(public.inputs, public.labels))
             self._take([(NOBODY, maps)])
 
     @property
@@ -183,8 +180,8 @@ class Maps:
 
     def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
         """Maps and what a generator gets of them, the same for the same purpose; ``of`` one node alone."""
-        draw, task = torch_generator(self.setting.seed, "maps", *purpose), self.setting.task
-        device, (height, width) = self.setting.compute.device, self.setting.shape[-2:]
+        draw, task = torch_generator(self.server.seed, "maps", *purpose), self.server.task
+        device, (height, width) = self.server.device, self.server.shape[-2:]
         poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]
         owner, row = torch.full((count,), NOBODY), torch.zeros(count, dtype=torch.int64)
         if self.pool is None:
@@ -199,18 +196,16 @@ class Maps:
         return Wish(task.condition(maps), maps, torch.stack([owner, row, pose], 1).to(device))
 
     def state(self) -> dict[str, Any] | None:
-        """The maps that nodes told."""
         return None if self.pool is None else {"pool": self.pool, "owner": self.owner, "row": self.row}
 
     def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
-        """Take up a remembered state."""
         if state is not None:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
 
     def _wrong(self, maps: torch.Tensor) -> str:
         """What is wrong with a node's maps, or nothing."""
-        conditions = self.setting.task.conditions
-        if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.setting.shape[-2:] or not len(maps):
+        conditions = self.server.task.conditions
+        if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.server.shape[-2:] or not len(maps):
             return f"maps are {maps.dtype} {tuple(maps.shape)}"
         most = int(maps.max())
         return f"maps hold {most}: allowed is 0..{conditions - 1}" if most >= conditions else ""

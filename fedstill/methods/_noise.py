@@ -62,7 +62,6 @@ class Noise:
         return Wish(w.to(self.device))
 
     def state(self) -> dict[str, Any] | None:
-        """Nothing."""
         return None
 
     def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
@@ -82,11 +81,9 @@ class Imagines(Method):
         return placed, torch.optim.Adam(G.parameters(), self.generator_lr, betas=(0.5, 0.999), fused=True)
 
     def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
-        """Inputs as G makes them now, of the same noise or maps each time: ``(count, C, H, W)``."""
         return made(state.generator, state.source.draw(count, "imagine")) if state.source.ready else None
 
     def imagined_from(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
-        """The maps ``(count, H, W)`` uint8 of :meth:`imagine`, where there are any."""
         return state.source.draw(count, "imagine").maps if state.source.ready else None
 
 
@@ -113,10 +110,8 @@ class FromNoise(Method):
     """Learning rate of G's last step."""
 
     def source(self, server: Server) -> Any:
-        """Of what x is made: noise w."""
         return Noise(self.noise, server.seed, server.device)
 
     def generator(self, server: Server) -> nn.Module:
-        """G, on the CPU, with first weights from torch's generator."""
         channels, height, width = server.shape
         return Generator((channels, height, width), self.noise, self.generator_width, server.mean, server.std)

@@ -42,7 +42,6 @@ class OneShot(WeighsNodes, ABC):
 
     @property
     def turns(self) -> int:
-        """Passes of the student."""
         return self.epochs
 
     # --- what a method says -----------------------------------------------------------------------------

@@ -82,7 +82,6 @@ class WeighsNodes(CountsLabels, Method):
         return server.task.importance(state.histogram.of(nodes).counts)
 
     def ensembled(self, server: Server, state: Any, answers: Answers) -> torch.Tensor | None:
-        """The nodes' outputs as one, ``(B, C, ...)``; None before they were asked."""
         if not state.histogram.names:
             return None
         omega = self.omega(server, state, answers.nodes)

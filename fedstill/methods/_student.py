@@ -87,11 +87,9 @@ class Student:
         return L_S
 
     def state(self) -> dict[str, Any]:
-        """For a run to go on."""
         return {"adam": self.adam.state_dict(), "replay": self.replay.state()}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Take up what :meth:`state` kept."""
         self.adam.load_state_dict(state["adam"])
         lay_out(self.adam)
         self.replay.load(state["replay"], device)
@@ -150,11 +148,9 @@ class Replay:
         return (images[:, : x.shape[1]], images[:, x.shape[1] :]) if maps else (images, z)
 
     def state(self) -> dict[str, Any]:
-        """For a run to go on."""
         return {"added": self.added, "x": self._x[: len(self)], "z": self._z[: len(self)]}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Take up a remembered state."""
         self.added = state["added"]
         self._x, self._z = state["x"].to(device), state["z"].to(device)
 

@@ -84,7 +84,6 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
 
     @property
     def turns(self) -> int:
-        """First the generator learns, then the task network."""
         return self.steps + self.student_steps
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -104,19 +103,16 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         return self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
 
     def rehearse(self, nodes: Group) -> None:
-        """One question and its way back."""
         x, about = self.critics(nodes.at).blank(nodes)
         torch.autograd.grad(self.judge(nodes, x, **about)["critic"].sum(), x)
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Synthesising:
-        """G with its first weights."""
         G, g_adam = self.first_generator(server)
         return Synthesising(self.source(server), G, g_adam, optimiser_of(server.student, self.student_lr))
 
     def turn(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
-        """One step of the generator, or later of the task network."""
         if not state.sizes:
             told = server.ask("tell_size")
             state.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))

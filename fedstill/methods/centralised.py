@@ -50,11 +50,9 @@ class Trainee:
         return {"loss": sum(seen) / len(seen)}
 
     def state(self) -> dict[str, Any]:
-        """For a run to go on."""
         return {"optimiser": self._node.optimisers["model"].state_dict() if self._node else self._optimiser}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Take up what :meth:`state` kept."""
         self._optimiser = state["optimiser"]
 
     def _made(self, server: Server, data: TensorData) -> Node:
@@ -88,7 +86,6 @@ class Centralised(Method):
     """Learn from labelled public data too, as methods do that read its labels."""
 
     def needs(self) -> Needs:
-        """Public labels, if it learns from them."""
         return Needs(public=self.public, public_labels=self.public)
 
     @question(releases={"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}, times=1, constant=True)
@@ -100,11 +97,9 @@ class Centralised(Method):
         }
 
     def begin(self, server: Server) -> Gathered:
-        """Nothing has been handed over yet."""
         return Gathered(Trainee())
 
     def turn(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
-        """One part of the training."""
         return state.trainee.learn(server, t, lambda: self.data(server))
 
     def data(self, server: Server) -> TensorData:

@@ -49,7 +49,6 @@ class NodeEnsemble(WeighsNodes):
         return {"logits": nodes.bench("model")(x)}
 
     def begin(self, server: Server) -> Told:
-        """Nobody has told anything yet."""
         return Told(LabelHistogram())
 
     def turn(self, server: Server, state: Told, t: int) -> Mapping[str, float]:

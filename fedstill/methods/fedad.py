@@ -78,7 +78,6 @@ class FedAD(OneShot):
     """Learning rate of the last pass."""
 
     def needs(self) -> Needs:
-        """Public images."""
         return Needs(public=True, images=True)
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -117,13 +116,11 @@ class FedAD(OneShot):
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 
     def rehearse(self, nodes: Group) -> None:
-        """A part of a pass."""
         self.predict(nodes, torch.tensor([[0, min(AT_ONCE, len(known(nodes.at.public)))]]))
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def about(self, public: Public, seed: int) -> Iterator[Ask]:
-        """All public images, chunk by chunk."""
         for rows in parts(public, CHUNK):
             yield Ask("predict", {"rows": rows})
 
@@ -145,7 +142,6 @@ class FedAD(OneShot):
         return {name: torch.cat([part[name] for part in each]) for name in each[0]}
 
     def learn(self, server: Server, state: Looking, e: int) -> Mapping[str, float]:
-        """One pass over the public images."""
         order = passes(len(known(server.public)), self.batch, torch_generator(server.seed, "order", e))
         losses = [self.step(server, state, e, step, rows) for step, rows in enumerate(order)]
         L_z, L_A = torch.stack(losses).mean(0).tolist()

@@ -40,7 +40,6 @@ class FedAvgM(Averaging):
     """Server learning rate: w <- w - server_lr v."""
 
     def begin(self, server: Server) -> Moving:
-        """The server stands still."""
         return Moving(v=torch.zeros_like(to_vector(server.student)), steered=trained_places(server.student))
 
     def combine(self, state: Moving, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

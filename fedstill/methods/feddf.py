@@ -70,7 +70,6 @@ class FedDF(CountsLabels, Averaging):
     """Learning rate of a round's last step."""
 
     def needs(self) -> Needs:
-        """A student of one of the nodes' architectures, and inputs d."""
         return Needs(trainable=True, student_kind=True, public=True)
 
     @property
@@ -96,7 +95,6 @@ class FedDF(CountsLabels, Averaging):
         return Fused(students=students)
 
     def turn(self, server: Server, state: Fused, t: int) -> Mapping[str, float]:
-        """One round of Algorithm 1 (of Algorithm 3, with several architectures)."""
         if not state.sizes:
             told = server.ask(self.tells)
             state.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))

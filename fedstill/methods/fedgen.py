@@ -114,7 +114,6 @@ class FedGEN(FeatureGenerators):
         return work
 
     def rehearsed(self, nodes: Group) -> Work:
-        """As after the first round."""
         node, classes = nodes.nodes[0], nodes.at.task.classes
         fresh = to_vector(self.make_generator(node.model, node.data.inputs.shape[1:], classes))
         counts = torch.ones(len(nodes), classes, device=nodes.device)
@@ -123,12 +122,10 @@ class FedGEN(FeatureGenerators):
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Teaching:
-        """G is not taught yet, and nobody has told anything."""
         G = self.first_generator(server)
         return Teaching(G, torch.optim.Adam(G.parameters(), self.server_lr, fused=True), LabelHistogram())
 
     def turn(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
-        """One round of Algorithm 1."""
         shared, histogram = split(server.student, "the student").get_submodule(self.part), state.histogram
         if not histogram.names:
             server.ask("begin", parameters=to_vector(server.student))

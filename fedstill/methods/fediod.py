@@ -80,12 +80,10 @@ class FedIOD(Importance, FromNoise, Imagines):
             raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
     def needs(self) -> Needs:
-        """Inputs that a server can make, of noise alone."""
         return Needs(images=True, no_maps=True)
 
     @property
     def turns(self) -> int:
-        """One for each step."""
         return self.steps
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -106,7 +104,6 @@ class FedIOD(Importance, FromNoise, Imagines):
         return {"logits": z, **answer, **self.rating(nodes, x)}
 
     def rehearse(self, nodes: Group) -> None:
-        """One question and its way back."""
         x, about = self.critics(nodes.at).blank(nodes)
         answer = self.examine(nodes, x, **about)
         torch.autograd.grad(torch.stack([told.sum() for told in answer.values()]).sum(), x)
@@ -114,7 +111,6 @@ class FedIOD(Importance, FromNoise, Imagines):
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Distilling:
-        """G with its first weights, and nothing remembered."""
         source, G = self.source(server), self.first_generator(server)
         return Distilling(LabelHistogram(), source, *G, Student(self, server))
 

@@ -42,7 +42,6 @@ class FedIODMaps(FromMaps, FedIOD):
 
     @property
     def turns(self) -> int:
-        """Steps, those of generator and critics alone among them."""
         return self.pretrain + self.steps
 
     @question(

@@ -120,7 +120,6 @@ class FedKD(OneShot):
     """Learning rate of the last pass; the paper's is constant."""
 
     def needs(self) -> Needs:
-        """Public data, and their labels where nodes learn from them."""
         return Needs(public=True, public_labels=self.labelled, joins_public=self.labelled)
 
     @property
@@ -163,7 +162,6 @@ class FedKD(OneShot):
         return kept[names][1]
 
     def rehearse(self, nodes: Group) -> None:
-        """A part of a pass."""
         logits(nodes, known(nodes.at.public).inputs[:AT_ONCE])
 
     @question(
@@ -213,13 +211,11 @@ class FedKD(OneShot):
         return super().asks(public, seed)
 
     def about(self, public: Public, seed: int) -> Iterator[Ask]:
-        """All of D^0, chunk by chunk, under one view after the other."""
         for p in range(self.predictions):
             for rows in parts(public, chunk(public)):
                 yield Ask("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
 
     def begin(self, server: Server) -> Asked:
-        """Nobody has been asked yet."""
         return Asked(optimiser_of(server.student, self.lr, self.optimiser))
 
     def targets(self, server: Server, state: Asked) -> Mapping[str, torch.Tensor]:

@@ -103,7 +103,6 @@ class FedMD(WeighsNodes):
     """The student's learning rate in the last round."""
 
     def needs(self) -> Needs:
-        """D_0, and its labels for transfer learning."""
         return Needs(public=True, public_labels=self.public_epochs > 0)
 
     @property
@@ -191,7 +190,6 @@ class FedMD(WeighsNodes):
         return task.distance(z, consensus, self.tau if self.distance == "kl" else math.inf)
 
     def rehearse(self, nodes: Group) -> None:
-        """A pass over some public examples."""
         x = known(nodes.at.public).inputs[:AT_ONCE]
         shape = nodes.at.task.outputs(tuple(x.shape[1:]))
         if learns(nodes):
@@ -200,7 +198,6 @@ class FedMD(WeighsNodes):
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Listening:
-        """Nobody has been asked yet."""
         return Listening(optimiser_of(server.student, self.student_lr))
 
     def turn(self, server: Server, state: Listening, t: int) -> Mapping[str, float]:

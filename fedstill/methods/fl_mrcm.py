@@ -91,7 +91,6 @@ class FLMRCM(Averaging):
     """Adam's learning rate for the domain identifiers, the same in all rounds."""
 
     def needs(self) -> Needs:
-        """Networks alike, in two parts, that learn from images."""
         return Needs(trainable=True, same_architecture=True, split=True, images=True)
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -175,7 +174,6 @@ class FLMRCM(Averaging):
         return work
 
     def rehearsed(self, nodes: Group) -> Work | None:
-        """As at a source site."""
         if not self.lambda_adv:
             return None
         node = nodes.nodes[0]

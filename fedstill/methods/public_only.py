@@ -27,7 +27,6 @@ class PublicOnly(Method):
     learns: ClassVar[bool] = False
 
     def needs(self) -> Needs:
-        """Public data with labels."""
         return Needs(public=True, public_labels=True)
 
     def begin(self, server: Server) -> Gathered:
@@ -36,5 +35,4 @@ class PublicOnly(Method):
         return Gathered(Trainee())
 
     def turn(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
-        """One part of the training."""
         return state.trainee.learn(server, t, lambda: labelled(server.public))

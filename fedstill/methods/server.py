@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
 
-@dataclass(frozen=True)
-class ServerSetting:
-    """What a method's server is made of.
+@dataclass(eq=False)
+class Server:
+    """What a method's program has to work with, and how far it has come.
 
     Args:
+        method: the program.
         federation: the nodes.
         student: the central network, on the device. Under ``Needs.split`` a ``Split``.
         task: losses, ensemble, metrics.
@@ -36,25 +37,6 @@ class ServerSetting:
         public: public data, or None.
         kinds: the nodes' names by architecture, one tuple an architecture, with a network of it in its
             first state; for methods that keep one student an architecture.
-    """
-
-    federation: Federation
-    student: nn.Module
-    task: Task
-    shape: tuple[int, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    compute: Compute
-    seed: int
-    local: LocalConfig
-    public: Public | None = None
-    kinds: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
-
-
-class Server:
-    """What a method's program has to work with, and how far it has come.
-
-    Each part of the setting is an attribute here, too.
 
     Attributes:
         done: turns.
@@ -66,18 +48,31 @@ class Server:
             what nothing has.
     """
 
-    def __init__(self, method: Method, setting: ServerSetting) -> None:
-        check_named(method, "method")
-        setting.federation.require(tuple(setting.federation.questions))
-        self.method, self.setting = method, setting
-        self.federation, self.student, self.task = setting.federation, setting.student, setting.task
-        self.shape, self.mean, self.std = setting.shape, setting.mean, setting.std
-        self.compute, self.seed, self.local = setting.compute, setting.seed, setting.local
-        self.public, self.kinds = setting.public, setting.kinds
-        self.device = setting.compute.device
-        self.done = 0
-        self.state: Any = method.begin(self)
+    method: Method
+    federation: Federation
+    student: nn.Module
+    task: Task
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    compute: Compute
+    seed: int
+    local: LocalConfig
+    public: Public | None = None
+    kinds: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
+    done: int = field(default=0, init=False)
+    state: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_named(self.method, "method")
+        self.federation.require(tuple(self.federation.questions))
+        self.state = self.method.begin(self)
         _check_state(self.name, self.state)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server computes."""
+        return self.compute.device
 
     @property
     def name(self) -> str:

@@ -12,9 +12,8 @@ from fedstill.core.errors import QuestionRefused
 from fedstill.node.audit import AuditLog, Spent
 from fedstill.node.entries import ALL, ANSWER, BARE, LEARNED, TRAINING, Asked, Entry
 from fedstill.node.mechanism import Mechanism, unpriced
-from fedstill.privacy.bill import total
 from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
-from fedstill.privacy.events import Price, as_text, from_text
+from fedstill.privacy.events import Price, as_text, from_text, total
 from fedstill.protocol.digests import chained
 from fedstill.protocol.questions import Question
 

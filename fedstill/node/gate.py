@@ -15,8 +15,7 @@ from fedstill.node.audit import AuditLog, Spent
 from fedstill.node.budgets import Budgets
 from fedstill.node.entries import ANSWER, BARE, Asked, Entry
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.bill import total
-from fedstill.privacy.events import Price, as_text
+from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
 from fedstill.protocol.messages import SCALE, Tensors, WireConfig, kind_of, refine, size

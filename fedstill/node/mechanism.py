@@ -16,10 +16,9 @@ from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.noise_levels import Levels, find, supposed
 from fedstill.privacy import dpsgd
-from fedstill.privacy.bill import Bill, add, total
 from fedstill.privacy.config import PrivacyConfig, Release, StepsConfig
 from fedstill.privacy.dpsgd import PrivateSteps
-from fedstill.privacy.events import Price
+from fedstill.privacy.events import Bill, Price, add, total
 from fedstill.privacy.randomness import Draws, make_draws
 from fedstill.privacy.rules import Derived, Exact, NoisyCounts, Rule
 from fedstill.privacy.statement import NO_GUARANTEE, Statement, state

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import calibrate
-from fedstill.privacy.bill import Bill, total
 from fedstill.privacy.config import Accountant, PrivacyConfig
-from fedstill.privacy.events import Price
+from fedstill.privacy.events import Bill, Price, total
 
 Levels = Mapping[str, float]  # noise as it is drawn, by the mechanism's table; 0 is none
 Schedule = Callable[[Levels], Bill]  # what the whole run costs at most

@@ -10,9 +10,8 @@ from typing import Any
 from fedstill.core.errors import FedstillError
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import epsilon, longest
-from fedstill.privacy.bill import total
 from fedstill.privacy.config import Accountant, PrivacyConfig
-from fedstill.privacy.events import Price
+from fedstill.privacy.events import Price, total
 from fedstill.protocol.schedule import LocalConfig
 
 TRAINING = "local training"

@@ -88,23 +88,3 @@ def not_negative(name: str, value: float, allowed: str = "0 or more") -> None:
     """
     if not 0 <= value < math.inf:
         raise ArgumentError(name, value, allowed)
-
-
-def above_zero(name: str, value: float) -> None:
-    """Check a clip, or what is divided by.
-
-    Raises:
-        ArgumentError: it is not above 0, infinite or NaN.
-    """
-    if not 0 < value < math.inf:
-        raise ArgumentError(name, value, "above 0")
-
-
-def one_or_more(name: str, value: int) -> None:
-    """Check a count.
-
-    Raises:
-        ArgumentError: it is below 1.
-    """
-    if value < 1:
-        raise ArgumentError(name, value, "1 or more")

@@ -1,11 +1,8 @@
-"""PATE: noisy votes of teachers on disjoint parts of the records.
-
-Papernot et al., "Scalable Private Learning with PATE", ICLR 2018: GNMax, and with a
-threshold Confident-GNMax.
-"""
+"""PATE: noisy votes of teachers on disjoint parts of the records."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -15,18 +12,14 @@ import torch
 from annotated_types import Interval
 from torch import nn
 
-from fedstill.core.checked import Checked, PositiveFloat, PositiveInt
+from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.config import (
-    COUNTED,
-    NOT_CHOSEN,
-    AnswersConfig,
-    Noise,
-    Release,
-)
+from fedstill.privacy.bounds import numbers, rows_of
+from fedstill.privacy.config import COUNTED, NOT_CHOSEN, AnswersConfig, Noise, Release
+from fedstill.privacy.events import Event, Price
+from fedstill.privacy.randomness import Draws, add_noise
 from fedstill.privacy.rules import Rule, Sanitised
 from fedstill.privacy.teachers import Teachers, shards
-from fedstill.privacy.votes import Votes
 from fedstill.protocol.questions import Question
 from fedstill.tasks import Task
 
@@ -59,6 +52,93 @@ class PateConfig(Checked):
     """Of the epsilon that is divided among all whose noise is none, in parts."""
 
 
+@dataclass(frozen=True)
+class Votes(Checked, Rule):
+    """Noisy votes of teachers that learned from disjoint parts of the records: PATE.
+
+    Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson, "Scalable Private Learning with PATE", ICLR
+    2018: GNMax, Confident-GNMax (Alg. 1), and the price that does not depend on data (Prop. 8: with noise
+    sigma an answer is (lambda, lambda / sigma^2)-RDP).
+
+    Assumes that each record (or group) is in one teacher's part, and adding or removing it moves no other
+    record from one part to another. Then one teacher's vote changes, from one class to another: votes move by
+    sqrt(2) in L2 for each input, the most votes of an input by 1.
+
+    What arrives is ``sharpness`` times the share of votes for each class, and so is what leaves. All noisy
+    votes cost what their largest alone costs: it follows from them.
+
+    Args:
+        pate: how many teachers vote, and what of their votes is told where. Rows below its threshold are
+            zeros, and cost no votes.
+        sigma: standard deviation of the noise on the votes for each class; 0: none, no guarantee.
+    """
+
+    under: ClassVar[str] = "pate"
+    pays: ClassVar[str] = "pate"
+
+    pate: PateConfig
+    sigma: NonNegativeFloat
+
+    @property
+    def text(self) -> str:
+        if self.sigma == 0:
+            return f"votes of {self.pate.teachers} teachers without noise: no guarantee"
+        what = "all votes" if self.pate.release == "votes" else "the class with the most votes"
+        told = f"{what} of {self.pate.teachers} teachers, Gaussian noise {self.sigma:g}"
+        where = f", where the most reach {self.pate.threshold:g} (noise {self.pate.threshold_noise:g})"
+        return told + where if self.pate.threshold else told
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Whole votes from 0 to m, as logits: ``(B, C)``."""
+        return self._logits(self.votes(tensor))
+
+    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Noisy votes or the class of the most, as logits; rows below the threshold are zeros."""
+        votes = self.votes(tensor)
+        if self.sigma == 0 or votes.numel() == 0:
+            return self._logits(votes)
+        noisy = add_noise(votes, draws.normal(votes.shape), self.sigma)
+        if self.pate.release == "label":
+            chosen = torch.zeros_like(noisy).scatter_(1, noisy.argmax(1, keepdim=True), self.pate.teachers)
+            logits = self._logits(chosen)
+        else:
+            logits = self._logits(noisy)
+            # Zeros throughout mean that nothing is said: a row that is answered must not look like one.
+            logits = torch.where(logits == 0, torch.full_like(logits, 1e-6 * self.pate.sharpness), logits)
+        if self.pate.threshold:
+            most = add_noise(votes.amax(1), draws.normal(votes.shape[:1]), self.pate.threshold_noise)
+            logits = logits * (most >= self.pate.threshold).unsqueeze(1)
+        return logits
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        """As if each row were answered."""
+        return self._price(rows_of(shape)[0], rows_of(shape)[0])
+
+    def paid(self, shape: Sequence[int], noised: torch.Tensor) -> Price | None:
+        """The threshold for each row, and votes for those that were answered."""
+        rows = rows_of(shape)[0]
+        answered = int((noised != 0).any(1).sum()) if self.pate.threshold and rows else rows
+        return self._price(rows, answered)
+
+    def _price(self, rows: int, answered: int) -> Price | None:
+        if self.sigma == 0:
+            return None
+        price = Price()
+        if self.pate.threshold and rows:
+            price[Event("gaussian", self.pate.threshold_noise / math.sqrt(rows))] += 1
+        if answered:
+            price[Event("gaussian", self.sigma / math.sqrt(2 * answered))] += 1
+        return price
+
+    def votes(self, logits: torch.Tensor) -> torch.Tensor:
+        """Whole votes from 0 to m, without noise: ``(B, C)``."""
+        votes = numbers(logits) * (self.pate.teachers / self.pate.sharpness)
+        return votes.round().clamp(0, self.pate.teachers)
+
+    def _logits(self, votes: torch.Tensor) -> torch.Tensor:
+        return votes * (self.pate.sharpness / self.pate.teachers)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PATE(AnswersConfig):
     """Noisy votes of teachers on disjoint parts of the data."""
@@ -89,8 +169,7 @@ class PATE(AnswersConfig):
             teachers = 1 if release.reads else pate.teachers
             return Sanitised(self.gradients.clip, levels["gradients"], teachers)
         if release.kind.of == "scores" and not release.reads:
-            threshold = pate.threshold, pate.threshold_noise
-            return Votes(pate.teachers, levels["pate"], pate.release, *threshold, pate.sharpness)
+            return Votes(pate, levels["pate"])
         return super().rule(release, levels)
 
     def shards(self, data: TensorData) -> Sequence[torch.Tensor]:

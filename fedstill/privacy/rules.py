@@ -10,7 +10,7 @@ under accountant "rdp" (Feldman, Zrnic, "Individual Privacy Accounting via a Ren
 and for Gaussian noise alone under any exact one (Smith, Thakurta, "Fully Adaptive Composition for Gaussian
 Differential Privacy", 2022).
 
-The rule of votes is in ``votes.py``.
+The rule of votes is in ``pate.py``.
 """
 
 from __future__ import annotations

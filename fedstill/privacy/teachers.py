@@ -1,8 +1,7 @@
 """PATE's teachers (Papernot et al. 2017; 2018): m networks that each know their own part of a node's records.
 
 One record is in one part, so it can change one teacher: one vote of m on each input, and one of the m
-gradients that are averaged. What that costs once noise is added is :class:`~fedstill.privacy.votes.Votes`'
-business.
+gradients that are averaged. What that costs once noise is added, :class:`fedstill.privacy.pate.Votes` says.
 """
 
 from __future__ import annotations

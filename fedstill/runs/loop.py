@@ -23,7 +23,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records, holding
 from fedstill.federation.contract import Federation
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.server import Server
 from fedstill.node.audit import FILE, AuditLog
 from fedstill.node.entries import ALL
 from fedstill.node.fit import fitted
@@ -190,7 +190,8 @@ class Run(ABC):
 
     def _server(self, federation: Federation, student: torch.nn.Module, kinds: Any) -> Server:
         """The method's program at its beginning; nobody is asked yet."""
-        at_server = ServerSetting(
+        return Server(
+            self.method,
             federation=federation,
             student=student,
             task=self.task,
@@ -203,7 +204,6 @@ class Run(ABC):
             public=self.public,
             kinds=kinds,
         )
-        return Server(self.method, at_server)
 
     def figures(self) -> dict[str, Any]:
         """What ``result.json`` says of models, bytes, questions and privacy."""

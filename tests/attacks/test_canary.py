@@ -17,7 +17,7 @@ from fedstill.attacks.worlds import contradicted
 from fedstill.core.dataset import TensorData
 from fedstill.node import private_training
 from fedstill.node.mechanism import Mechanism
-from fedstill.privacy import pate, rules, teachers, votes
+from fedstill.privacy import pate, rules, teachers
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.audit import one_run
 from fedstill.privacy.bounds import numbers
@@ -113,7 +113,7 @@ def louder(by: float) -> Callable[..., torch.Tensor]:
 
 def noise_times(by: float) -> Break:
     def broken(patch: pytest.MonkeyPatch) -> None:
-        for module in (rules, votes, private_training):
+        for module in (rules, pate, private_training):
             patch.setattr(module, "add_noise", louder(by))
 
     return broken

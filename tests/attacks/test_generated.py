@@ -124,9 +124,9 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
             own = run.nodes[int(told["node"][-1])].data.inputs
             assert torch.equal(own[told["private"]], everyone[pair.private])
         nodes = {node.name: node.data.inputs for node in run.nodes}
-        far = {name: distance(last, own, extractor) for name, own in nodes.items()}
+        far = {name: distance(extractor(last), extractor(own)) for name, own in nodes.items()}
         spread = TEST.inputs[torch.linspace(0, 299, 60).long()]
-        beside = {name: distance(spread, own, extractor) for name, own in nodes.items()}
+        beside = {name: distance(extractor(spread), extractor(own)) for name, own in nodes.items()}
         for key, found_ in (("average", far), ("average_held_out", beside)):
             assert apart[key] == pytest.approx(sum(of.fid for of in found_.values()) / 3)
         assert (apart["generated"], apart["full_rank"]) == (60, all(of.full_rank for of in far.values()))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fedstill.attacks.membership_scores import Seen, confidence, lira, lira_offline, loss, rmia
-from fedstill.attacks.rates import auc, rates, split
+from fedstill.attacks.rates import rates
 from fedstill.attacks.shadows import halves, together
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
@@ -253,7 +253,7 @@ def against_one_population(seen: Seen, others: Seen) -> torch.Tensor:
 
 
 def mean_auc(attack: Attack, leaks: Leak) -> float:
-    found = [auc(*split(attack(seen, others), inside)).value for seen, others, inside in leaks]
+    found = [rates(attack(seen, others), inside).auc.value for seen, others, inside in leaks]
     return sum(found) / len(found)
 
 
@@ -283,6 +283,6 @@ def test_at_chance_on_a_model_that_saw_no_record_and_not_on_one_that_did(
 ) -> None:
     for leaks, chance in zip(leak, (False, True), strict=True):
         for seen, others, inside in leaks:
-            found = rates(*split(attack(seen, others), inside), confidence=0.99)
+            found = rates(attack(seen, others), inside, 0.99)
             assert (found.auc.low <= 0.5 <= found.auc.high) == chance
             assert found.auc.high - found.auc.low < 0.25, "records enough to tell"

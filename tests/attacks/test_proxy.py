@@ -8,7 +8,7 @@ from torch import nn
 
 from fedstill.attacks.membership_scores import Seen, lira, rmia
 from fedstill.attacks.proxy import proxies
-from fedstill.attacks.rates import auc, rates, split
+from fedstill.attacks.rates import rates
 from fedstill.attacks.shadows import halves, together
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
@@ -72,19 +72,19 @@ def test_a_proxy_says_what_was_said_up_to_what_softmax_does_not_see(world: World
 
 def test_a_proxy_gives_its_nodes_records_away(world: World) -> None:
     copies, seen = world.proxied(world.says(world.public.inputs))
-    found = rates(*split(lira(seen), world.inside))
+    found = rates(lira(seen), world.inside)
     assert len(copies) == 1 + SHADOWS
     assert found.auc.value > 0.7
     # RMIA's population is one that was not asked about: to those the proxies were fitted.
     others = look(copies[0], copies[1:], load(Digits()).test)
-    assert auc(*split(rmia(seen, others), world.inside)).value > 0.7
+    assert rates(rmia(seen, others), world.inside).auc.value > 0.7
     direct = look(world.node, world.shadows, world.pool, world.theirs)
-    assert found.auc.value < auc(*split(lira(direct), world.inside)).value
+    assert found.auc.value < rates(lira(direct), world.inside).auc.value
 
 
 def test_less_is_told_by_answers_to_other_questions(world: World) -> None:
     _, seen = world.proxied(world.says(world.public.inputs).roll(1, 0))
-    assert auc(*split(lira(seen), world.inside)).value < 0.65
+    assert rates(lira(seen), world.inside).auc.value < 0.65
 
 
 def test_answers_of_another_number_than_questions_are_refused(world: World) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.attacks.features import Extractor
 from fedstill.attacks.quality import (
     distance,
     frechet,
@@ -18,9 +17,7 @@ from fedstill.attacks.quality import (
     inception_scores,
     kernel_distance,
 )
-from fedstill.core.errors import ArgumentError, DataError
-
-PLAIN = Extractor("vectors", lambda x: x)
+from fedstill.core.errors import DataError
 
 
 def gauss(count: int, seed: int, size: int = 5) -> torch.Tensor:
@@ -67,15 +64,9 @@ def test_kid_as_torchmetrics_has_it() -> None:
     assert kernel_distance(x, y) == pytest.approx(float(poly_mmd(x, y)), rel=1e-9)
 
 
-def test_the_space_and_the_numbers_stand_beside() -> None:
-    found = distance(gauss(20, 0), gauss(6, 1), PLAIN)
-    assert (found.extractor, found.generated, found.real, found.dimensions) == ("vectors", 20, 6, 5)
-    assert found.full_rank
-    few = distance(gauss(20, 0), gauss(5, 1), PLAIN)
-    assert not few.full_rank
-    for parts in ((gauss(1, 0), gauss(5, 1)), (gauss(5, 0), gauss(1, 1))):
-        with pytest.raises(ArgumentError, match="two or more"):
-            distance(*parts, PLAIN)
+def test_a_covariance_has_full_rank_beyond_as_many_vectors_as_dimensions() -> None:
+    found, few = distance(gauss(20, 0), gauss(6, 1)), distance(gauss(20, 0), gauss(5, 1))
+    assert (found.real, found.full_rank, few.full_rank) == (6, True, False)
 
 
 # --- inception scores -------------------------------------------------------------------------------

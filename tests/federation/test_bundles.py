@@ -32,7 +32,7 @@ from fedstill.federation.files import Files
 from fedstill.federation.remote import Remote
 from fedstill.methods import fedkd
 from fedstill.methods.fedkd import FedKD
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
@@ -194,10 +194,8 @@ def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.
 
 def step(federation: Any) -> Server:
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
-    setting = ServerSetting(
-        federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data()
-    )
-    server = Server(CONFIG, setting)
+    place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data())
+    server = Server(CONFIG, *place)
     for _ in range(server.total):
         server.step()
     return server

@@ -14,7 +14,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.federation import InProcess, choose, inprocess, partition
 from fedstill.methods.fediod import FedIOD
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
@@ -69,9 +69,8 @@ def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 
     groups, _ = choose(nodes, compute, side.rehearse)
     federation = InProcess(nodes, groups, side, compute)
     student = build("mlp:8", SHAPE, 3, 0, "student")
-    server = Server(
-        config, ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
-    )
+    place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
+    server = Server(config, *place)
     losses = [list(server.step().values()) for _ in range(steps)]
     probe = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(9))
     return {

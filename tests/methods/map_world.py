@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.federation import InProcess, partition
 from fedstill.methods.asyndgan import AsynDGAN
 from fedstill.methods.fediod_maps import FedIODMaps
-from fedstill.methods.server import Server, ServerSetting
 from fedstill.models import build
 from fedstill.models.vgg import VGGFeatures
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.questions import NodeSetting, NodeSide
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation
+from tests.methods import small_world
+from tests.methods.small_world import SEED, World, disagreeing
 
-SHAPE, SEED = (1, 16, 16), 4
+SHAPE = (1, 16, 16)
 TASK = Segmentation(2)
 OPEN = PolicyConfig(label_maps=True)
 FIOD = FedIODMaps(
@@ -43,26 +41,6 @@ FIOD = FedIODMaps(
 ASYN = AsynDGAN(
     steps=2, batch=2, generator_width=2, critic_width=4, student_steps=2, student_batch=4, pixel=3.0
 )
-
-
-@dataclass
-class World:
-    nodes: list[Node]
-    side: NodeSide
-    federation: InProcess
-    server: Any
-    audit: AuditLog
-    task: Task
-
-    def kept(self) -> dict[str, Any]:
-        """What a run remembers, to go on."""
-        return {"server": self.server.kept(), "nodes": [node.state() for node in self.nodes]}
-
-    def take_up(self, kept: Any) -> None:
-        """Go on from what was remembered."""
-        for node, own in zip(self.nodes, kept["nodes"], strict=True):
-            node.load(own)
-        self.server.take_up(kept["server"])
 
 
 def blobs(count: int, seed: int, task: Task = TASK) -> TensorData:
@@ -108,18 +86,12 @@ def world(
     config = replace(config, **options)
     audit, nodes = AuditLog(), []
     for index, spec in enumerate(specs):
-        model = build(spec, SHAPE, task.classes, 0, index).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.5)  # so that the nodes disagree
+        model = disagreeing(build(spec, SHAPE, task.classes, 0, index))
         gate = Gate(f"n{index}", policy, audit)
         nodes.append(Node(f"n{index}", blobs(5 + 3 * index, index, task), model, gate, SEED))
-    side = config.node_side(NodeSetting(task, LocalConfig(), Compute(), None, features))
-    side.prepare(nodes)
-    federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
     student = build("unet:2", SHAPE, task.classes, 0, "student")
-    setting = ServerSetting(federation, student, task, SHAPE, (0.5,), (0.5,), Compute(), SEED, LocalConfig())
-    return World(nodes, side, federation, Server(config, setting), audit, task)
+    given: dict[str, Any] = {"shape": SHAPE, "std": 0.5, "features": features, "task": task}
+    return small_world.world(config, nodes, student, local=LocalConfig(), stacked=stacked, **given)
 
 
 def weights(*modules: nn.Module) -> torch.Tensor:

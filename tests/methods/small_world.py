@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
+from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.federation import InProcess, partition
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.models.split import split
 from fedstill.models.vector import to_vector
@@ -43,6 +46,14 @@ def public_data(count: int) -> Public:
     generator = torch.Generator().manual_seed(99)
     inputs = torch.randn(count, *SHAPE, generator=generator)
     return Public("made", inputs, torch.randint(CLASSES, (count,), generator=generator))
+
+
+def disagreeing(model: nn.Module) -> nn.Module:
+    """A network with larger weights, so that nodes that were not trained differ."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model.eval()
 
 
 def make_nodes(
@@ -112,6 +123,9 @@ def world(
     local: LocalConfig,
     stacked: bool = True,
     task: Any = TASK,
+    shape: tuple[int, ...] = SHAPE,
+    std: float = 0.25,
+    features: nn.Module | None = None,
     protect: Callable[[NodeSide, NodeSetting], None] | None = None,
     **setting: Any,
 ) -> World:
@@ -119,14 +133,14 @@ def world(
 
     ``protect`` puts the nodes under mechanisms, before they are prepared.
     """
-    at = NodeSetting(task, local, Compute(), public=setting.get("public"))
+    at = NodeSetting(task, local, Compute(), setting.get("public"), features)
     side = method.node_side(at)
     if protect is not None:
         protect(side, at)
     side.prepare(nodes)
     federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
-    place = (federation, student, task, SHAPE, (0.5,), (0.25,), Compute(), SEED, local)
-    return World(nodes, Server(method, ServerSetting(*place, **setting)), side)
+    place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
+    return World(nodes, Server(method, *place, **setting), side)
 
 
 def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
@@ -144,10 +158,39 @@ def run(here: World, turns: int | None = None) -> World:
     return here
 
 
+def answering(here: World, change: Callable[..., Any]) -> None:
+    """From now on nodes' answers are what ``change`` makes of them.
+
+    It gets the question, who is asked, what is sent and, by calling the last argument, what they answer.
+    """
+    answer = here.federation._answer
+
+    def changed(asked: tuple[str, ...], question: str, number: int, sent: Any, *more: Any) -> Any:
+        return change(question, asked, sent, partial(answer, asked, question, number, sent, *more))
+
+    here.federation._answer = changed
+
+
+def gone_on(make: Callable[[], World], turns: int, folder: Path) -> World:
+    """A world that begins from what another remembered after so many turns."""
+    first, second = run(make(), turns), make()
+    save_state(folder / "state", first.kept())
+    second.take_up(load_state(folder / "state"))
+    return second
+
+
 def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
     """All numbers of two networks are equal, or near."""
     for name, value in other.state_dict().items():
         torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
+
+
+def same_slopes(one: nn.Module, other: nn.Module) -> None:
+    """Both have gradients, and near ones."""
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6)
 
 
 def in_training(node: Node, at: NodeSetting, *roles: str) -> Group:

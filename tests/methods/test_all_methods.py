@@ -1,7 +1,7 @@
 """What every method promises, whatever it does: equal figures on both engines and after a stop, one's own
 modules, an audit that shows what was declared, and refusals before anything is trained.
 
-A method that is added to ``METHODS`` is covered from then on; ``SMALL`` makes it fast.
+A method that is added to ``METHODS`` is covered from then on; ``digits_world.TINY`` makes it fast.
 """
 
 from __future__ import annotations
@@ -9,67 +9,37 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 import fedstill
 from fedstill.core.compute import EngineConfig
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import FedstillError, MethodRefused, QuestionRefused
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QuestionRefused
 from fedstill.core.records import Records
-from fedstill.data.public import Public
 from fedstill.federation import Federation
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.entries import ALL
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.kinds import PRIVATE_DATA, Kind
+from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks.classification import Classification
 from tests.audited import releases
+from tests.methods import digits_world
+from tests.methods.digits_world import CLASSES, LOCAL, SHAPE, config_of, public, some
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, CLASSES = (1, 8, 8), 10
-SIZES = (40, 24, 33)  # unequal, and none a multiple of the batch
 ALIKE = ("mlp:12",) * 3
 RESNETS = ("resnet8:4",) * 3
 MIXED = ("mlp:12", "small-cnn:4", "mlp:12")
-LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
-
-# The smallest work that still has more than one turn, for options that a method may have.
-TINY = {
-    "rounds": 2,
-    "first": 1,
-    "steps": 3,
-    "epochs": 2,
-    "batch": 16,
-    "noise": 6,
-    "memory": 40,
-    "subset": 20,
-    "student_steps": 2,
-    "student_batch": 16,
-    "student_epochs": 1,
-    "server_steps": 2,
-    "server_batch": 16,
-    "generator_width": 8,
-    "critic_width": 4,
-}
-SMALL: dict[str, dict[str, Any]] = {
-    "feddf": {"steps": 3},
-    "fedad": {"attention": 0.0},  # its attention needs convolutions: see test_fedad.py
-    "fl-mrcm": {"told": 12},
-}
 NEAR = 1e-4  # how far weights may lie apart on the two engines
 # Further ways to run a method that change what is asked or who holds what.
 WAYS: dict[str, list[dict[str, Any]]] = {
@@ -88,20 +58,6 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def no_outputs(kinds: Sequence[Kind]) -> set[Kind]:
-    """What is no output: the data themselves, or what a network has learned."""
-    return {kind for kind in kinds if kind.of == "model" or kind == PRIVATE_DATA}
-
-
-def config_of(name: str, **options: Any) -> Any:
-    """A method's config, as small as may be."""
-    kind = METHODS[name]
-    known = {field.name for field in dataclasses.fields(kind)}
-    return kind(
-        **{key: value for key, value in {**TINY, **SMALL.get(name, {}), **options}.items() if key in known}
-    )
-
-
 OF_MAPS = ("asyndgan", "fediod-maps")  # make images from label maps, which these data have none of
 CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
@@ -111,23 +67,6 @@ CASES = [
 ]
 NAMES = [name for name in METHODS if name not in OF_MAPS]
 ENGINES: tuple[Any, ...] = ("one-by-one", "stacked")
-
-
-@cache
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = load_digits(return_X_y=True)
-    return torch.tensor(x / 8 - 1).float().view(-1, *SHAPE), torch.tensor(y)
-
-
-def some(first: int, count: int) -> TensorData:
-    x, y = digits()
-    return TensorData(x[first : first + count].clone(), y[first : first + count].clone())
-
-
-def public() -> Public:
-    """37 labelled images: a remainder in every batch."""
-    data = some(400, 37)
-    return Public("held-out", data.inputs, data.targets)
 
 
 class Own(nn.Module):
@@ -154,35 +93,16 @@ def network(spec: str, *names: str | int) -> nn.Module:
 
 
 def setting(name: str, options: dict[str, Any], specs: tuple[str, ...] = ALIKE, **changes: Any) -> Setting:
-    """A federation of three nodes in which a method can run, as far as the networks allow it."""
-    config = config_of(name, **options)
-    needs = config.needs()
-    firsts = [sum(SIZES[:index]) for index in range(3)]
-    given: dict[str, Any] = {
-        "task": Classification(CLASSES),
-        "parts": [some(first, size) for first, size in zip(firsts, SIZES, strict=True)],
+    networks = {
         "models": [network(spec, index) for index, spec in enumerate(specs)],
         "student": network(specs[0], "student"),
-        "test": some(1000, 150),
-        "method": config,
-        "policies": [PolicyConfig(outputs_only=False)] * 3,
-        "local": LOCAL,
-        "engine": EngineConfig(name="one-by-one"),
-        "public": public() if needs.public or needs.public_labels else None,
-        "samples": 2,
-        **changes,
     }
-    return Setting(**given)
-
-
-def figures_of(figures: Any) -> dict[str, Any]:
-    """What two equal runs have in common: all but seconds and how they were computed."""
-    return {key: value for key, value in figures.items() if key not in ("seconds", "engine")}
+    return digits_world.setting(name, options, **{**networks, **changes})
 
 
 @dataclasses.dataclass
 class Ran:
-    """One run."""
+    """One run; of its figures what two equal runs have in common: not seconds, and how they were computed."""
 
     setting: Setting
     experiment: Simulation
@@ -194,7 +114,8 @@ class Ran:
 
 def ran(one: Setting, out: Path | None = None) -> Ran:
     experiment = Simulation(one)
-    return Ran(one, experiment, figures_of(experiment.run(out)))
+    figures = experiment.run(out)
+    return Ran(one, experiment, {key: figures[key] for key in figures if key not in ("seconds", "engine")})
 
 
 @cache
@@ -211,11 +132,6 @@ def same_networks(one: Ran, other: Ran, rtol: float = 0.0, atol: float = 0.0) ->
     for mine, theirs in zip(one.networks(), other.networks(), strict=True):
         for key, value in theirs.state_dict().items():
             torch.testing.assert_close(mine.state_dict()[key], value, rtol=rtol, atol=atol, msg=key)
-
-
-def split_needed(name: str, options: dict[str, Any]) -> bool:
-    needed: bool = config_of(name, **options).needs().split
-    return needed
 
 
 # --- equal figures ---------------------------------------------------------------------------------
@@ -481,7 +397,8 @@ def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
 def test_a_gate_of_outputs_only_refuses_parameters_and_data_before_any_training(
     name: str, options: dict[str, Any]
 ) -> None:
-    told = no_outputs(plain(name, options).experiment.side.leaves())
+    leaves = plain(name, options).experiment.side.leaves()
+    told = {kind for kind in leaves if kind.of == "model" or kind == PRIVATE_DATA}
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(outputs_only=True), PolicyConfig()]
     if not told:
         assert ran(setting(name, options, policies=policies)).figures == plain(name, options).figures
@@ -558,21 +475,16 @@ def test_public_labels_are_used_only_where_they_are_needed(name: str, options: d
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_that_cannot_be_split_is_refused_where_it_must_be(name: str) -> None:
-    class Whole(nn.Module):
+    class Whole(nn.Linear):
         """One layer, in one piece."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.only = nn.Linear(math.prod(SHAPE), CLASSES)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             """``(B, 1, 8, 8)`` to ``(B, 10)``."""
-            out: torch.Tensor = self.only(x.flatten(1))
-            return out
+            return super().forward(x.flatten(1))
 
-    make: Callable[[], nn.Module] = Whole
-    one = setting(name, {}, models=[make() for _ in range(3)], student=make())
-    if split_needed(name, {}):
+    whole = [Whole(math.prod(SHAPE), CLASSES) for _ in range(4)]
+    one = setting(name, {}, models=whole[:3], student=whole[3])
+    if one.method.needs().split:
         assert "cannot be split" in str(refused(one, FedstillError))
     else:
         ran(one)
@@ -583,3 +495,27 @@ def test_one_node_is_a_federation(name: str) -> None:
     one = setting(name, {})
     alone = dataclasses.replace(one, parts=one.parts[:1], models=one.models[:1], policies=one.policies[:1])
     assert len(ran(alone).figures["nodes"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("fedad", "attention", math.inf),
+        ("fediod", "generator_width", 1),
+        ("fediod", "steps", 0),
+        ("fediod", "conf", math.inf),
+        ("fediod", "tau", 0.0),
+        ("fediod", "memory", 15),  # less than a batch
+        ("fedkd", "levels", -1),
+        ("fedkd", "gamma", 0.0),
+        ("fedkd", "z_max", -1.0),
+        ("fedkd", "predictions", 0),
+        ("fedmd", "rounds", 0),
+        ("fedmd", "first", -1),
+        ("fedmd", "distance", "l3"),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_named(name: str, option: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"method\.{option} is .*: allowed is ") as caught:
+        config_of(name, **{option: value})
+    assert "\n" not in str(caught.value)

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import NodeFault
-from fedstill.core.state import load_state, save_state
 from fedstill.federation import LinkConfig
 from fedstill.methods._maps import told, whose
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
+from tests.methods.small_world import answering, gone_on
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -22,15 +22,14 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 def test_each_node_is_asked_about_images_of_its_own_maps() -> None:
     one = world(ASYN)
     asked: dict[str, torch.Tensor] = {}
-    answer = one.federation._answer
 
-    def heard(names: Any, question: str, number: int, tensors: Any, *more: Any) -> Any:
+    def heard(question: str, names: Any, sent: Any, answer: Any) -> Any:
         if question == "judge":
             (name,) = names
-            asked[name] = tensors["source"]
-        return answer(names, question, number, tensors, *more)
+            asked[name] = sent["source"]
+        return answer()
 
-    one.federation._answer = heard  # type: ignore[method-assign]
+    answering(one, heard)
     one.server.step()
     assert set(asked) == {"n0", "n1", "n2"}
     for name, source in asked.items():
@@ -109,11 +108,8 @@ def test_it_reconstructs_from_outlines() -> None:
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_going_on_from_a_state_gives_the_figures_of_one_go(stop: int, tmp_path: Path) -> None:
-    whole, first, second = (world(ASYN) for _ in range(3))
+    whole, second = world(ASYN), gone_on(lambda: world(ASYN), stop, tmp_path)
     expected = [whole.server.step() for _ in range(4)]
-    assert [first.server.step() for _ in range(stop)] == expected[:stop]
-    save_state(tmp_path / "state", first.kept())
-    second.take_up(load_state(tmp_path / "state"))
     assert [second.server.step() for _ in range(4 - stop)] == expected[stop:]
     assert torch.equal(everything(second), everything(whole))
 
@@ -129,15 +125,14 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
 def away(one: World, *names: str) -> None:
     """Let nodes be away as maps are told, and only then."""
     one.federation.link = LinkConfig(quorum=0.3)
-    answer = one.federation._answer
 
-    def heard(asked: Any, question: str, number: int, *more: Any) -> Any:
+    def heard(question: str, asked: Any, sent: Any, answer: Any) -> Any:
         if question == "tell_maps" and asked[0] in names:
-            one.federation.leave_out(asked[0], question, "no answer", back=True, since=number)
+            one.federation.leave_out(asked[0], question, "no answer", back=True, since=answer.args[2])
             return {}
-        return answer(asked, question, number, *more)
+        return answer()
 
-    one.federation._answer = heard  # type: ignore[method-assign]
+    answering(one, heard)
 
 
 def test_a_node_that_comes_back_without_having_told_maps_is_not_asked_about_its_own() -> None:

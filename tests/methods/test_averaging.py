@@ -5,40 +5,32 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.federation import InProcess, partition
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedavgm import FedAvgM
 from fedstill.methods.fedper import FedPer
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.lg_fedavg import LGFedAvg
-from fedstill.methods.server import Server, ServerSetting
-from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
-from fedstill.node.audit import AuditLog
-from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.node import Node
-from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from fedstill.tasks.classification import Classification
+from tests.methods import small_world
+from tests.methods.small_world import CLASSES, SEED, TASK, World, answering, made, make_nodes, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, CLASSES, SEED = (1, 4, 4), 3, 4
-TASK = Classification(CLASSES)
 EQUAL, UNEQUAL = (8, 8, 8), (6, 24, 12)
 ALL = 24  # a batch that holds each node's examples equally often: every step is a full-batch step
 ENGINES = ["stacked", "one-by-one"]
@@ -60,32 +52,11 @@ def descent(steps: int) -> LocalConfig:
 
 
 def two_layers() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
 
 def resnet() -> nn.Module:
-    return build("resnet8:4", SHAPE, CLASSES, 0)
-
-
-@dataclass
-class Message:
-    """What crossed for one question."""
-
-    question: str
-    asked: tuple[str, ...]
-    down: Mapping[str, torch.Tensor]
-    up: Sequence[Mapping[str, torch.Tensor]]
-
-
-@dataclass
-class World:
-    nodes: list[Node]
-    server: Server
-    audit: AuditLog
-    messages: list[Message] = field(default_factory=list)
-
-    def vectors(self, part: str = "") -> torch.Tensor:
-        return torch.stack([to_vector(node.model.get_submodule(part)) for node in self.nodes])
+    return made("resnet8:4")
 
 
 def world(
@@ -95,39 +66,39 @@ def world(
     make: Any = two_layers,
     sizes: Sequence[int] = UNEQUAL,
     engine: str = "stacked",
-    seed: int = SEED,
 ) -> World:
-    audit, nodes = AuditLog(), []
-    parted = config.needs().split
-    for index, size in enumerate(sizes):
-        generator = torch.Generator().manual_seed(index)
-        data = TensorData(
-            torch.randn(size, *SHAPE, generator=generator),
-            torch.randint(CLASSES, (size,), generator=generator),
-        )
-        torch.manual_seed(index)
-        gate = Gate(f"n{index}", PolicyConfig(outputs_only=False), audit)
-        model = split(make(), "model") if parted else make()
-        nodes.append(Node(f"n{index}", data, model, gate, seed))
-    compute = Compute(EngineConfig(name=engine))  # type: ignore[arg-type]
-    side = config.node_side(NodeSetting(TASK, local, compute))
-    side.prepare(nodes)
-    groups = partition(nodes, engine == "stacked")
-    assert len(groups) == (1 if engine == "stacked" else len(nodes))
-    federation = InProcess(nodes, groups, side, compute)
-    torch.manual_seed(99)
-    student = split(make(), "student") if parted else make()
-    setting = ServerSetting(federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, seed, local)
-    one = World(nodes, Server(config, setting), audit)
-    answer = federation._answer
+    def network(number: int) -> nn.Module:
+        torch.manual_seed(number)
+        return split(make(), "model") if config.needs().split else make()
 
-    def overheard(asked: Any, question: str, number: int, tensors: Any, differentiable: bool) -> Any:
-        up = answer(asked, question, number, tensors, differentiable)
-        one.messages.append(Message(question, asked, tensors, list(up.values())))
+    nodes = make_nodes([network(index) for index in range(len(sizes))], sizes=sizes)
+    return small_world.world(config, nodes, network(99), local=local, stacked=engine == "stacked")
+
+
+def vectors(one: World, part: str = "") -> torch.Tensor:
+    return torch.stack([to_vector(node.model.get_submodule(part)) for node in one.nodes])
+
+
+class Message(NamedTuple):
+    """What crossed for one question."""
+
+    question: str
+    asked: tuple[str, ...]
+    down: Mapping[str, torch.Tensor]
+    up: Sequence[Mapping[str, torch.Tensor]]
+
+
+def overheard(one: World) -> list[Message]:
+    """All messages from now on."""
+    messages = list[Message]()
+
+    def heard(question: str, asked: tuple[str, ...], sent: Any, answer: Any) -> Any:
+        up = answer()
+        messages.append(Message(question, asked, sent, list(up.values())))
         return up
 
-    federation._answer = overheard  # type: ignore[method-assign]
-    return one
+    answering(one, heard)
+    return messages
 
 
 def gradients(model: nn.Module, data: TensorData) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
@@ -184,8 +155,7 @@ def test_rounds_of_one_full_batch_step_are_steps_of_centralised_descent(
 def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> None:
     local = LocalConfig(epochs=2, batch=5)
     one = world(FedAvg(rounds=2), local, make=resnet, engine=engine)
-    for _ in range(2):
-        one.server.step()
+    run(one)
     states = [node.model.state_dict() for node in one.nodes]
     assert not torch.equal(states[0]["1.running_mean"], states[1]["1.running_mean"])
     for name, found in one.server.student.state_dict().items():
@@ -208,8 +178,7 @@ def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
     twin.modules["model"].load_state_dict(one.server.student.state_dict())
     training.prepare([twin], local)
     training.train([twin], TASK, local, Compute())
-    for _ in range(rounds):
-        one.server.step()
+    run(one)
     near(to_vector(one.server.student), to_vector(twin.model))
 
 
@@ -228,8 +197,7 @@ def test_all_rounds_together_take_exactly_the_local_budget(
     monkeypatch.setattr(Group, "step", counted)
     local = LocalConfig(epochs=2.5, least_steps=7, batch=5)
     one = world(FedAvg(rounds=rounds), local, engine=engine)
-    for _ in range(rounds):
-        one.server.step()
+    run(one)
     assert steps == {"n0": 7, "n1": 12, "n2": 7}
     assert steps == {node.name: local.steps(len(node.data)) for node in one.nodes}
 
@@ -250,7 +218,7 @@ def test_fedprox_descends_eq_2_from_each_rounds_own_start(engine: str) -> None:
         with torch.no_grad():
             torch.nn.utils.vector_to_parameters(mean_of(here, UNEQUAL), w.parameters())
         one.server.step()
-        near(one.vectors(), torch.stack([to_vector(model) for model in here]))
+        near(vectors(one), torch.stack([to_vector(model) for model in here]))
         near(to_vector(one.server.student), to_vector(w))
 
 
@@ -273,8 +241,7 @@ def test_two_rounds_of_fedavgm_by_hand() -> None:
 
 def test_momentum_carries_parameters_but_no_buffers() -> None:
     one = world(FedAvgM(rounds=3, beta=0.9), LocalConfig(epochs=6, batch=5), make=resnet)
-    for _ in range(3):
-        one.server.step()
+    run(one)
     mean = copy.deepcopy(one.server.student)
     training_places = {name for name, _ in mean.named_parameters()}
     states = [node.model.state_dict() for node in one.nodes]
@@ -309,22 +276,23 @@ def test_a_personal_part_never_appears_in_any_message(
     config: Any, personal: str, shared: str, engine: str
 ) -> None:
     one = world(config(rounds=3), descent(6), engine=engine)
+    messages = overheard(one)
     secrets: list[torch.Tensor] = []  # every state that a node's personal part was in between rounds
     for _ in range(3):
         one.server.step()
-        secrets += list(one.vectors(personal))
-        current = one.vectors(shared)
-        assert any(occurs(current[0], up["parameters"]) for up in one.messages[-1].up)  # or else blind
+        secrets += list(vectors(one, personal))
+        current = vectors(one, shared)
+        assert any(occurs(current[0], up["parameters"]) for up in messages[-1].up)  # or else blind
     crossed = [
         tensor
-        for message in one.messages
+        for message in messages
         for tensor in (*message.down.values(), *(t for up in message.up for t in up.values()))
     ]
     assert not any(occurs(secret, tensor) for secret in secrets for tensor in crossed)
 
     values = to_vector(one.nodes[0].model.get_submodule(shared)).numel()
     whole = to_vector(one.nodes[0].model).numel()
-    for message in one.messages:
+    for message in messages:
         if message.question == "train":
             assert {name: tuple(t.shape) for name, t in message.down.items()} == {
                 "parameters": (values,),
@@ -353,12 +321,12 @@ def test_shared_parts_are_averaged_and_personal_ones_go_on_from_round_to_round(
     for _ in range(3):
         here = [descend(model, node.data, 2) for model, node in zip(here, one.nodes, strict=True)]
         one.server.step()
-        near(one.vectors(), torch.stack([to_vector(model) for model in here]))
+        near(vectors(one), torch.stack([to_vector(model) for model in here]))
         mean = mean_of([model.get_submodule(shared) for model in here], UNEQUAL)
         near(to_vector(one.server.student.get_submodule(shared)), mean)
         for model in here:
             torch.nn.utils.vector_to_parameters(mean, model.get_submodule(shared).parameters())
-    parts = one.vectors(personal)
+    parts = vectors(one, personal)
     for one_part, other in ((0, 1), (1, 2), (0, 2)):
         assert (parts[one_part] - parts[other]).norm() > 0.01
     assert torch.equal(to_vector(one.server.student.get_submodule(personal)), first)
@@ -372,19 +340,20 @@ def test_shared_parts_are_averaged_and_personal_ones_go_on_from_round_to_round(
 def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) -> None:
     sizes = (6, 24, 12, 8)
     one = world(config(rounds=5, participation=0.5), descent(10), sizes=sizes, engine=engine)
+    messages = overheard(one)
     part = config.shared
     names = [node.name for node in one.nodes]
     teams = []
     for round in range(5):
-        before = one.vectors()
+        before = vectors(one)
         if round == 0:  # what they begin with
             before = to_vector(one.server.student).expand(4, -1)
         one.server.step()
-        asked = one.messages[-1].asked
+        asked = messages[-1].asked
         assert list(asked) == FedAvg(participation=0.5).drawn(names, SEED, round)
         assert len(asked) == 2
         moved = [
-            name for name, old, new in zip(names, before, one.vectors(), strict=True) if (old != new).any()
+            name for name, old, new in zip(names, before, vectors(one), strict=True) if (old != new).any()
         ]
         assert moved == list(asked)
         rows = [names.index(name) for name in asked]

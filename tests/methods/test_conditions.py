@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
 from fedstill.methods._maps import FromMaps, Maps, told, whose
-from fedstill.methods.server import ServerSetting
+from fedstill.methods.server import Server
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import LocalConfig
-from tests.methods.map_world import SEED, TASK, World, blobs, up, world
+from tests.methods.map_world import TASK, World, blobs, up, world
+from tests.methods.small_world import answering
 
 
-def setting(one: World, public: Public | None = None, shape: tuple[int, ...] = (1, 16, 16)) -> ServerSetting:
-    server = one.server
-    return ServerSetting(
-        one.federation, server.student, TASK, shape, (0.5,), (0.5,), Compute(), SEED, LocalConfig(), public
-    )
+def at(one: World, **changes: Any) -> Server:
+    """The server, with other parts than it has."""
+    server = copy.copy(one.server)
+    for name, value in changes.items():
+        setattr(server, name, value)
+    return server
 
 
 def gathered(one: World, **options: Any) -> Maps:
-    maps = Maps(FromMaps(**options), setting(one))
+    maps = Maps(FromMaps(**options), one.server)
     maps.gather(one.server)
     return maps
 
@@ -78,16 +79,16 @@ def test_drawn_maps_ask_nobody() -> None:
 def test_public_maps_are_those_of_public_labels() -> None:
     one, data = world(conditions="drawn"), blobs(6, 9)
     public = Public("held-out", data.inputs, data.targets)
-    maps = Maps(FromMaps(conditions="public"), setting(one, public))
+    maps = Maps(FromMaps(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.maps(data))
     for lacking in (None, Public("noise", data.inputs)):
         with pytest.raises(ArgumentError, match=r"method\.conditions is 'public': allowed is nodes or drawn"):
-            Maps(FromMaps(conditions="public"), setting(one, lacking))
+            Maps(FromMaps(conditions="public"), at(one, public=lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
     with pytest.raises(ArgumentError, match=r"method\.map_augment is 'turn': allowed is none or mirror"):
-        Maps(FromMaps(map_augment="turn"), setting(world(), shape=(1, 16, 24)))
+        Maps(FromMaps(map_augment="turn"), at(world(), shape=(1, 16, 24)))
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -132,13 +133,11 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
     def broken(link: LinkConfig) -> World:
         one = world()
         one.federation.link = link
-        answer = one.federation._answer
 
-        def lying(asked: Any, question: str, *args: Any) -> Any:
-            given = answer(asked, question, *args)
-            return {name: {"maps": wrong} if name == "n1" else each for name, each in given.items()}
+        def lying(question: str, asked: Any, sent: Any, answer: Any) -> Any:
+            return {name: {"maps": wrong} if name == "n1" else each for name, each in answer().items()}
 
-        one.federation._answer = lying  # type: ignore[method-assign]
+        answering(one, lying)
         return one
 
     one = broken(LinkConfig(quorum=0.5))
@@ -152,7 +151,7 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
 def test_what_was_gathered_is_remembered() -> None:
     one = world()
     maps = gathered(one)
-    other = Maps(FromMaps(), setting(one))
+    other = Maps(FromMaps(), one.server)
     assert not other.ready
     other.load(maps.state(), torch.device("cpu"))
     assert torch.equal(other.draw(9, "w").maps, maps.draw(9, "w").maps)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.core.state import load_state, save_state
+from fedstill.core.errors import ModelError
 from fedstill.data.public import Public
 from fedstill.methods import fedad
 from fedstill.methods.fedad import ATTENTION, FedAD, outside
@@ -35,7 +32,7 @@ from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, run
+from tests.methods.small_world import SEED, SHAPE, World, gone_on, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -211,19 +208,6 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
 
 
 def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path) -> None:
-    straight, half = run(world()), run(world(), 2)
-    save_state(tmp_path / "state.st", half.server.kept())
-    rest = world()
-    rest.server.take_up(load_state(tmp_path / "state.st"))
-    run(rest, 1)
+    straight, rest = run(world()), run(gone_on(world, 2, tmp_path), 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
     assert rest.audit.summary()["questions_by_name"] == {}
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("attention", math.inf)],
-)
-def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FedAD(**{option: value})

@@ -21,7 +21,7 @@ from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
-from tests.methods.small_world import CLASSES, TASK, in_training, made, make_nodes
+from tests.methods.small_world import CLASSES, TASK, in_training, made, make_nodes, same_slopes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -52,10 +52,7 @@ def test_the_model_descends_cross_entropy_and_gamma_times_the_distance() -> None
     group = in_training(node, SETTING, "model")
     loss = config.model_work(group, received)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
-    for one, other in zip(model.parameters(), node.model.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-6)
+    same_slopes(node.model, model)
 
 
 def test_critic_and_generator_play_and_the_model_stands_still() -> None:
@@ -80,10 +77,7 @@ def test_critic_and_generator_play_and_the_model_stands_still() -> None:
     loss = CONFIG.generator_work(group, 1)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx((L_D + L_G).item(), rel=1e-4)
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
-    for one, other in zip(G.parameters(), node.modules["generator"].parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-6)
+    same_slopes(node.modules["generator"], G)
     assert torch.equal(to_vector(node.model), before)
 
 

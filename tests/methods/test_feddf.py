@@ -16,7 +16,6 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.core.state import load_state, save_state
 from fedstill.methods.feddf import FedDF
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node import training
@@ -28,6 +27,7 @@ from tests.methods.small_world import (
     SEED,
     TASK,
     World,
+    gone_on,
     kinds_of,
     made,
     make_nodes,
@@ -206,10 +206,7 @@ def test_a_student_of_no_nodes_architecture_is_refused_with_what_is_allowed() ->
 
 
 def test_a_run_goes_on_to_the_same_students(tmp_path: Path) -> None:
-    straight, half = run(world(COUNTS, specs=MIXED)), run(world(COUNTS, specs=MIXED), 1)
-    save_state(tmp_path / "state.st", half.server.kept())
-    rest = world(COUNTS, specs=MIXED)
-    rest.server.take_up(load_state(tmp_path / "state.st"))
-    run(rest, 2)
+    straight = run(world(COUNTS, specs=MIXED))
+    rest = run(gone_on(lambda: world(COUNTS, specs=MIXED), 1, tmp_path), 2)
     for one, other in zip(students(rest), students(straight), strict=True):
         same(one, other)

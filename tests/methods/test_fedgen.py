@@ -23,7 +23,7 @@ from fedstill.node.node import Node
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, TASK, in_training, made
+from tests.methods.small_world import CLASSES, TASK, in_training, made, same_slopes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -105,10 +105,7 @@ def test_a_node_descends_cross_entropy_on_its_data_and_on_features_of_labels_fro
     group = in_training(node, SETTING, "model")
     loss = config.work(group, received)(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
-    for one, other in zip(model.parameters(), node.model.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-6)
+    same_slopes(node.model, model)
 
 
 def test_whole_models_are_averaged() -> None:

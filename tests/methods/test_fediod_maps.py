@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.state import load_state, save_state
 from fedstill.federation import Answers
 from fedstill.methods._maps import told, whose
 from fedstill.methods._student import Replay
@@ -34,6 +33,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
+from tests.methods.small_world import gone_on
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -229,11 +229,9 @@ def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("options", [{"pretrain": 1, "map_augment": "turn"}, {"student_inputs": "fresh"}])
 def test_going_on_from_a_state_gives_the_figures_of_one_go(options: dict[str, Any], tmp_path: Path) -> None:
-    whole, first, second = (world(**options, features=vgg()) for _ in range(3))
+    whole = world(**options, features=vgg())
+    second = gone_on(lambda: world(**options, features=vgg()), 2, tmp_path)
     expected = [whole.server.step() for _ in range(3)]
-    assert [first.server.step() for _ in range(2)] == expected[:2]
-    save_state(tmp_path / "state", first.kept())
-    second.take_up(load_state(tmp_path / "state"))
     assert second.server.step() == expected[2]
     assert torch.equal(everything(second), everything(whole))
     assert torch.equal(second.server.imagine(3), whole.server.imagine(3))

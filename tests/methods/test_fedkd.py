@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import QuestionRefused
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
 from fedstill.federation import Answers
@@ -32,6 +32,7 @@ from tests.methods.small_world import (
     SHAPE,
     TASK,
     World,
+    disagreeing,
     made,
     make_nodes,
     public_data,
@@ -57,11 +58,7 @@ def world(
     privacy: PrivacyConfig | None = None,
     secret: int = 0,
 ) -> World:
-    models = [made(spec, index).eval() for index, spec in enumerate(specs)]
-    for model in models:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.5)  # so that the nodes disagree
+    models = [disagreeing(made(spec, index)) for index, spec in enumerate(specs)]
     classes = lambda index: min(index + 1, CLASSES)  # noqa: E731  few classes each
     nodes = make_nodes(models, sizes=(6, 11, 16, 21), classes=classes, policy=policy or PolicyConfig())
 
@@ -290,17 +287,3 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
     omega = TASK.importance(torch.stack([TASK.counts(node.data) for node in here.nodes]))
     expected = TASK.ensemble(logits, omega, "logits")
     assert torch.equal(here.server.ensemble(answers), expected)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("levels", -1),
-        ("gamma", 0.0),
-        ("z_max", -1.0),
-        ("predictions", 0),
-    ],
-)
-def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FedKD(**{option: value})

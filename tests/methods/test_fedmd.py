@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError
 from fedstill.methods.fedmd import FedMD
 from fedstill.node import training
 from fedstill.node.node import Node
@@ -196,9 +195,3 @@ def test_a_model_that_its_owner_froze_only_answers() -> None:
     run(here)
     same(here.nodes[1].model, before)
     assert not torch.equal(here.nodes[0].model[1].weight, other[1].weight)  # type: ignore[index]
-
-
-@pytest.mark.parametrize(("option", "value"), [("rounds", 0), ("first", -1), ("distance", "l3")])
-def test_an_option_that_is_not_allowed_is_named(option: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"method.{option} is "):
-        FedMD(**{option: value})

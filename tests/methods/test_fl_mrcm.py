@@ -30,7 +30,7 @@ from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, run, same
+from tests.methods.small_world import SEED, SHAPE, World, answering, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -210,15 +210,14 @@ def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
 def test_sources_go_on_without_a_target_that_fails(question: str, quorum: float) -> None:
     made = world()
     made.federation.link = LinkConfig(quorum=quorum)
-    answer = made.federation._answer
 
-    def faulty(asked: Any, name: str, *more: Any) -> Any:
-        given = answer(asked, name, *more)
+    def faulty(name: str, asked: Any, sent: Any, answer: Any) -> Any:
+        given = answer()
         if name == question and "n0" in given:
             return {**given, "n0": {part: each * torch.nan for part, each in given["n0"].items()}}
         return given
 
-    made.federation._answer = faulty  # type: ignore[method-assign]
+    answering(made, faulty)
     if quorum == 1.0:
         with pytest.raises(NodeFault, match=r"n0.*hold NaN"):
             run(made)
@@ -235,15 +234,13 @@ def test_sources_go_on_without_a_target_that_fails(question: str, quorum: float)
 def test_a_round_without_any_answer_stops_the_run() -> None:
     made = world(replace(CONFIG, participation=0.34))  # one node a round
     made.federation.link = LinkConfig(quorum=0.3)
-    answer = made.federation._answer
 
-    def faulty(asked: Any, name: str, *more: Any) -> Any:
-        given = answer(asked, name, *more)
+    def faulty(name: str, asked: Any, sent: Any, answer: Any) -> Any:
         if name in ("train", "align"):
-            return {node: {"parameters": told["parameters"] * torch.nan} for node, told in given.items()}
-        return given
+            return {node: {"parameters": told["parameters"] * torch.nan} for node, told in answer().items()}
+        return answer()
 
-    made.federation._answer = faulty  # type: ignore[method-assign]
+    answering(made, faulty)
     with pytest.raises(NodeFault, match="none of the nodes that were asked is left"):
         made.server.step()
     assert len(made.federation.present) == 2

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from fedstill.core.compute import EngineConfig
-from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.data.public import Public
 from fedstill.methods.server import Server
-from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.audit import FILE, AuditLog
 from fedstill.node.mechanism import Mechanism
-from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.bill import total
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
-from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.privacy.events import Event, Price, as_text, from_text, total
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
-from fedstill.protocol.method import METHODS
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks.classification import Classification
 from tests.audited import paid
+from tests.methods import digits_world
+from tests.methods.digits_world import SIZES
 from tests.privacies import protected
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-SHAPE, CLASSES, SIZES = (1, 8, 8), 10, (40, 24, 33)
-LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
-TINY = {"steps": 3, "rounds": 2, "epochs": 2, "batch": 8, "noise": 6, "memory": 40, "z_max": 20.0}
-TINY |= {"student_steps": 2, "student_batch": 16, "generator_width": 8, "critic_width": 4, "levels": 100}
+TINY = {"batch": 8, "z_max": 20.0, "levels": 100}
 QUIET: dict[str, Any] = {
     "training": StepsConfig(noise=0.5),
     "critic": StepsConfig(noise=1.0),
@@ -68,34 +57,11 @@ def privately(mechanism: Any, **change: Any) -> PrivacyConfig:
     return protected(mechanism, **{**QUIET, **change})
 
 
-def some(first: int, count: int) -> TensorData:
-    x, y = load_digits(return_X_y=True)
-    inputs = torch.tensor(x[first : first + count] / 8 - 1).float().view(-1, *SHAPE)
-    return TensorData(inputs, torch.tensor(y[first : first + count]))
-
-
 def setting(
     method: str, options: dict[str, Any], privacies: Sequence[PrivacyConfig], engine: Any = "one-by-one"
 ) -> Setting:
-    kind = METHODS[method]
-    known = {field.name for field in dataclasses.fields(kind)}
-    config = kind(**{key: value for key, value in {**TINY, **options}.items() if key in known})
-    needs = config.needs()
-    shown = some(400, 37)
-    return Setting(
-        task=Classification(CLASSES),
-        parts=[some(sum(SIZES[:index]), size) for index, size in enumerate(SIZES)],
-        models=[build("mlp:12", SHAPE, CLASSES, 0, index) for index in range(3)],
-        student=build("mlp:12", SHAPE, CLASSES, 0, "student"),
-        test=some(1000, 100),
-        method=config,
-        policies=[PolicyConfig(outputs_only=False)] * 3,
-        privacies=privacies,
-        local=LOCAL,
-        engine=EngineConfig(name=engine),
-        public=Public("held-out", shown.inputs, shown.targets) if needs.public else None,
-        samples=2,
-    )
+    given = {"privacies": privacies, "engine": EngineConfig(name=engine)}
+    return digits_world.setting(method, {**TINY, **options}, **given)
 
 
 def ran(given: Setting, out: Path | None = None) -> tuple[Simulation, dict[str, Any]]:

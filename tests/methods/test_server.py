@@ -15,7 +15,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess
-from fedstill.methods.server import Server, ServerSetting
+from fedstill.methods.server import Server
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
@@ -99,8 +99,8 @@ def made() -> Server:
     ]
     side = side_of(method, NodeSetting(task, LocalConfig(), compute))
     federation = InProcess(nodes, [[node] for node in nodes], side, compute)
-    setting = ServerSetting(federation, nets[2], task, (1, 2, 2), (0.5,), (0.5,), compute, 0, LocalConfig())
-    return Server(method, setting)
+    place = (federation, nets[2], task, (1, 2, 2), (0.5,), (0.5,), compute, 0, LocalConfig())
+    return Server(method, *place)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3])

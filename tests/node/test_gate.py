@@ -18,9 +18,8 @@ from fedstill.node.entries import ALL, Asked, Entry
 from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.bill import Bill
 from fedstill.privacy.config import GradientsConfig, NoPrivacy
-from fedstill.privacy.events import Event, Price
+from fedstill.privacy.events import Bill, Event, Price
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.kinds import PARAMETERS
 from fedstill.protocol.questions import NodeSide, Question

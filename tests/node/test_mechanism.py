@@ -17,10 +17,9 @@ from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.methods.fl_mrcm import FEATURES
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.bill import total
 from fedstill.privacy.config import GradientsConfig, StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event, Price
+from fedstill.privacy.events import Event, Price, total
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.rules import Exact

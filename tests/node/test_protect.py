@@ -26,9 +26,8 @@ from fedstill.node.mechanism import Mechanism
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
-from fedstill.privacy.bill import total
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
-from fedstill.privacy.events import Event, Price, as_text
+from fedstill.privacy.events import Event, Price, as_text, total
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.statement import SEVERAL

@@ -17,8 +17,8 @@ from fedstill.node.audit import AuditLog
 from fedstill.node.faults import privacy_faults
 from fedstill.node.mechanism import Mechanism
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.bill import total
 from fedstill.privacy.config import NoPrivacy
+from fedstill.privacy.events import total
 from fedstill.privacy.pate import PATE
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig

@@ -16,16 +16,16 @@ from scipy import stats
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.bounds import SLACK, kept, lengths, shorten
 from fedstill.privacy.events import Event, Price
+from fedstill.privacy.pate import PateConfig, Votes
 from fedstill.privacy.randomness import secure, seeded
 from fedstill.privacy.rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, Sanitised
-from fedstill.privacy.votes import Votes
 
 PROTECTING: list[Rule] = [
     NoisyCounts(10.0),
     NoisyRows("laplace", 2.0, 3.0),
     NoisyRows("gaussian", 2.0, 3.0),
-    Votes(10, 4.0),
-    Votes(10, 4.0, "label", 5.0),
+    Votes(PateConfig(teachers=10), 4.0),
+    Votes(PateConfig(teachers=10, release="label", threshold=5.0), 4.0),
     Sanitised(1.0, 2.0),
     Sanitised(1.0, 2.0, 10),
 ]
@@ -34,8 +34,8 @@ BARE: list[Rule] = [
     NoisyCounts(0.0),
     NoisyRows("laplace", 2.0, 0.0),
     NoisyRows("gaussian", 0.0, 3.0),
-    Votes(10, 0.0),
-    Votes(10, 0.0, "label", 5.0),
+    Votes(PateConfig(teachers=10), 0.0),
+    Votes(PateConfig(teachers=10, release="label", threshold=5.0), 0.0),
     Sanitised(1.0, 0.0, 10),
 ]
 DRAWS = pytest.mark.parametrize("draws", [seeded, secure])
@@ -163,7 +163,11 @@ def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ..
         (Sanitised(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (NoisyCounts(3000.0), torch.full((30_000,), 1e6), stats.laplace(scale=3000)),
         # 4 votes of standard deviation, as logits of sharpness 5 of 20 teachers: 4 * 5 / 20
-        (Votes(20, 4.0, sharpness=5.0), torch.arange(30_000) % 21 / 4, stats.norm(scale=1)),
+        (
+            Votes(PateConfig(teachers=20, sharpness=5.0), 4.0),
+            torch.arange(30_000) % 21 / 4,
+            stats.norm(scale=1),
+        ),
     ],
     ids=lambda value: getattr(value, "text", ""),
 )
@@ -219,9 +223,9 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
         # 16 rows move by 2 * 5 each: 40 in L2
         (NoisyRows("gaussian", 100.0, 5.0), (16, 10), {Event("gaussian", 2.5): 1}),
         # 8 rows move by sqrt(2) votes each: 4 in L2; the most of 4 rows by 1: 2
-        (Votes(10, 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
-        (Votes(10, 40.0, "label"), (8, 10), {Event("gaussian", 10.0): 1}),
-        (Votes(10, 40.0, threshold=6.0, threshold_noise=30.0), (8, 10), "both"),
+        (Votes(PateConfig(teachers=10), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
+        (Votes(PateConfig(teachers=10, release="label"), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
+        (Votes(PateConfig(teachers=10, threshold=6.0, threshold_noise=30.0), 40.0), (8, 10), "both"),
         # 16 inputs move by 2 clip each: 8 clip
         (Sanitised(0.3, 16.0), (16, 1, 8, 8), {Event("gaussian", 2.0): 1}),
         (Sanitised(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
@@ -339,12 +343,12 @@ def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_b
         (lambda: NoisyRows("cauchy", 1.0, 1.0), "outputs.how is 'cauchy'"),  # type: ignore[arg-type]
         (lambda: NoisyRows("laplace", math.nan, 1.0), "outputs.scale is nan"),
         (lambda: NoisyRows("laplace", 1.0, math.inf), "outputs.bound_to is inf"),
-        (lambda: Votes(0, 1.0), "pate.teachers is 0"),
-        (lambda: Votes(2, -1.0), "pate.sigma is -1.0"),
-        (lambda: Votes(2, 1.0, "all"), "pate.release is 'all'"),  # type: ignore[arg-type]
-        (lambda: Votes(2, 1.0, threshold=-1.0), "pate.threshold is -1.0"),
-        (lambda: Votes(2, 1.0, threshold_noise=0.0), "pate.threshold_noise is 0.0"),
-        (lambda: Votes(2, 1.0, sharpness=0.0), "pate.sharpness is 0.0"),
+        (lambda: Votes(PateConfig(teachers=0), 1.0), "pate.teachers is 0"),
+        (lambda: Votes(PateConfig(teachers=2), -1.0), "pate.sigma is -1.0"),
+        (lambda: Votes(PateConfig(teachers=2, release="all"), 1.0), "pate.release is 'all'"),  # type: ignore[arg-type]
+        (lambda: Votes(PateConfig(teachers=2, threshold=-1.0), 1.0), "pate.threshold is -1.0"),
+        (lambda: Votes(PateConfig(teachers=2, threshold_noise=0.0), 1.0), "pate.threshold_noise is 0.0"),
+        (lambda: Votes(PateConfig(teachers=2, sharpness=0.0), 1.0), "pate.sharpness is 0.0"),
         (lambda: Sanitised(0.0, 1.0), "gradients.clip is 0.0"),
         (lambda: Sanitised(1.0, math.inf), "gradients.sigma is inf"),
         (lambda: Sanitised(1.0, 1.0, 0), "gradients.teachers is 0"),
