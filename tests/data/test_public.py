@@ -21,7 +21,6 @@ DIGITS = load(Digits())
 def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No data folder of the person who runs the tests, and no cache."""
     monkeypatch.delenv("FEDSTILL_DATA", raising=False)
-    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
 
