@@ -61,19 +61,12 @@ def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor
     return numbered(columns[config.group].tolist())
 
 
-def inputs_in(images: Images, config: PrivateConfig, spec: InputSpec, what: str) -> torch.Tensor:
-    """Images normalised as the spec declares, ``(N, C, H, W)`` float32."""
+def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:
+    """Images normalised as the spec declares, ``(N, C, H, W)`` float32; of another form only to ``fit``."""
     found = tuple(images.shape[1:])
-    if config.normalised and images.dtype == np.uint8:
-        raise DataError(f"{what}: images are bytes: allowed are floats, as data.normalised says")
-    if found != spec.shape and (config.normalised or not config.fit):
+    if found != spec.shape and not fit:
         shapes = f"{times(found)} (channels, height, width): allowed is {times(spec.shape)}"
-        way_out = "" if config.normalised else "; data.fit = true brings images into it"
-        raise DataError(f"{what}: images are {shapes}{way_out}")
-    if config.normalised:
-        inputs = torch.from_numpy(np.ascontiguousarray(images))
-        check_range(inputs, spec, what)
-        return inputs
+        raise DataError(f"{what}: images are {shapes}; data.fit = true brings images into it")
     if found == spec.shape:
         return normalised(images, spec.mean, spec.std)
     black, white = (0.0,) * found[0], (1.0,) * found[0]

@@ -112,7 +112,7 @@ _IDLE: Mapping[Targets, tuple[str, ...]] = {
     "labels": ("vocabulary",),
     "map": ("vocabulary",),
     "image": ("vocabulary",),
-    "instances": ("channels", "normalised", "fit", "vocabulary"),
+    "instances": ("channels", "fit", "vocabulary"),
     "texts": (),
 }
 
@@ -181,23 +181,20 @@ def _read(
     most: int = 0,
 ) -> Raw:
     """What a source holds; without a spec all of it as it is."""
-    pixels = not config.normalised
     if config.source not in SOURCES:
         arrays = _called(config, path, folder)
         if spec is None and task.targets == "class" and (kind := of_arrays(arrays)) is not None:
             raise _run_needed(f"data {config.source!r}", kind)
-        return from_arrays(Path(config.source), arrays, task.targets, pixels=pixels, gaps=True)
+        return from_arrays(Path(config.source), arrays, task.targets, gaps=True)
     fitted = spec is not None and config.fit and spec.shape[1] == spec.shape[2]
-    white = config.white if pixels else 0.0
     return read(
         path,
         config.source,
         task.targets,
         size=spec.shape[1] if spec is not None and fitted else 0,
         slices=config.slices,
-        pixels=pixels,
         gaps=True,
-        columns=Columns(config.label, config.image, config.group, white),
+        columns=Columns(config.label, config.image, config.group),
         classes=spec.classes if spec is not None else (),
         shape=spec.shape if spec is not None else (),
         **({} if spec is None else {"counted": partial(memory.check_examples, spec=spec, most=most)}),
@@ -245,7 +242,7 @@ def _images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: i
     rows, groups = _training(raw, config, what)
     raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
     labels = torch.from_numpy(labels_in(raw, spec, what))
-    inputs, targets = taught(inputs_in(raw.images, config, spec, what), labels, spec.task)
+    inputs, targets = taught(inputs_in(raw.images, config.fit, spec, what), labels, spec.task)
     return TensorData(inputs, targets, groups)
 
 
