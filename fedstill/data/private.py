@@ -26,7 +26,6 @@ from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.formats import SERVING, read
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.groups import numbered
-from fedstill.data.guessed_task import of_arrays, other_than_classes
 from fedstill.data.image_tables import Columns
 from fedstill.data.loaders import CLASSIFICATION
 from fedstill.data.owner_tensors import check_range, groups_of, inputs_in, labels_in
@@ -60,14 +59,30 @@ def load(
 
     Raises:
         ArgumentError: an option that cannot be followed.
-        RunNeeded: no spec, and data that only a run can tell the spec of.
+        RunNeeded: neither spec nor task, and data that are no images of classes; or no spec, and data that
+            only a run can tell the spec of.
         DataError: data that cannot be read or are of another spec.
         TooLarge: they would take more than that.
     """
+    if spec is not None or task is not None:
+        return _loaded(config, folder, spec, task or CLASSIFICATION, most)
+    locate(config, folder)
+    try:
+        return _loaded(config, folder, None, CLASSIFICATION, most)
+    except RunNeeded:
+        raise
+    except (ArgumentError, DataError) as error:
+        told = "if they are no images of classes, name the run, which says what the task is"
+        raise RunNeeded(f"{error}; {told} (its own data must be here)") from error
+
+
+def _loaded(
+    config: PrivateConfig, folder: Path, spec: InputSpec | None, task: TaskConfig, most: int
+) -> tuple[TensorData, InputSpec]:
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
-    asked = spec.task if spec is not None else task or CLASSIFICATION
+    asked = task if spec is None else spec.task
     if spec is None:
-        _check_told(config, folder, asked, what)
+        _check_told(config, asked, what)
     if config.source != "tensors":
         _check_options(config, asked)
     path = locate(config, folder)
@@ -131,26 +146,16 @@ def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
             raise ArgumentError(f"data.{name}", shown, f"{none} for task {task.called}: leave it out")
 
 
-def _check_told(config: PrivateConfig, folder: Path, task: TaskConfig, what: str) -> None:
-    """Refuse to go without a run where only a run can say what the data are, or should be.
+def _check_told(config: PrivateConfig, task: TaskConfig, what: str) -> None:
+    """Refuse to go without a run where only a run can say what the data should be.
 
     Raises:
         RunNeeded: so it is.
     """
-    if task.targets != "class":
-        known = task.targets in ("map", "image") or (task.targets == "labels" and config.source == "npz")
-        if not known or config.fit or config.source == "tensors":
-            told = f"its input spec for task {task.called} is the run's to say"
-            raise RunNeeded(f"{what}: {told}, and the run's own data are not here")
-        return
-    path = locate(config, folder)
-    told_of = other_than_classes(config, path) if config.source in SOURCES else None
-    if told_of is not None:
-        raise _run_needed(what, told_of)
-
-
-def _run_needed(what: str, told: str) -> RunNeeded:
-    return RunNeeded(f"{what}: {told}: name the run, which says what the task is (its own data must be here)")
+    told = task.targets in ("class", "map", "image") or (task.targets == "labels" and config.source == "npz")
+    if not told or config.source == "tensors" or (config.fit and task.targets != "class"):
+        told_of = f"its input spec for task {task.called} is the run's to say"
+        raise RunNeeded(f"{what}: {told_of}, and the run's own data are not here")
 
 
 def _with_own_spec(
@@ -164,7 +169,7 @@ def _with_own_spec(
             classes = tuple(map(str, range(int(classes[-1]) + 1)))  # from 0, some of which do not occur
         if len(classes) < 2:
             told = "one class does not tell which others there are: name the run, which does"
-            raise DataError(f"{what}: {told}")
+            raise RunNeeded(f"{what}: {told}")
     channels, height, width = with_channels(raw.images[:1], config.channels).shape[1:]
     return raw, InputSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
@@ -183,8 +188,6 @@ def _read(
     """What a source holds; without a spec all of it as it is."""
     if config.source not in SOURCES:
         arrays = _called(config, path, folder)
-        if spec is None and task.targets == "class" and (kind := of_arrays(arrays)) is not None:
-            raise _run_needed(f"data {config.source!r}", kind)
         return from_arrays(Path(config.source), arrays, task.targets, gaps=True)
     fitted = spec is not None and config.fit and spec.shape[1] == spec.shape[2]
     return read(
