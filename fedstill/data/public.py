@@ -154,10 +154,6 @@ def _limited(labels: Ints, config: PublicConfig) -> Ints:
 
 
 def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
-    if config.name == data.name:
-        raise ArgumentError(
-            "public.name", config.name, f"{HELD_OUT}, or other data than the nodes' own: no node's secret"
-        )
     if data.vocabulary:
         raise ArgumentError(
             "public.name", config.name, f"{NONE} or {HELD_OUT}, as other texts have token ids of their own"
