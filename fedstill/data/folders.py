@@ -34,9 +34,6 @@ def map_files(folder: Path, *, masks: bool) -> Found:
 
     Folders ``images`` and ``masks``, both below ``train`` and ``test`` if there are these; without masks the
     images may also lie in the folder itself. ``cases.csv`` may say more (:func:`fedstill.data.tables.about`).
-
-    Raises:
-        DataError: no images, an image without a mask or of the same name as another.
     """
     roots = _parts(folder)
     names: list[str] = []
@@ -78,10 +75,7 @@ def in_one_size(
     """Images, with masks of classes if they are wanted, all of one size.
 
     A mask is a grey image: the number of the class at each pixel, or 0 and 255 for background and foreground.
-    Arguments as :func:`fedstill.data.formats.read`.
-
-    Raises:
-        DataError: as :func:`map_files`, or images of different sizes or kinds; the line names the file.
+    Arguments as :func:`fedstill.data.formats.read`; a DataError names the file.
     """
     found = map_files(folder, masks=masks)
     counted(len(found.images))
@@ -104,11 +98,7 @@ def read_folder(path: Path) -> Raw:
     """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``.
 
     Classes are the names of the folders, in sorted order; files that end in no image suffix are passed over.
-
-    Raises:
-        DataError: no classes, an empty class, a test class that is not in train, an image that cannot be read
-        or
-            has another size or kind than the first; the line names the file.
+    A DataError names the folder or file that cannot be used.
     """
     parts = _parts(path)
     classes = _class_names(parts[0][0])

@@ -28,11 +28,7 @@ SERVING: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 
 
 def form_of(place: Path, targets: Targets) -> str:
-    """The form that a file or folder has: npz, csv, folder or nifti.
-
-    Raises:
-        DataError: a folder, which cannot teach findings.
-    """
+    """The form that a file or folder has: npz, csv, folder or nifti; no folder teaches findings."""
     if not place.is_dir():
         return place.suffix.removeprefix(".")
     if targets == "labels":

@@ -32,10 +32,8 @@ def tensors(
     """Inputs and targets of one part, a ``datasets.Dataset``.
 
     Inputs are the column of images, or ``input_ids`` of one length; targets the one column of class labels,
-    or one that is called label, labels, mask or annotation. Without mean and std pixels become -1..1.
-
-    Raises:
-        DataError: no such column or several, no rows, images of different sizes.
+    or one that is called label, labels, mask or annotation. Without mean and std pixels become -1..1. A
+    DataError tells what is missing, or in what rows differ.
     """
     if task.kind == "image":
         raise DataError(f"{what} is a Hugging Face data set: allowed for task {task.name} are tensors")
@@ -62,7 +60,6 @@ def tensors(
 
 
 def _one(what: str, role: str, *choices: set[str]) -> str:
-    """The one column that a choice has, the last choice first."""
     for names in reversed(choices):
         if len(names) == 1:
             return next(iter(names))
@@ -71,7 +68,6 @@ def _one(what: str, role: str, *choices: set[str]) -> str:
 
 
 def _pixels(value: Any, what: str) -> Any:
-    """An input as an array: pictures of PIL in grey or colour."""
     if hasattr(value, "convert"):
         if value.mode.startswith(("I", "F")):
             raise DataError(f"{what} has an image of mode {value.mode}: allowed are 8 bits a channel")

@@ -42,12 +42,7 @@ class Columns:
 
 
 def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> Raw:
-    """Images of classes: a column of labels, and either a column of image files or pixels of some ``shape``.
-
-    Raises:
-        ArgumentError: a column that is not there.
-        DataError: it cannot be read, no numbers or values out of range, images of different sizes.
-    """
+    """Images of classes: a column of labels, and one of image files or columns of pixels of some ``shape``."""
     found = rows(path)
     _, header = next(found)
     label = column_of(header, columns.label, "data.label", path)
@@ -105,10 +100,6 @@ def read_findings(
     Findings stand in a column each, with 1, 0, and -1 or nothing where it is not known, or all in one column
     divided by ``|``, with "No Finding" for none. ``classes`` are the findings wanted, in order; those without
     a column are unknown everywhere. Other arguments as :func:`fedstill.data.formats.read`.
-
-    Raises:
-        DataError: it cannot be read, a column is missing, a cell is of another form, an unknown finding, or
-            images of different sizes.
     """
     means = columns or Columns(label="")
     image = means.image or "image"

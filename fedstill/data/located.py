@@ -48,11 +48,7 @@ def places_of(config: DataConfig) -> list[Path]:
 
 
 def find_file(config: DataConfig, file: str) -> Path:
-    """Where the file of a data set with a name is.
-
-    Raises:
-        DataError: it is nowhere.
-    """
+    """Where the file of a data set with a name is; a DataError if it is nowhere."""
     roots = folders(config)
     for root in roots:
         if (root / file).is_file():

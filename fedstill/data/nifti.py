@@ -99,11 +99,7 @@ def read_volumes(
 
 
 def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
-    """The cases of a folder, by name.
-
-    Raises:
-        DataError: none, or one without an image or, if masks are wanted, a mask.
-    """
+    """The cases of a folder, by name; if ``masks`` are wanted each has one."""
     found = []
     for file in sorted(folder.iterdir()):
         stem = _stem(file)
@@ -124,7 +120,6 @@ def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
 
 
 def _case(folder: Path) -> list[CaseFiles]:
-    """The case that a folder of its own holds, or none."""
     files = {}
     for file in sorted(folder.iterdir()):
         stem = _stem(file)

@@ -41,11 +41,7 @@ class Picture:
 def picture(
     image: Bytes, instances: npt.NDArray[np.int32], name: str, site: str, test: int | None, what: str
 ) -> Picture:
-    """A picture in colour: grey becomes colour by repetition.
-
-    Raises:
-        DataError: objects of another size than the image; begins with ``what``.
-    """
+    """A picture in colour, grey repeated; a DataError if objects are of another size than the image."""
     if image.shape[1:] != instances.shape:
         sizes = f"{image.shape[1]} x {image.shape[2]} and its objects {instances.shape}"
         raise DataError(f"{what}: the image is {sizes}: allowed are equal sizes")
@@ -58,9 +54,6 @@ def read_pictures(place: Path) -> list[Picture]:
     A folder has ``images/<name>.png`` with ``masks/<name>.png``, grey with the number of the object at each
     pixel (16 bits for more than 255), below ``train`` and ``test`` if it has these; sites, patients and parts
     may also be told by ``cases.csv``, in an ``.npz`` by arrays ``site``, ``patient`` and ``split``.
-
-    Raises:
-        DataError: it cannot be read, or is not of that form.
     """
     if place.suffix == ".npz":
         return _picture_arrays(place, read_npz(place))

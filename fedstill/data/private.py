@@ -147,11 +147,7 @@ def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
 
 
 def _check_told(config: PrivateConfig, task: TaskConfig, what: str) -> None:
-    """Refuse to go without a run where only a run can say what the data should be.
-
-    Raises:
-        RunNeeded: so it is.
-    """
+    """Refuse (RunNeeded) to go without a run where only a run can say what the data should be."""
     told = task.targets in ("class", "map", "image") or (task.targets == "labels" and config.source == "npz")
     if not told or config.source == "tensors" or (config.fit and task.targets != "class"):
         told_of = f"its input spec for task {task.called} is the run's to say"
@@ -161,7 +157,6 @@ def _check_told(config: PrivateConfig, task: TaskConfig, what: str) -> None:
 def _with_own_spec(
     config: PrivateConfig, path: Path, folder: Path, task: TaskConfig, what: str
 ) -> tuple[Raw, InputSpec]:
-    """Images, and the spec that they say themselves that they have."""
     raw = _read(config, path, folder, task)
     classes = raw.classes
     if task.targets == "class":
@@ -185,7 +180,6 @@ def _read(
     spec: InputSpec | None = None,
     most: int = 0,
 ) -> Raw:
-    """What a source holds; without a spec all of it as it is."""
     if config.source not in SOURCES:
         arrays = _called(config, path, folder)
         return from_arrays(Path(config.source), arrays, task.targets, gaps=True)
@@ -219,7 +213,6 @@ def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _pairs(data: Any) -> tuple[Any, Any]:
-    """A torch data set of (input, label), or :class:`TensorData`, as arrays."""
     if isinstance(data, TensorData):
         return data.inputs.numpy(), data.targets.numpy()
     examples = [data[index] for index in range(len(data))]
@@ -240,7 +233,6 @@ def _function(config: PrivateConfig, folder: Path) -> Any:
 
 
 def _images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
-    """The training examples of what was read, in the server's spec."""
     memory.check_examples(len(raw.images), spec, most)
     rows, groups = _training(raw, config, what)
     raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
@@ -265,7 +257,6 @@ def _training(
 
 
 def _tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> TensorData:
-    """Inputs and targets that are in the server's spec already, taken as they are."""
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:

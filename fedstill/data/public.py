@@ -144,7 +144,6 @@ def _held_out(taken: Ints, config: PublicConfig, data: DataSet) -> Public:
 
 
 def _limited(labels: Ints, config: PublicConfig) -> Ints:
-    """Which of some examples are used."""
     if not 0 < config.limit < len(labels):
         return np.arange(len(labels))
     return stratified(labels, config.limit, numpy_generator(config.seed, "public", "limit"))
@@ -188,7 +187,6 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
 
 
 def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
-    """Another task that a data set's images are of, for a task that can take them without labels."""
     if targets[0] == "texts":
         raise ArgumentError("public.name", name, f"images, as task {task.called} takes no texts")
     return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])

@@ -150,11 +150,7 @@ def _findings(path: Path, labels: Column, count: int, names: tuple[str, ...]) ->
 
 
 def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
-    """The array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy where that can be.
-
-    Raises:
-        DataError: it is missing or of another form, or has NaN or values outside 0..1.
-    """
+    """The array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy where that can be."""
     images = need(path, arrays, "images")
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise DataError(f"{path}: images are {images.dtype}: allowed is uint8, or floats in [0, 1]")
@@ -177,11 +173,7 @@ def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
 
 
 def need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
-    """One of some arrays.
-
-    Raises:
-        DataError: there is none of that name.
-    """
+    """One of some arrays; a DataError if there is none of that name."""
     if name not in arrays:
         raise DataError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays)) or 'nothing'}")
     return arrays[name]

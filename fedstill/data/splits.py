@@ -191,9 +191,8 @@ class Positives(SplitConfig):
 def dirichlet_shares(alpha: float, nodes: int, generator: np.random.Generator) -> npt.NDArray[np.float64]:
     """One draw from Dirichlet(alpha, ..., alpha), (K,) and summing to 1, for any alpha.
 
-    The usual way divides Gamma(alpha) draws by their sum, and for small alpha they are all 0.
-    In logarithms nothing is lost: Gamma(a) is Gamma(a + 1) times U^(1/a), and -log U is
-    exponential.
+    In logarithms, since Gamma(alpha) draws of a small alpha are all 0: Gamma(a) is Gamma(a + 1) times
+    U^(1/a), and -log U is exponential.
     """
     logs = np.log(generator.standard_gamma(alpha + 1, nodes)) - generator.standard_exponential(nodes) / alpha
     shares: npt.NDArray[np.float64] = np.exp(logs - logs.max())

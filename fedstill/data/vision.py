@@ -75,8 +75,7 @@ class Vision(DataConfig):
     def _torchvision(self, root: Path) -> Raw:
         """Both official parts of a data set, through torchvision.
 
-        The CIFAR files are pickles. torchvision opens them only after their MD5 sums agree with
-        those of the published files.
+        The CIFAR files are pickles: torchvision opens them only if their MD5 sums are those of the published.
         """
         try:
             vision = importlib.import_module("torchvision.datasets")
