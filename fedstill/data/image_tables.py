@@ -42,7 +42,7 @@ class Columns:
 
 
 def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> Raw:
-    """Images of classes: a column of labels, and one of image files or columns of pixels of some ``shape``."""
+    """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``."""
     found = rows(path)
     _, header = next(found)
     label = column_of(header, columns.label, "data.label", path)

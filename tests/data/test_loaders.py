@@ -115,13 +115,6 @@ def test_npz_keeps_its_split_and_the_columns_of_the_train_part(tmp_path: Path) -
     assert data.note == ""
 
 
-@pytest.mark.parametrize("which", ["train", "test"])
-def test_a_part_without_examples(tmp_path: Path, which: str) -> None:
-    path = npz(tmp_path / "e.npz", split=np.full(40, 1 if which == "train" else 0))
-    with pytest.raises(DataError, match=f"{which} part of e: there are no examples"):
-        load(named(str(path)))
-
-
 # Where files are looked for
 
 

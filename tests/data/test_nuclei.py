@@ -78,9 +78,6 @@ def test_pictures_of_one_patient_stay_together() -> None:
         assert not owners(data.train.inputs[kept]) & owners(data.train.inputs[taken])
         assert data.train.groups is not None
         assert len(set(data.train.groups.tolist())) == len(set(named))
-    both = [picture(n, test=n < 2, patient="one") for n in range(4)]
-    with pytest.raises(DataError, match="patient 'one' is in both parts"):
-        data_set(both, Files(name="mine", patch=8), "mine", "", "site")
 
 
 def test_an_official_split_is_kept_and_the_rest_is_drawn() -> None:

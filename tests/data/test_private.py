@@ -124,14 +124,6 @@ def test_what_is_not_there_is_named(tmp_path: Path, source: str, line: str) -> N
 # --- folder -------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_images_by_class(tmp_path: Path) -> None:
-    png(tmp_path / "scans" / "eel" / "one.png", PIXELS[0])
-    png(tmp_path / "scans" / "cat" / "two.png", PIXELS[1])
-    data, _ = load(PrivateConfig(source="folder", path="scans"), tmp_path, PETS)
-    assert data.targets.tolist() == [0, 2]  # cat comes first
-    torch.testing.assert_close(data.inputs, NORMALISED.flip(0))
-
-
 # --- csv ----------------------------------------------------------------------------------------------
 
 

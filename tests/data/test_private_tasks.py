@@ -129,6 +129,9 @@ def test_a_csv_of_findings_in_both_forms(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("file,label\n0.png,Hernia|Mass\n1.png,No Finding\n2.png,Edema\n")
     data, _ = load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     assert data.targets.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    (tmp_path / "mine.csv").write_text("file,Mass\n0.png,maybe\n")
+    with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
+        load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     (tmp_path / "mine.csv").write_text("file,label\n0.png,Cough\n")
     with pytest.raises(DataError, match="has a finding 'Cough': allowed are Mass, Edema, Hernia"):
         load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
