@@ -14,6 +14,7 @@ import torch
 from fedstill.core.dataset import normalised
 from fedstill.core.errors import DataError
 from fedstill.data.config import MEAN, STD
+from fedstill.data.images import pixels_of
 from fedstill.data.raw import image_array
 from fedstill.tasks import Task
 
@@ -45,7 +46,8 @@ def tensors(
     if len(data) == 0:
         raise DataError(f"{what} has no rows: allowed is one or more")
     rows = [data[index] for index in range(len(data))]
-    pictures = [_pixels(row[source], what) for row in rows]
+    values = (row[source] for row in rows)
+    pictures = [pixels_of(value, what) if hasattr(value, "convert") else value for value in values]
     try:
         inputs, targets = np.stack(pictures), np.stack([np.asarray(row[target]) for row in rows])
     except ValueError as error:
@@ -65,11 +67,3 @@ def _one(what: str, role: str, *choices: set[str]) -> str:
             return next(iter(names))
     allowed = "one column of images or input_ids" if role == "inputs" else f"one called {', '.join(TARGETS)}"
     raise DataError(f"{what} does not tell its {role}: allowed is {allowed} (select_columns, rename_column)")
-
-
-def _pixels(value: Any, what: str) -> Any:
-    if hasattr(value, "convert"):
-        if value.mode.startswith(("I", "F")):
-            raise DataError(f"{what} has an image of mode {value.mode}: allowed are 8 bits a channel")
-        value = value.convert("L" if value.mode in ("1", "L", "LA") else "RGB")
-    return np.asarray(value)

@@ -24,10 +24,15 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp",
 def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
     """One image as (1, H, W) or (3, H, W); a DataError, begun by ``what``, if it has no 8-bit channels."""
     with _opened(source, what) as image:
-        if image.mode.startswith(("I", "F")):
-            raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
-        pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+        pixels = pixels_of(image, what)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def pixels_of(image: Any, what: str) -> Bytes:
+    """A picture of PIL in grey, ``(H, W)``, or colour, ``(H, W, 3)``: a DataError if not of 8 bits each."""
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
+    return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
 
 
 def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:

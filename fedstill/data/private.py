@@ -36,7 +36,7 @@ from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
 from fedstill.data.spec import InputSpec
 from fedstill.data.units import Ints
 from fedstill.data.words import HASH
-from fedstill.tasks import Targets, TaskConfig
+from fedstill.tasks import TaskConfig
 
 
 def load(
@@ -121,16 +121,6 @@ def locate(config: PrivateConfig, folder: Path) -> Path:
 
 # --- what can be followed -----------------------------------------------------------------------------
 
-# By what examples teach: options that do nothing then.
-_IDLE: Mapping[Targets, tuple[str, ...]] = {
-    "class": ("channels", "vocabulary"),
-    "labels": ("vocabulary",),
-    "map": ("vocabulary",),
-    "image": ("vocabulary",),
-    "instances": ("channels", "fit", "vocabulary"),
-    "texts": (),
-}
-
 
 def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
     targets = task.targets
@@ -139,8 +129,13 @@ def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
         columns = ": columns text and label" if targets == "texts" else ""
         allowed = f"{', '.join(serving[:-1])} or {serving[-1]}" if len(serving) > 1 else serving[0]
         raise ArgumentError("data.source", config.source, f"{allowed} for task {task.called}{columns}")
-    for name in _IDLE[targets]:
-        if value := getattr(config, name):
+    idle = {
+        "channels": targets in ("class", "instances"),
+        "fit": targets == "instances",
+        "vocabulary": targets != "texts",
+    }
+    for name, unused in idle.items():
+        if unused and (value := getattr(config, name)):
             shown = list(value) if isinstance(value, tuple) else value
             none = "false" if value is True else "empty"
             raise ArgumentError(f"data.{name}", shown, f"{none} for task {task.called}: leave it out")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.checked import Checked, Fraction
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
-from fedstill.data.config import DATA, named
+from fedstill.data.config import DATA, Limit, named
 from fedstill.data.loaders import CLASSIFICATION, load
 from fedstill.data.preparation import taught
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
@@ -29,18 +31,20 @@ LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
 
 
 @dataclass(frozen=True)
-class PublicConfig:
+class PublicConfig(Checked):
     """Which public data, and how much of it."""
+
+    under: ClassVar[str] = "public"
 
     name: str = NONE
     """none; held-out: a share of the training examples, which no node gets; noise: generated images, for
     which no data are needed; or another data set, named as in data.name."""
 
-    share: float = 0.2
+    share: Fraction = 0.2
     """held-out: the share of the training examples, the classes' shares kept; of data with patients, whole
     patients with at most that share."""
 
-    limit: int = 0
+    limit: Limit = 0
     """Use only so many examples, drawn with the classes' shares kept; 0 is all, of noise 2000."""
 
     root: str = ""
@@ -48,15 +52,6 @@ class PublicConfig:
 
     seed: int = 0
     """Seed of these draws."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            known = f"one of {NONE}, {HELD_OUT}, {NOISE}, {DATA.allowed}"
-            raise ArgumentError("public.name", self.name, known)
-        if not 0 < self.share < 1:
-            raise ArgumentError("public.share", self.share, "a number between 0 and 1")
-        if self.limit < 0:
-            raise ArgumentError("public.limit", self.limit, "0 (all) or a whole number from 1 up")
 
 
 @dataclass(frozen=True, eq=False)
