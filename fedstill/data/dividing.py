@@ -35,12 +35,14 @@ class SplitConfig(Registered, ABC):
 
     Attributes:
         fewest: the least that ``nodes`` may be; 0 where the data can say how many there are.
+        words: what reports say of it, with its options in braces; empty: its name and options.
     """
 
     under: ClassVar[str] = "split"
     key: ClassVar[str] = "how"
     default: ClassVar[str | None] = "dirichlet"
     fewest: ClassVar[int] = 1
+    words: ClassVar[str] = ""
 
     nodes: int = 5
     """Number of nodes; with how = column also 0, as many as the column has values."""
@@ -73,7 +75,8 @@ class SplitConfig(Registered, ABC):
     @property
     def about(self) -> str:
         """It in a few words, for reports."""
-        return ", ".join([self.called, *(f"{name} {value}" for name, value in self.own.items())])
+        plain = ", ".join([self.called, *(f"{name} {value}" for name, value in self.own.items())])
+        return self.words.format(**self.own) or plain
 
 
 SPLITS: Registry[type[SplitConfig]] = Registry(

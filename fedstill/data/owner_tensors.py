@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstill.core.dataset import DataSet, TensorData, check_labels, normalised
+from fedstill.core.dataset import DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.words import times
 from fedstill.data.groups import numbered
@@ -30,8 +30,6 @@ def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
         if kind != "class" and (found > len(classes) or (kind == "labels" and found < len(classes))):
             told = f"has {found} classes without names: allowed are {len(classes)}: {', '.join(classes)}"
             raise DataError(f"{what}: {told}")
-        if kind == "class":
-            check_labels(torch.from_numpy(raw.labels), len(classes), what)
         return raw.labels
     used = [raw.classes[label] for label in np.unique(raw.labels)] if kind == "class" else list(raw.classes)
     if set(used) <= set(classes):
@@ -45,10 +43,7 @@ def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
         labels: Ints = np.full((len(raw.labels), len(classes)), -1, dtype=np.int64)
         labels[:, numbers] = raw.labels
         return labels
-    labels = np.array(numbers, dtype=np.int64)[raw.labels]
-    if kind == "class":
-        check_labels(torch.from_numpy(labels), len(classes), what)
-    return labels
+    return np.array(numbers, dtype=np.int64)[raw.labels]
 
 
 def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor | None:

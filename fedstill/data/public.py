@@ -103,10 +103,8 @@ def load_public(
 def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
     """Which training examples are left for the nodes, and which are public if a share is held out.
 
-    Patients and pictures (:attr:`DataSet.unit`) are held out whole, the sites' shares kept too.
-
-    Raises:
-        ArgumentError: a share that leaves nothing on one side.
+    Patients and pictures (:attr:`DataSet.unit`) are held out whole, the sites' shares kept too; a share that
+    leaves nothing on one side is refused.
 
     >>> train = TensorData(torch.zeros(10, 1, 4, 4), torch.tensor([0, 1] * 5))
     >>> data = DataSet("even", train, train, ("a", "b"), (0.5,), (0.5,))
@@ -190,11 +188,8 @@ def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> Tas
 def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
     """Images ``(N, C, H, W)`` of one data set in the form of another: its channels, size and normalisation.
 
-    Grey becomes colour by repetition and colour grey by luminance; images are resized bilinearly, with
-    antialiasing where they shrink.
-
-    Raises:
-        DataError: a number of channels that cannot be had from the other one.
+    Grey becomes colour by repetition and colour grey by luminance, other numbers of channels are refused;
+    images are resized bilinearly, with antialiasing where they shrink.
     """
     channels, *size = target.train.inputs.shape[1:]
     found = inputs.shape[1]
