@@ -20,7 +20,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.privacy.pate import PATE
 
-NODE = 'name = "clinic"\nonline = false\n[local]\nepochs = 2\n'
+NODE = 'name = "clinic"\nonline = false\n[data]\n[local]\nepochs = 2\n'
 MODEL = '[model]\nname = "mlp:8"\n'
 
 
