@@ -54,6 +54,7 @@ from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict
 from fedstill.runs.setting import Setting, shape_of
 
+PRESETS = Path(__file__).parent / "presets"  # packs of data are beside them
 LOCAL = LocalConfig(batch=32, lr=0.002, augment="shift-flip")
 SMALL = FedIOD(batch=32, generator_width=32, critic_width=8)
 TESTED = 2000  # test images that models are measured on, and that images are held out from
@@ -87,7 +88,8 @@ def divided(root: str, nodes: int, alpha: float, seed: int, grey: bool, epochs: 
     """
     config = from_dict(
         {
-            "data": {"name": "cifar10", "root": root},
+            "plugins": [str(PRESETS)],
+            "data": {"name": "packs.cifar:CIFAR10", "root": root},
             "public": {"name": "held-out", "share": 0.8, "seed": seed},
             "split": {"how": "dirichlet", "nodes": nodes, "alpha": alpha},
             "nodes": {"models": ["resnet8:8"]},

@@ -35,6 +35,8 @@ PAPER = {
     "fashion-mnist": (22.63, 19.66, 6.33, 6.98, 7.02),
     "cifar10": (29.22, 14.84, 8.75, 9.87, 9.69),
 }
+PACKS = {"cifar10": "packs.cifar:CIFAR10"}  # of data sets by another name
+PRESETS = Path(__file__).parent / "presets"  # packs are beside them
 LATER = 5  # of ten rounds
 
 
@@ -77,7 +79,8 @@ def attacked(
     config = from_dict(
         {
             "seed": seed,
-            "data": {"name": data, "root": root, "train_limit": 2000},
+            "plugins": [str(PRESETS)],
+            "data": {"name": PACKS.get(data, data), "root": root, "train_limit": 2000},
             "split": {"how": "dirichlet", "nodes": 10, "alpha": 10.0},
             "nodes": {
                 "models": [network],

@@ -18,8 +18,7 @@ DRAWS = 4  # numbers an image
 
 def drawn(count: int, generator: torch.Generator) -> torch.Tensor:
     """The numbers that say how ``count`` images are changed: ``(4, count)`` int64 from 0, on the CPU."""
-    moves = torch.randint(2**31, (3, count), generator=generator)
-    return torch.cat([moves, torch.randint(2**31, (1, count), generator=generator)])
+    return torch.randint(2**31, (DRAWS, count), generator=generator)
 
 
 def augmented(

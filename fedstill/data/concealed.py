@@ -18,10 +18,7 @@ def conceal(parts: Sequence[TensorData], findings: int, generator: np.random.Gen
     all.
 
     The labels are laid on a circle in a drawn order. Node k of K knows those from place ``k C / K`` on, so
-    that together they know all C and neighbours share some.
-
-    Raises:
-        ArgumentError: targets that are no findings, or a number with which nodes would not overlap.
+    that together they know all C and neighbours share some; a number that does not give this is refused.
 
     >>> part = TensorData(torch.zeros(1, 1, 4, 4), torch.ones(1, 4, dtype=torch.int64))
     >>> both = conceal([part, part], 3, np.random.default_rng(0))

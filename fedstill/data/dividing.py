@@ -35,12 +35,14 @@ class SplitConfig(Registered, ABC):
 
     Attributes:
         fewest: the least that ``nodes`` may be; 0 where the data can say how many there are.
+        words: what reports say of it, with its options in braces; empty: its name and options.
     """
 
     under: ClassVar[str] = "split"
     key: ClassVar[str] = "how"
     default: ClassVar[str | None] = "dirichlet"
     fewest: ClassVar[int] = 1
+    words: ClassVar[str] = ""
 
     nodes: int = 5
     """Number of nodes; with how = column also 0, as many as the column has values."""
@@ -61,11 +63,7 @@ class SplitConfig(Registered, ABC):
         """
 
     def values(self, columns: Mapping[str, Column]) -> Sequence[str] | None:
-        """What each node stands for, in order, where it is a value of a column; None: nodes have no names.
-
-        Args:
-            columns: of the examples that are divided, (N,) each.
-        """
+        """What each node stands for, in order, where it is a value of a column (N,); None: it has no name."""
         return None
 
     @property
@@ -77,7 +75,8 @@ class SplitConfig(Registered, ABC):
     @property
     def about(self) -> str:
         """It in a few words, for reports."""
-        return ", ".join([self.called, *(f"{name} {value}" for name, value in self.own.items())])
+        plain = ", ".join([self.called, *(f"{name} {value}" for name, value in self.own.items())])
+        return self.words.format(**self.own) or plain
 
 
 SPLITS: Registry[type[SplitConfig]] = Registry(
@@ -150,11 +149,7 @@ class Items:
 
     @cached_property
     def positive(self) -> npt.NDArray[np.bool_]:
-        """Whether an item has any finding, (U,).
-
-        Raises:
-            ArgumentError: the targets are no findings.
-        """
+        """Whether an item has any finding, (U,); an ArgumentError if the targets are no findings."""
         if self.targets.ndim != 2:
             allowed = "another one, as only findings are positive or negative"
             raise ArgumentError("split.how", self.split.called, allowed)
@@ -164,12 +159,7 @@ class Items:
         return some
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """A numeric column, (U,); of a unit the mean.
-
-        Raises:
-            ArgumentError: there is no such column, or it holds texts.
-            DataError: it cannot be used.
-        """
+        """A numeric column, (U,), of a unit the mean; an ArgumentError if there is none of that name."""
         column = self._column(name)
         if column.dtype.kind not in "biuf":
             raise ArgumentError(
@@ -178,7 +168,7 @@ class Items:
         return np.bincount(self.of, weights=column) / self.sizes if self.whole else column
 
     def values(self, name: str) -> npt.NDArray[Any]:
-        """A column of numbers or texts, (U,); of a unit the value that all its examples have.
+        """A column of numbers or texts, (U,), of a unit the value that all its examples have.
 
         Raises:
             ArgumentError: there is no such column.
@@ -277,7 +267,6 @@ def _check_enough(nodes: int, minimum: int, total: int) -> None:
 
 
 def _check_owner(owner: Any, count: int, config: SplitConfig) -> None:
-    """Refuse what a split of somebody else's should not give."""
     sound = isinstance(owner, np.ndarray) and owner.shape == (count,) and owner.dtype.kind in "iu"
     if not sound or owner.min() < 0 or (config.nodes and owner.max() >= config.nodes):
         last = f"0..{config.nodes - 1}" if config.nodes else "0 up"
@@ -288,8 +277,7 @@ def _check_owner(owner: Any, count: int, config: SplitConfig) -> None:
 def topped_up(
     owner: Ints, nodes: int, minimum: int, generator: np.random.Generator, labels: Ints | None = None
 ) -> Ints:
-    """Move random items from the largest nodes until each node holds the minimum of items, of which there are
-    ``nodes * minimum`` or more.
+    """Move random items from the largest nodes until each holds the minimum of items.
 
     With ``labels``, items of classes that the small node holds already are moved first.
     """

@@ -78,7 +78,6 @@ class Files(nuclei.PictureData, text.TextData):
         return text.read_table(located(self, "text", "texts"))
 
     def _check_options(self, targets: Targets, task: str) -> None:
-        """Refuse options that would do nothing."""
         known = {part.name for part in fields(DataConfig)} | {"name", *_OPTIONS[targets]}
         for part in fields(self):
             value = getattr(self, part.name)

@@ -34,19 +34,13 @@ def map_files(folder: Path, *, masks: bool) -> Found:
 
     Folders ``images`` and ``masks``, both below ``train`` and ``test`` if there are these; without masks the
     images may also lie in the folder itself. ``cases.csv`` may say more (:func:`fedstill.data.tables.about`).
-
-    Raises:
-        DataError: no images, an image without a mask or of the same name as another.
     """
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
-        roots, parts = [folder / "train", folder / "test"], [False, True]
-    else:
-        roots, parts = [folder], [False]
+    roots = _parts(folder)
     names: list[str] = []
     images: list[Path] = []
     beside: list[Path] = []
     test: list[bool] = []
-    for root, is_test in zip(roots, parts, strict=True):
+    for root, is_test in roots:
         here = root / "images" if masks or (root / "images").is_dir() else root
         files = image_files(here)
         if not files:
@@ -81,10 +75,7 @@ def in_one_size(
     """Images, with masks of classes if they are wanted, all of one size.
 
     A mask is a grey image: the number of the class at each pixel, or 0 and 255 for background and foreground.
-    Arguments as :func:`fedstill.data.formats.read`.
-
-    Raises:
-        DataError: as :func:`map_files`, or images of different sizes or kinds; the line names the file.
+    Arguments as :func:`fedstill.data.formats.read`; a DataError names the file.
     """
     found = map_files(folder, masks=masks)
     counted(len(found.images))
@@ -107,22 +98,13 @@ def read_folder(path: Path) -> Raw:
     """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``.
 
     Classes are the names of the folders, in sorted order; files that end in no image suffix are passed over.
-
-    Raises:
-        DataError: no classes, an empty class, a test class that is not in train, an image that cannot be read
-        or
-            has another size or kind than the first; the line names the file.
+    A DataError names the folder or file that cannot be used.
     """
-    if (path / "train").is_dir() and (path / "test").is_dir():
-        classes = _class_names(path / "train")
-        unknown = sorted(set(_class_names(path / "test")) - set(classes))
-        if unknown:
-            raise DataError(f"{path / 'test' / unknown[0]}: has no folder of that name in {path / 'train'}")
-        parts = [(path / "train", False), (path / "test", True)]
-    else:
-        classes = _class_names(path)
-        parts = [(path, False)]
-
+    parts = _parts(path)
+    classes = _class_names(parts[0][0])
+    unknown = sorted(set(_class_names(parts[-1][0])) - set(classes))
+    if unknown:
+        raise DataError(f"{path / 'test' / unknown[0]}: has no folder of that name in {path / 'train'}")
     files: list[Path] = []
     labels: list[int] = []
     test: list[bool] = []
@@ -136,6 +118,12 @@ def read_folder(path: Path) -> Raw:
             test += [is_test] * len(there)
     images = stacked((file, str(file)) for file in files)
     return Raw(images, np.array(labels), classes, np.array(test) if len(parts) == 2 else None)
+
+
+def _parts(folder: Path) -> list[tuple[Path, bool]]:
+    """The folders of its parts, and whether each is for testing."""
+    parts = [(folder / "train", False), (folder / "test", True)]
+    return parts if all(part.is_dir() for part, _ in parts) else [(folder, False)]
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:

@@ -28,11 +28,7 @@ SERVING: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 
 
 def form_of(place: Path, targets: Targets) -> str:
-    """The form that a file or folder has: npz, csv, folder or nifti.
-
-    Raises:
-        DataError: a folder, which cannot teach findings.
-    """
+    """The form that a file or folder has: npz, csv, folder or nifti; no folder teaches findings."""
     if not place.is_dir():
         return place.suffix.removeprefix(".")
     if targets == "labels":
@@ -48,7 +44,6 @@ def read(
     *,
     size: int = 0,
     slices: int = 0,
-    pixels: bool = True,
     gaps: bool = False,
     columns: Columns | None = None,
     classes: tuple[str, ...] = (),
@@ -63,7 +58,6 @@ def read(
         targets: class, labels, map or image.
         size: height and width to which images of other targets than classes are averaged; 0: as they are.
         slices: of each NIfTI volume at most; 0: all.
-        pixels: whether floats of an npz must lie in [0, 1].
         gaps: as :func:`fedstill.data.masks.mask_classes` takes it.
         columns: what those of a csv mean.
         classes: the findings wanted of a csv; empty: all.
@@ -74,7 +68,7 @@ def read(
         DataError: it cannot be read, or is not of a form that can be used.
     """
     if form == "npz":
-        return from_arrays(place, read_npz(place), targets, pixels=pixels, gaps=gaps)
+        return from_arrays(place, read_npz(place), targets, gaps=gaps)
     if targets == "labels":
         return read_findings(place, columns, classes, size, counted)
     if form == "csv":

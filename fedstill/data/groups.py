@@ -28,8 +28,7 @@ def numbered(names: Iterable[object]) -> torch.Tensor:
 def limit_groups(data: TensorData, most: int) -> TensorData:
     """At most ``most`` examples of each group, the first ones in order; of 1 each example is its own unit.
 
-    Raises:
-        ArgumentError: a limit above 1, and no groups; or one below 1.
+    An ArgumentError refuses a limit above 1 where no groups are known, or one below 1.
 
     >>> groups = torch.tensor([7, 7, 3, 7])
     >>> limit_groups(TensorData(torch.zeros(4, 1, 4, 4), torch.arange(4), groups), 2).targets

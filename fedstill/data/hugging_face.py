@@ -14,6 +14,7 @@ import torch
 from fedstill.core.dataset import normalised
 from fedstill.core.errors import DataError
 from fedstill.data.config import MEAN, STD
+from fedstill.data.images import pixels_of
 from fedstill.data.raw import image_array
 from fedstill.tasks import Task
 
@@ -32,10 +33,8 @@ def tensors(
     """Inputs and targets of one part, a ``datasets.Dataset``.
 
     Inputs are the column of images, or ``input_ids`` of one length; targets the one column of class labels,
-    or one that is called label, labels, mask or annotation. Without mean and std pixels become -1..1.
-
-    Raises:
-        DataError: no such column or several, no rows, images of different sizes.
+    or one that is called label, labels, mask or annotation. Without mean and std pixels become -1..1. A
+    DataError tells what is missing, or in what rows differ.
     """
     if task.kind == "image":
         raise DataError(f"{what} is a Hugging Face data set: allowed for task {task.name} are tensors")
@@ -47,7 +46,8 @@ def tensors(
     if len(data) == 0:
         raise DataError(f"{what} has no rows: allowed is one or more")
     rows = [data[index] for index in range(len(data))]
-    pictures = [_pixels(row[source], what) for row in rows]
+    values = (row[source] for row in rows)
+    pictures = [pixels_of(value, what) if hasattr(value, "convert") else value for value in values]
     try:
         inputs, targets = np.stack(pictures), np.stack([np.asarray(row[target]) for row in rows])
     except ValueError as error:
@@ -62,18 +62,8 @@ def tensors(
 
 
 def _one(what: str, role: str, *choices: set[str]) -> str:
-    """The one column that a choice has, the last choice first."""
     for names in reversed(choices):
         if len(names) == 1:
             return next(iter(names))
     allowed = "one column of images or input_ids" if role == "inputs" else f"one called {', '.join(TARGETS)}"
     raise DataError(f"{what} does not tell its {role}: allowed is {allowed} (select_columns, rename_column)")
-
-
-def _pixels(value: Any, what: str) -> Any:
-    """An input as an array: pictures of PIL in grey or colour."""
-    if hasattr(value, "convert"):
-        if value.mode.startswith(("I", "F")):
-            raise DataError(f"{what} has an image of mode {value.mode}: allowed are 8 bits a channel")
-        value = value.convert("L" if value.mode in ("1", "L", "LA") else "RGB")
-    return np.asarray(value)

@@ -17,6 +17,7 @@ from fedstill.data.tables import column_of, read_csv, rows, told_part
 from fedstill.data.units import Ints
 
 KNOWN = ("patient", "site", "split")
+WHITE = 255  # of pixels; black is 0
 NOTHING = "No Finding"
 _VALUES = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": -1}
 
@@ -30,25 +31,18 @@ class Columns:
         image: the column of image files, from the folder of the csv; empty: of classes all other columns are
             pixels, of findings it is called image.
         group: a column that is neither pixels nor a finding; empty: none.
-        white: the value of white pixels; 0: pixels are normalised, and taken as they are.
     """
 
     label: str = "label"
     image: str = ""
     group: str = ""
-    white: float = 255.0
 
 
 # --- classes ------------------------------------------------------------------------------------------
 
 
 def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> Raw:
-    """Images of classes: a column of labels, and either a column of image files or pixels of some ``shape``.
-
-    Raises:
-        ArgumentError: a column that is not there.
-        DataError: it cannot be read, no numbers or values out of range, images of different sizes.
-    """
+    """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``."""
     found = rows(path)
     _, header = next(found)
     label = column_of(header, columns.label, "data.label", path)
@@ -70,32 +64,25 @@ def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> R
         except ValueError as error:
             raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
     numbers, classes = by_name(labels)
-    images = (
-        _files(path, files) if image is not None else _pixels(np.stack(pixels), columns.white, path, shape)
-    )
+    images = _files(path, files) if image is not None else _pixels(np.stack(pixels), path, shape)
     return Raw(images, numbers, classes, columns={columns.group: np.array(groups)} if columns.group else {})
 
 
-def _pixels(
-    table: npt.NDArray[np.float32], white: float, path: Path, shape: tuple[int, ...]
-) -> npt.NDArray[np.float32]:
-    """Rows of pixels as images from 0 to 1, unless normalised: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
+def _pixels(table: npt.NDArray[np.float32], path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Rows of pixels as images from 0 to 1: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
     count = table.shape[1]
     if not shape or np.prod(shape) != count:
         side = round(count**0.5)
         if count == 0 or side**2 != count:
             raise DataError(f"{path}: has {count} pixels a line: allowed is a square number of them")
         shape = (1, side, side)
-    if white:
-        bad = np.flatnonzero(~((table >= 0) & (table <= white)).all(axis=1))
-        if len(bad):
-            told = f"{len(bad)} examples hold NaN or values outside 0..{white:g} (data.white)"
-            raise DataError(f"{path}: {told}, the first is example {bad[0]}")
-        if white == 255 and 0 < table.max() <= 1:
-            told = "no value is above 1, and data.white is 255: allowed is data.white = 1.0"
-            raise DataError(f"{path}: {told}")
-        table = table / np.float32(white)
-    return table.reshape(-1, *shape)
+    bad = np.flatnonzero(~((table >= 0) & (table <= WHITE)).all(axis=1))
+    if len(bad):
+        told = f"{len(bad)} examples hold NaN or values outside 0..{WHITE}"
+        raise DataError(f"{path}: {told}, the first is example {bad[0]}")
+    if 0 < table.max() <= 1:
+        raise DataError(f"{path}: no value is above 1: allowed are pixels from 0 to {WHITE}")
+    return (table / np.float32(WHITE)).reshape(-1, *shape)
 
 
 # --- findings -----------------------------------------------------------------------------------------
@@ -113,10 +100,6 @@ def read_findings(
     Findings stand in a column each, with 1, 0, and -1 or nothing where it is not known, or all in one column
     divided by ``|``, with "No Finding" for none. ``classes`` are the findings wanted, in order; those without
     a column are unknown everywhere. Other arguments as :func:`fedstill.data.formats.read`.
-
-    Raises:
-        DataError: it cannot be read, a column is missing, a cell is of another form, an unknown finding, or
-            images of different sizes.
     """
     means = columns or Columns(label="")
     image = means.image or "image"

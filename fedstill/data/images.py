@@ -22,24 +22,21 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp",
 
 
 def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
-    """One image as (1, H, W) or (3, H, W).
-
-    Raises:
-        DataError: not an image that can be read, or not of 8 bits a channel; begins with ``what``.
-    """
+    """One image as (1, H, W) or (3, H, W); a DataError, begun by ``what``, if it has no 8-bit channels."""
     with _opened(source, what) as image:
-        if image.mode.startswith(("I", "F")):
-            raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
-        pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+        pixels = pixels_of(image, what)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
-    """A grey image of up to 16 bits, whose values are numbers of objects or classes: ``(H, W)``.
+def pixels_of(image: Any, what: str) -> Bytes:
+    """A picture of PIL in grey, ``(H, W)``, or colour, ``(H, W, 3)``: a DataError if not of 8 bits each."""
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
+    return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
 
-    Raises:
-        DataError: not an image that can be read, or in colour; begins with ``what``.
-    """
+
+def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
+    """A grey image of up to 16 bits, whose values are numbers of objects or classes: ``(H, W)``."""
     with _opened(source, what) as image:
         if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
             raise DataError(f"{what}: is an image of mode {image.mode}: allowed is one number a pixel")
@@ -61,11 +58,7 @@ def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
 
 
 def size_of(source: Path, what: str) -> tuple[int, int]:
-    """Height and width of an image file.
-
-    Raises:
-        DataError: not an image that can be read; begins with ``what``.
-    """
+    """Height and width of an image file."""
     with _opened(source, what) as image:
         return image.height, image.width
 
@@ -73,8 +66,7 @@ def size_of(source: Path, what: str) -> tuple[int, int]:
 def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "") -> npt.NDArray[Any]:
     """Image files, each with what it is for errors, of one form: ``(N, C, H, W)``; averaged to a ``size``.
 
-    Raises:
-        DataError: one that cannot be read, or is of another form than the first, and the ``way_out``.
+    A DataError names one that cannot be read, or is of another form than the first, and the ``way_out``.
     """
     images: list[npt.NDArray[Any]] = []
     first = ""

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.config import DATA, DataConfig
 from fedstill.tasks import Targets
-
-# What files can teach; empty: any, which its reader looks into.
-SUFFIXES: Mapping[Targets, tuple[str, ...]] = {
-    "class": (".npz",),
-    "labels": (".npz", ".csv"),
-    "map": (".npz",),
-    "image": (".npz",),
-    "instances": (".npz",),
-    "texts": (),
-}
 
 
 def located(config: DataConfig, task: str, targets: Targets) -> Path:
@@ -34,8 +24,8 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
         raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
     if place is None:
         raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
-    suffixes = SUFFIXES[targets]
-    if place.is_file() and suffixes and place.suffix not in suffixes:
+    suffixes = (".npz", ".csv") if targets == "labels" else (".npz",)
+    if place.is_file() and targets != "texts" and place.suffix not in suffixes:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}")
     return place
@@ -48,11 +38,7 @@ def places_of(config: DataConfig) -> list[Path]:
 
 
 def find_file(config: DataConfig, file: str) -> Path:
-    """Where the file of a data set with a name is.
-
-    Raises:
-        DataError: it is nowhere.
-    """
+    """Where the file of a data set with a name is; a DataError if it is nowhere."""
     roots = folders(config)
     for root in roots:
         if (root / file).is_file():

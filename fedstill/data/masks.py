@@ -68,7 +68,6 @@ def mask_classes(
 
 
 def _stray(values: Sequence[int]) -> int | None:
-    """The first value beyond a gap; None: 0..n without gaps, 0 and 255, or negative ones."""
     present = {*values, 0}  # no mask need show background
     if present <= {0, MOST} or min(present) < 0:
         return None

@@ -24,21 +24,13 @@ def of_example(spec: InputSpec) -> int:
 
 
 def fits(what: str, need: float, most: int) -> None:
-    """Refuse what would take more bytes than are allowed; 0 is no limit.
-
-    Raises:
-        TooLarge: it would.
-    """
+    """Refuse (TooLarge) what would take more bytes than are allowed; 0 is no limit."""
     if most and need > most:
         raise TooLarge(what, need, most)
 
 
 def check_examples(count: int, spec: InputSpec, most: int) -> None:
-    """Refuse to bring so many examples into a spec.
-
-    Raises:
-        TooLarge: they would take more bytes than are allowed.
-    """
+    """Refuse (TooLarge) to bring so many examples into a spec, if they took more bytes than are allowed."""
     sizes = " x ".join(map(str, spec.shape))
     fits(f"its data as inputs of {sizes} with {len(spec.classes)} classes", _data(count, spec), most)
 

@@ -56,10 +56,7 @@ def read_volumes(
     Rows go from front to back, columns from left to right. The 1st percentile of a volume becomes 0, the 99th
     1. Slices below the first and above the last that shows anything are left out; with ``size`` they are
     filled up to squares with the darkest value and averaged. Other arguments as
-    :func:`fedstill.data.formats.read`.
-
-    Raises:
-        DataError: a file that cannot be read, or cases that differ; the line names the file.
+    :func:`fedstill.data.formats.read`; a DataError names the file.
     """
     found = cases(folder, masks=masks)
     told, test = about(folder, [case.name for case in found])
@@ -99,11 +96,7 @@ def read_volumes(
 
 
 def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
-    """The cases of a folder, by name.
-
-    Raises:
-        DataError: none, or one without an image or, if masks are wanted, a mask.
-    """
+    """The cases of a folder, by name; if ``masks`` are wanted each has one."""
     found = []
     for file in sorted(folder.iterdir()):
         stem = _stem(file)
@@ -124,7 +117,6 @@ def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
 
 
 def _case(folder: Path) -> list[CaseFiles]:
-    """The case that a folder of its own holds, or none."""
     files = {}
     for file in sorted(folder.iterdir()):
         stem = _stem(file)

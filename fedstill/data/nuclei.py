@@ -58,10 +58,6 @@ def data_set(pictures: Sequence[Picture], config: PictureData, name: str, note: 
     """The data set that pictures and a configuration make: cut into patches, in parts of whole pictures.
 
     Pictures of one patient stay together; one of an unknown patient is by itself.
-
-    Raises:
-        ArgumentError: a site that is not there.
-        DataError: no pictures in one of the parts, or a patient in both.
     """
     check_sites(config.sites, sorted({one.site for one in pictures} - {""}))
     pictures = [one for one in pictures if not config.sites or one.site in config.sites]

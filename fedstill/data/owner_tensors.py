@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstill.core.dataset import DataSet, TensorData, check_labels, normalised
+from fedstill.core.dataset import DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.words import times
 from fedstill.data.groups import numbered
@@ -30,8 +30,6 @@ def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
         if kind != "class" and (found > len(classes) or (kind == "labels" and found < len(classes))):
             told = f"has {found} classes without names: allowed are {len(classes)}: {', '.join(classes)}"
             raise DataError(f"{what}: {told}")
-        if kind == "class":
-            check_labels(torch.from_numpy(raw.labels), len(classes), what)
         return raw.labels
     used = [raw.classes[label] for label in np.unique(raw.labels)] if kind == "class" else list(raw.classes)
     if set(used) <= set(classes):
@@ -45,10 +43,7 @@ def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
         labels: Ints = np.full((len(raw.labels), len(classes)), -1, dtype=np.int64)
         labels[:, numbers] = raw.labels
         return labels
-    labels = np.array(numbers, dtype=np.int64)[raw.labels]
-    if kind == "class":
-        check_labels(torch.from_numpy(labels), len(classes), what)
-    return labels
+    return np.array(numbers, dtype=np.int64)[raw.labels]
 
 
 def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor | None:
@@ -61,19 +56,12 @@ def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor
     return numbered(columns[config.group].tolist())
 
 
-def inputs_in(images: Images, config: PrivateConfig, spec: InputSpec, what: str) -> torch.Tensor:
-    """Images normalised as the spec declares, ``(N, C, H, W)`` float32."""
+def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:
+    """Images normalised as the spec declares, ``(N, C, H, W)`` float32; of another form only to ``fit``."""
     found = tuple(images.shape[1:])
-    if config.normalised and images.dtype == np.uint8:
-        raise DataError(f"{what}: images are bytes: allowed are floats, as data.normalised says")
-    if found != spec.shape and (config.normalised or not config.fit):
+    if found != spec.shape and not fit:
         shapes = f"{times(found)} (channels, height, width): allowed is {times(spec.shape)}"
-        way_out = "" if config.normalised else "; data.fit = true brings images into it"
-        raise DataError(f"{what}: images are {shapes}{way_out}")
-    if config.normalised:
-        inputs = torch.from_numpy(np.ascontiguousarray(images))
-        check_range(inputs, spec, what)
-        return inputs
+        raise DataError(f"{what}: images are {shapes}; data.fit = true brings images into it")
     if found == spec.shape:
         return normalised(images, spec.mean, spec.std)
     black, white = (0.0,) * found[0], (1.0,) * found[0]

@@ -14,7 +14,7 @@ from fedstill.core.errors import DataError
 from fedstill.data.folders import map_files
 from fedstill.data.images import Bytes, decoded, instance_map
 from fedstill.data.npz import read_npz
-from fedstill.data.raw import image_array, need
+from fedstill.data.raw import from_arrays, need
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Picture:
         instances: ``(H, W)``, 0 where there is no object.
         name: of the picture, no other has it.
         site: an organ, a source: what nodes may be.
-        test: whether it is for testing; None where the source does not say.
+        test: 1 for testing, 2 for validation, 0 for training; None where the source does not say.
         patient: whose picture it is; empty where that is not known.
     """
 
@@ -34,18 +34,14 @@ class Picture:
     instances: npt.NDArray[np.int32]
     name: str
     site: str = ""
-    test: bool | None = None
+    test: int | None = None
     patient: str = ""
 
 
 def picture(
-    image: Bytes, instances: npt.NDArray[np.int32], name: str, site: str, test: bool | None, what: str
+    image: Bytes, instances: npt.NDArray[np.int32], name: str, site: str, test: int | None, what: str
 ) -> Picture:
-    """A picture in colour: grey becomes colour by repetition.
-
-    Raises:
-        DataError: objects of another size than the image; begins with ``what``.
-    """
+    """A picture in colour, grey repeated; a DataError if objects are of another size than the image."""
     if image.shape[1:] != instances.shape:
         sizes = f"{image.shape[1]} x {image.shape[2]} and its objects {instances.shape}"
         raise DataError(f"{what}: the image is {sizes}: allowed are equal sizes")
@@ -58,9 +54,6 @@ def read_pictures(place: Path) -> list[Picture]:
     A folder has ``images/<name>.png`` with ``masks/<name>.png``, grey with the number of the object at each
     pixel (16 bits for more than 255), below ``train`` and ``test`` if it has these; sites, patients and parts
     may also be told by ``cases.csv``, in an ``.npz`` by arrays ``site``, ``patient`` and ``split``.
-
-    Raises:
-        DataError: it cannot be read, or is not of that form.
     """
     if place.suffix == ".npz":
         return _picture_arrays(place, read_npz(place))
@@ -78,26 +71,23 @@ def read_pictures(place: Path) -> list[Picture]:
 
 
 def _picture_arrays(path: Path, arrays: Mapping[str, Column]) -> list[Picture]:
-    images, instances = image_array(path, arrays), need(path, arrays, "instances")
-    count = len(images)
+    raw, instances = from_arrays(path, arrays, "image"), need(path, arrays, "instances")
+    images, count = raw.images, len(raw.images)
     if instances.shape != (count, *images.shape[2:]) or instances.dtype.kind not in "iu":
         form = f"{instances.dtype} of shape {instances.shape}"
         raise DataError(f"{path}: instances are {form}: allowed is one whole number for each pixel")
     if images.shape[1] == 1:
         images = np.repeat(images, 3, axis=1)
-    for name in ("site", "split", "patient"):
-        if name in arrays and arrays[name].shape != (count,):
-            raise DataError(f"{path}: {name} is of shape {arrays[name].shape}: allowed is ({count},)")
-    if "split" in arrays and not np.isin(arrays["split"], (0, 1)).all():
-        raise DataError(f"{path}: split is not 0 (train) or 1 (test) for each of the {count} pictures")
+    nothing = np.full(count, "")
+    sites, patients = (raw.columns.get(name, nothing) for name in ("site", "patient"))
     return [
         Picture(
             images[row],
             instances[row].astype(np.int32),
             str(row),
-            str(arrays["site"][row]) if "site" in arrays else "",
-            bool(arrays["split"][row]) if "split" in arrays else None,
-            str(arrays["patient"][row]) if "patient" in arrays else "",
+            str(sites[row]),
+            None if raw.test is None else int(raw.test[row]),
+            str(patients[row]),
         )
         for row in range(count)
     ]

@@ -74,7 +74,7 @@ class Source:
         return labels_of(torch.from_numpy(some))
 
     def by_site(self, rows: Ints) -> Ints:
-        """The same, which also tell sites apart."""
+        """Labels of some rows that also tell sites apart."""
         return strata(self.labels(rows), {} if self.sites is None else {SITE: self.sites[rows]})
 
 
@@ -131,7 +131,6 @@ def joined(*notes: str) -> str:
 
 
 def _test_part(source: Source, given: Ints, units: Column, config: DataConfig) -> tuple[Flags, str]:
-    """Which examples are for testing, and what to say of it."""
     test, undecided = given == 1, np.flatnonzero(given < 0)
     if not len(undecided):
         return test, ""
@@ -208,13 +207,8 @@ def of_images(
     """The data set that images with targets of one kind make, all or some of its sites.
 
     Sites with one patient cannot be parted where the source has no test part of its own, and are left out of
-    maps, images and findings, which the note says.
-
-    Args:
-        raw, config, task, name, note: what was read, how it is parted, what for, and what it is called.
-        size: height and width that images are averaged down to, masks by majority; 0: as they are.
-        channels: which; empty: all, and for reconstruction the first.
-        sites: only these; empty: all.
+    maps, images and findings, which the note says. Images are averaged down to a ``size``, masks by majority;
+    0: as they are. Of ``channels`` empty is all, and for reconstruction the first; of ``sites`` all.
 
     Raises:
         ArgumentError: a site that is not there or too small, channels that there are not.
@@ -278,11 +272,7 @@ def taught(images: torch.Tensor, labels: torch.Tensor, task: TaskConfig) -> tupl
 
 
 def with_channels(images: Images, channels: tuple[int, ...]) -> Images:
-    """The wanted channels of ``(N, C, H, W)``, all if none is named.
-
-    Raises:
-        ArgumentError: channels that there are not, or one twice.
-    """
+    """The wanted channels of ``(N, C, H, W)``, all if none is named; an ArgumentError if one is not there."""
     there = images.shape[1]
     if not all(0 <= channel < there for channel in channels) or len(set(channels)) < len(channels):
         raise ArgumentError("data.channels", list(channels), f"different numbers from 0 to {there - 1}")
@@ -290,11 +280,7 @@ def with_channels(images: Images, channels: tuple[int, ...]) -> Images:
 
 
 def check_sites(wanted: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a site that is not there.
-
-    Raises:
-        ArgumentError: naming it and those that are.
-    """
+    """Refuse a site that is not there, with an ArgumentError that names it and those that are."""
     for site in wanted:
         if site not in known:
             allowed = f"some of {', '.join(known)}" if known else "none, as this data does not tell sites"
@@ -302,7 +288,6 @@ def check_sites(wanted: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
-    """The rows of the sites that are used, and what to say of those that are left out."""
     rows = np.arange(len(raw.images))
     sites = raw.columns.get(SITE)
     names = [] if sites is None else [str(name) for name in np.unique(sites)]
@@ -321,7 +306,6 @@ def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
 
 
 def _patients(columns: Mapping[str, Column]) -> Cases | None:
-    """The patients that examples are slices of, with their sites, if they are told."""
     if PATIENT not in columns:
         return None
     names, first, of = np.unique(columns[PATIENT], return_index=True, return_inverse=True)

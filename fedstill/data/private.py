@@ -26,7 +26,6 @@ from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.formats import SERVING, read
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.groups import numbered
-from fedstill.data.guessed_task import of_arrays, other_than_classes
 from fedstill.data.image_tables import Columns
 from fedstill.data.loaders import CLASSIFICATION
 from fedstill.data.owner_tensors import check_range, groups_of, inputs_in, labels_in
@@ -37,7 +36,7 @@ from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
 from fedstill.data.spec import InputSpec
 from fedstill.data.units import Ints
 from fedstill.data.words import HASH
-from fedstill.tasks import Targets, TaskConfig
+from fedstill.tasks import TaskConfig
 
 
 def load(
@@ -60,14 +59,30 @@ def load(
 
     Raises:
         ArgumentError: an option that cannot be followed.
-        RunNeeded: no spec, and data that only a run can tell the spec of.
+        RunNeeded: neither spec nor task, and data that are no images of classes; or no spec, and data that
+            only a run can tell the spec of.
         DataError: data that cannot be read or are of another spec.
         TooLarge: they would take more than that.
     """
+    if spec is not None or task is not None:
+        return _loaded(config, folder, spec, task or CLASSIFICATION, most)
+    locate(config, folder)
+    try:
+        return _loaded(config, folder, None, CLASSIFICATION, most)
+    except RunNeeded:
+        raise
+    except (ArgumentError, DataError) as error:
+        told = "if they are no images of classes, name the run, which says what the task is"
+        raise RunNeeded(f"{error}; {told} (its own data must be here)") from error
+
+
+def _loaded(
+    config: PrivateConfig, folder: Path, spec: InputSpec | None, task: TaskConfig, most: int
+) -> tuple[TensorData, InputSpec]:
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
-    asked = spec.task if spec is not None else task or CLASSIFICATION
+    asked = task if spec is None else spec.task
     if spec is None:
-        _check_told(config, folder, asked, what)
+        _check_told(config, asked, what)
     if config.source != "tensors":
         _check_options(config, asked)
     path = locate(config, folder)
@@ -106,16 +121,6 @@ def locate(config: PrivateConfig, folder: Path) -> Path:
 
 # --- what can be followed -----------------------------------------------------------------------------
 
-# By what examples teach: options that do nothing then.
-_IDLE: Mapping[Targets, tuple[str, ...]] = {
-    "class": ("channels", "vocabulary"),
-    "labels": ("vocabulary",),
-    "map": ("vocabulary",),
-    "image": ("vocabulary",),
-    "instances": ("channels", "normalised", "fit", "vocabulary"),
-    "texts": (),
-}
-
 
 def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
     targets = task.targets
@@ -124,39 +129,29 @@ def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
         columns = ": columns text and label" if targets == "texts" else ""
         allowed = f"{', '.join(serving[:-1])} or {serving[-1]}" if len(serving) > 1 else serving[0]
         raise ArgumentError("data.source", config.source, f"{allowed} for task {task.called}{columns}")
-    for name in _IDLE[targets]:
-        if value := getattr(config, name):
+    idle = {
+        "channels": targets in ("class", "instances"),
+        "fit": targets == "instances",
+        "vocabulary": targets != "texts",
+    }
+    for name, unused in idle.items():
+        if unused and (value := getattr(config, name)):
             shown = list(value) if isinstance(value, tuple) else value
             none = "false" if value is True else "empty"
             raise ArgumentError(f"data.{name}", shown, f"{none} for task {task.called}: leave it out")
 
 
-def _check_told(config: PrivateConfig, folder: Path, task: TaskConfig, what: str) -> None:
-    """Refuse to go without a run where only a run can say what the data are, or should be.
-
-    Raises:
-        RunNeeded: so it is.
-    """
-    if task.targets != "class":
-        known = task.targets in ("map", "image") or (task.targets == "labels" and config.source == "npz")
-        if not known or config.fit or config.source == "tensors":
-            told = f"its input spec for task {task.called} is the run's to say"
-            raise RunNeeded(f"{what}: {told}, and the run's own data are not here")
-        return
-    path = locate(config, folder)
-    told_of = other_than_classes(config, path) if config.source in SOURCES else None
-    if told_of is not None:
-        raise _run_needed(what, told_of)
-
-
-def _run_needed(what: str, told: str) -> RunNeeded:
-    return RunNeeded(f"{what}: {told}: name the run, which says what the task is (its own data must be here)")
+def _check_told(config: PrivateConfig, task: TaskConfig, what: str) -> None:
+    """Refuse (RunNeeded) to go without a run where only a run can say what the data should be."""
+    told = task.targets in ("class", "map", "image") or (task.targets == "labels" and config.source == "npz")
+    if not told or config.source == "tensors" or (config.fit and task.targets != "class"):
+        told_of = f"its input spec for task {task.called} is the run's to say"
+        raise RunNeeded(f"{what}: {told_of}, and the run's own data are not here")
 
 
 def _with_own_spec(
     config: PrivateConfig, path: Path, folder: Path, task: TaskConfig, what: str
 ) -> tuple[Raw, InputSpec]:
-    """Images, and the spec that they say themselves that they have."""
     raw = _read(config, path, folder, task)
     classes = raw.classes
     if task.targets == "class":
@@ -164,7 +159,7 @@ def _with_own_spec(
             classes = tuple(map(str, range(int(classes[-1]) + 1)))  # from 0, some of which do not occur
         if len(classes) < 2:
             told = "one class does not tell which others there are: name the run, which does"
-            raise DataError(f"{what}: {told}")
+            raise RunNeeded(f"{what}: {told}")
     channels, height, width = with_channels(raw.images[:1], config.channels).shape[1:]
     return raw, InputSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
@@ -180,24 +175,18 @@ def _read(
     spec: InputSpec | None = None,
     most: int = 0,
 ) -> Raw:
-    """What a source holds; without a spec all of it as it is."""
-    pixels = not config.normalised
     if config.source not in SOURCES:
         arrays = _called(config, path, folder)
-        if spec is None and task.targets == "class" and (kind := of_arrays(arrays)) is not None:
-            raise _run_needed(f"data {config.source!r}", kind)
-        return from_arrays(Path(config.source), arrays, task.targets, pixels=pixels, gaps=True)
+        return from_arrays(Path(config.source), arrays, task.targets, gaps=True)
     fitted = spec is not None and config.fit and spec.shape[1] == spec.shape[2]
-    white = config.white if pixels else 0.0
     return read(
         path,
         config.source,
         task.targets,
         size=spec.shape[1] if spec is not None and fitted else 0,
         slices=config.slices,
-        pixels=pixels,
         gaps=True,
-        columns=Columns(config.label, config.image, config.group, white),
+        columns=Columns(config.label, config.image, config.group),
         classes=spec.classes if spec is not None else (),
         shape=spec.shape if spec is not None else (),
         **({} if spec is None else {"counted": partial(memory.check_examples, spec=spec, most=most)}),
@@ -219,7 +208,6 @@ def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _pairs(data: Any) -> tuple[Any, Any]:
-    """A torch data set of (input, label), or :class:`TensorData`, as arrays."""
     if isinstance(data, TensorData):
         return data.inputs.numpy(), data.targets.numpy()
     examples = [data[index] for index in range(len(data))]
@@ -240,12 +228,11 @@ def _function(config: PrivateConfig, folder: Path) -> Any:
 
 
 def _images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
-    """The training examples of what was read, in the server's spec."""
     memory.check_examples(len(raw.images), spec, most)
     rows, groups = _training(raw, config, what)
     raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
     labels = torch.from_numpy(labels_in(raw, spec, what))
-    inputs, targets = taught(inputs_in(raw.images, config, spec, what), labels, spec.task)
+    inputs, targets = taught(inputs_in(raw.images, config.fit, spec, what), labels, spec.task)
     return TensorData(inputs, targets, groups)
 
 
@@ -265,7 +252,6 @@ def _training(
 
 
 def _tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> TensorData:
-    """Inputs and targets that are in the server's spec already, taken as they are."""
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:

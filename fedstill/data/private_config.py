@@ -25,10 +25,6 @@ class PrivateConfig:
     path: str = "data.npz"
     """The file or folder, from the folder of this file."""
 
-    normalised: bool = False
-    """Inputs are floats, normalised as the server declares, and taken as they are; else they are pixels:
-    bytes, or floats from 0 to 1."""
-
     fit: bool = False
     """Bring images of another size or number of channels into the server's form; else they are refused."""
 
@@ -37,10 +33,8 @@ class PrivateConfig:
     that lists them divided by |, without which each finding has a column of its own."""
 
     image: str = ""
-    """csv: the column of image files, from the folder of the csv; if empty, all other columns are pixels."""
-
-    white: float = 255.0
-    """csv of pixels: the value of white; black is 0."""
+    """csv: the column of image files, from the folder of the csv; if empty, all other columns are
+    pixels from 0 to 255."""
 
     group: str = ""
     """Whose each example is (a patient, say), for privacy.group_size: a column of the csv, or an array of the
@@ -62,8 +56,6 @@ class PrivateConfig:
             raise ArgumentError(
                 "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
             )
-        if not 0 < self.white < float("inf"):
-            raise ArgumentError("data.white", self.white, "a number above 0")
         if self.slices < 0 or (self.slices and self.source != "nifti"):
             raise ArgumentError("data.slices", self.slices, "0, or a whole number from 1 up for source nifti")
         if self.channels and self.source == "csv":

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.checked import Checked, Fraction
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
-from fedstill.data.config import DATA, named
+from fedstill.data.config import DATA, Limit, named
 from fedstill.data.loaders import CLASSIFICATION, load
 from fedstill.data.preparation import taught
 from fedstill.data.units import Ints, labels_of, strata, stratified, whole
@@ -29,18 +31,20 @@ LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
 
 
 @dataclass(frozen=True)
-class PublicConfig:
+class PublicConfig(Checked):
     """Which public data, and how much of it."""
+
+    under: ClassVar[str] = "public"
 
     name: str = NONE
     """none; held-out: a share of the training examples, which no node gets; noise: generated images, for
     which no data are needed; or another data set, named as in data.name."""
 
-    share: float = 0.2
+    share: Fraction = 0.2
     """held-out: the share of the training examples, the classes' shares kept; of data with patients, whole
     patients with at most that share."""
 
-    limit: int = 0
+    limit: Limit = 0
     """Use only so many examples, drawn with the classes' shares kept; 0 is all, of noise 2000."""
 
     root: str = ""
@@ -48,15 +52,6 @@ class PublicConfig:
 
     seed: int = 0
     """Seed of these draws."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            known = f"one of {NONE}, {HELD_OUT}, {NOISE}, {DATA.allowed}"
-            raise ArgumentError("public.name", self.name, known)
-        if not 0 < self.share < 1:
-            raise ArgumentError("public.share", self.share, "a number between 0 and 1")
-        if self.limit < 0:
-            raise ArgumentError("public.limit", self.limit, "0 (all) or a whole number from 1 up")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +103,8 @@ def load_public(
 def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
     """Which training examples are left for the nodes, and which are public if a share is held out.
 
-    Patients and pictures (:attr:`DataSet.unit`) are held out whole, the sites' shares kept too.
-
-    Raises:
-        ArgumentError: a share that leaves nothing on one side.
+    Patients and pictures (:attr:`DataSet.unit`) are held out whole, the sites' shares kept too; a share that
+    leaves nothing on one side is refused.
 
     >>> train = TensorData(torch.zeros(10, 1, 4, 4), torch.tensor([0, 1] * 5))
     >>> data = DataSet("even", train, train, ("a", "b"), (0.5,), (0.5,))
@@ -144,7 +137,6 @@ def _held_out(taken: Ints, config: PublicConfig, data: DataSet) -> Public:
 
 
 def _limited(labels: Ints, config: PublicConfig) -> Ints:
-    """Which of some examples are used."""
     if not 0 < config.limit < len(labels):
         return np.arange(len(labels))
     return stratified(labels, config.limit, numpy_generator(config.seed, "public", "limit"))
@@ -154,10 +146,6 @@ def _limited(labels: Ints, config: PublicConfig) -> Ints:
 
 
 def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
-    if config.name == data.name:
-        raise ArgumentError(
-            "public.name", config.name, f"{HELD_OUT}, or other data than the nodes' own: no node's secret"
-        )
     if data.vocabulary:
         raise ArgumentError(
             "public.name", config.name, f"{NONE} or {HELD_OUT}, as other texts have token ids of their own"
@@ -192,7 +180,6 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
 
 
 def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
-    """Another task that a data set's images are of, for a task that can take them without labels."""
     if targets[0] == "texts":
         raise ArgumentError("public.name", name, f"images, as task {task.called} takes no texts")
     return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])
@@ -201,11 +188,8 @@ def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> Tas
 def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
     """Images ``(N, C, H, W)`` of one data set in the form of another: its channels, size and normalisation.
 
-    Grey becomes colour by repetition and colour grey by luminance; images are resized bilinearly, with
-    antialiasing where they shrink.
-
-    Raises:
-        DataError: a number of channels that cannot be had from the other one.
+    Grey becomes colour by repetition and colour grey by luminance, other numbers of channels are refused;
+    images are resized bilinearly, with antialiasing where they shrink.
     """
     channels, *size = target.train.inputs.shape[1:]
     found = inputs.shape[1]

@@ -46,16 +46,13 @@ class Raw:
     named: bool = True
 
 
-def from_arrays(
-    path: Path, arrays: Mapping[str, Column], targets: Targets, *, pixels: bool = True, gaps: bool = False
-) -> Raw:
+def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, gaps: bool = False) -> Raw:
     """Arrays by name, as :meth:`fedstill.data.ArrayData.arrays` gives them, checked for what they teach.
 
     Args:
         path: where they come from, for errors.
         arrays: by name.
         targets: class, labels, map or image.
-        pixels: whether floats must lie in [0, 1].
         gaps: as :func:`fedstill.data.masks.mask_classes` takes it.
 
     Raises:
@@ -66,7 +63,7 @@ def from_arrays(
     >>> raw.images.shape, raw.labels.tolist(), raw.classes, raw.columns["site"].tolist()
     ((2, 1, 8, 4), [1, 0], ('cat', 'dog'), [7, 9])
     """
-    images = image_array(path, arrays, pixels=pixels)
+    images = image_array(path, arrays)
     count = len(images)
     if count == 0:
         raise DataError(f"{path}: there are no images: allowed is one or more")
@@ -152,12 +149,8 @@ def _findings(path: Path, labels: Column, count: int, names: tuple[str, ...]) ->
     return found, names
 
 
-def image_array(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True) -> Images:
-    """The array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy where that can be.
-
-    Raises:
-        DataError: it is missing or of another form, or has NaN or, with ``pixels``, values outside 0..1.
-    """
+def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
+    """The array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy where that can be."""
     images = need(path, arrays, "images")
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise DataError(f"{path}: images are {images.dtype}: allowed is uint8, or floats in [0, 1]")
@@ -173,18 +166,14 @@ def image_array(path: Path, arrays: Mapping[str, Column], *, pixels: bool = True
     if images.dtype == np.uint8:
         return images
     bad = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
-    if pixels and len(bad):
+    if len(bad):
         told = f"{len(bad)} images hold NaN or values outside 0..1, the first is image {bad[0]}"
         raise DataError(f"{path}: {told}")
     return images.astype(np.float32)
 
 
 def need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
-    """One of some arrays.
-
-    Raises:
-        DataError: there is none of that name.
-    """
+    """One of some arrays; a DataError if there is none of that name."""
     if name not in arrays:
         raise DataError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays)) or 'nothing'}")
     return arrays[name]

@@ -82,19 +82,14 @@ class InputSpec:
     def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> InputSpec:
         """The spec that JSON values describe; nothing is imported for names beside the package's own and
         ``tasks``.
-
-        Raises:
-            ArgumentError: they do not describe one.
         """
         check_task(table, tasks)
         return read_table(cls, table, "spec.")
 
 
 def check_task(spec: Any, tasks: Collection[str] = ()) -> None:
-    """Refuse a spec that somebody sent, before it is read, if reading it would import a stranger's task.
-
-    Raises:
-        ArgumentError: it names neither one of the package's own nor one of ``tasks``, or is no spec.
+    """Refuse (ArgumentError) a spec that somebody sent, before it is read, if reading it would import a
+    stranger's task: one that is neither the package's own nor one of ``tasks``.
     """
     task = spec.get("task") if isinstance(spec, Mapping) else None
     if not isinstance(task, Mapping):

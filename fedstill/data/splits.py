@@ -41,6 +41,8 @@ class IID(SplitConfig):
 class Dirichlet(SplitConfig):
     """Each class in shares drawn from Dirichlet(alpha) (Hsu, Qi and Brown 2019, arXiv:1909.06335; FedIOD)."""
 
+    words = "Dirichlet alpha {alpha:g}"
+
     alpha: Alpha = 0.5
     """Small is skewed (each class at few nodes), large is even."""
 
@@ -59,11 +61,6 @@ class Dirichlet(SplitConfig):
                 return owner
         return topped_up(owner, nodes, items.least, generator)
 
-    @property
-    def about(self) -> str:
-        """It in a few words, for reports."""
-        return f"Dirichlet alpha {self.alpha:g}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shards(SplitConfig):
@@ -73,6 +70,8 @@ class Shards(SplitConfig):
     only examples of other classes can bring it to ``minimum``; it holds *fewer* where a class has fewer
     examples than nodes that should hold it.
     """
+
+    words = "{classes_per_node} classes a node"
 
     classes_per_node: PositiveInt = 2
     """How many classes a node holds."""
@@ -102,17 +101,13 @@ class Shards(SplitConfig):
             owner[generator.permutation(np.flatnonzero(labels == label))] = np.resize(holders, sizes[label])
         return topped_up(owner, nodes, items.least, generator, labels)
 
-    @property
-    def about(self) -> str:
-        """It in a few words, for reports."""
-        return f"{self.classes_per_node} classes a node"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ByColumn(SplitConfig):
     """One node for each value of a column, in sorted order of the values; nothing is drawn."""
 
     fewest = 0
+    words = "one for each {column}"
 
     column: str = ""
     """The name of the column."""
@@ -135,15 +130,12 @@ class ByColumn(SplitConfig):
         """The column's values."""
         return [str(value) for value in np.unique(columns[self.column]).tolist()]
 
-    @property
-    def about(self) -> str:
-        """It in a few words, for reports."""
-        return f"one for each {self.column}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sorted(SplitConfig):
     """By a numeric column, of units by its mean, cut into equal parts; nothing is drawn."""
+
+    words = "by {column}"
 
     column: str = ""
     """The name of the column."""
@@ -158,11 +150,6 @@ class Sorted(SplitConfig):
         else:
             owner[order] = np.arange(len(items)) * self.nodes // len(items)
         return owner
-
-    @property
-    def about(self) -> str:
-        """It in a few words, for reports."""
-        return f"by {self.column}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +178,8 @@ class Positives(SplitConfig):
 def dirichlet_shares(alpha: float, nodes: int, generator: np.random.Generator) -> npt.NDArray[np.float64]:
     """One draw from Dirichlet(alpha, ..., alpha), (K,) and summing to 1, for any alpha.
 
-    The usual way divides Gamma(alpha) draws by their sum, and for small alpha they are all 0.
-    In logarithms nothing is lost: Gamma(a) is Gamma(a + 1) times U^(1/a), and -log U is
-    exponential.
+    In logarithms, since Gamma(alpha) draws of a small alpha are all 0: Gamma(a) is Gamma(a + 1) times
+    U^(1/a), and -log U is exponential.
     """
     logs = np.log(generator.standard_gamma(alpha + 1, nodes)) - generator.standard_exponential(nodes) / alpha
     shares: npt.NDArray[np.float64] = np.exp(logs - logs.max())

@@ -53,22 +53,14 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def column_of(header: Sequence[str], name: str, option: str, path: Path) -> int:
-    """The place of a column that an option names.
-
-    Raises:
-        ArgumentError: there is none, or there are several.
-    """
+    """The place of a column that an option names; an ArgumentError if there is none, or there are several."""
     if header.count(name) != 1:
         raise ArgumentError(option, name, f"one column of {path}, which has {_listed(header)}")
     return header.index(name)
 
 
 def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
-    """A table by columns, some of which it must have.
-
-    Raises:
-        DataError: as :func:`rows`; a column is missing, or two have one name.
-    """
+    """A table by columns, some of which it must have; a DataError if one is missing, or two have one name."""
     (_, header), *below = rows(path)
     for name in needed:
         if name not in header:
@@ -83,9 +75,6 @@ def told_part(table: dict[str, list[str]], path: Path, dev: bool = False) -> npt
     """Which rows are for testing, by a column "split", which is taken out; None where there is none.
 
     With ``dev`` a source's own validation part is for training, too, as is usual with texts.
-
-    Raises:
-        DataError: a cell that says neither training nor testing.
     """
     if "split" not in table:
         return None
@@ -102,10 +91,7 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.ND
     """What ``cases.csv`` of a folder says of its cases: columns ``(N,)``, and which are for testing.
 
     The table has a column ``name``, and any others: ``patient``, ``site``, ``split``. Further columns of
-    numbers are numbers, so that nodes can be made by their order.
-
-    Raises:
-        DataError: a table without names, or that does not name one of the cases, or names one twice.
+    numbers are numbers, so that nodes can be made by their order. It names each case, once.
     """
     path = folder / CASES
     if not path.is_file():

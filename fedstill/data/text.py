@@ -86,12 +86,7 @@ class TextData(DataConfig):
 
 
 def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSet:
-    """The data set that texts and a configuration make: inputs (N, L) int64, 0 for padding, targets (N,)
-    int64.
-
-    Raises:
-        DataError: a vocabulary that is not there, or as :func:`fedstill.data.preparation.prepared`.
-    """
+    """The data set that texts and a configuration make: inputs (N, L) int64, 0 for padding, targets (N,)."""
     ids, vocabulary, coding = code(
         source.texts, length=config.length, words=config.words, vocabulary=config.vocabulary
     )
@@ -117,12 +112,7 @@ def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSe
 def code(
     texts: Texts, *, length: int | None, words: int | None = None, vocabulary: str = ""
 ) -> tuple[Ids, int, str]:
-    """Token ids ``(N, L)``; how many there are; what is to be said of it. Options as of :class:`TextData`.
-
-    Raises:
-        ArgumentError: a vocabulary that is not known.
-        DataError: a file of words that cannot be used.
-    """
+    """Token ids ``(N, L)``; how many there are; what is to be said of it. Options as of :class:`TextData`."""
     length, how = length or LENGTH, vocabulary or HASH
     if how.startswith(HF):
         from fedstill.models.hub import tokenize  # an extra
@@ -144,9 +134,6 @@ def read_table(path: Path) -> Labelled:
 
     Labels are whole numbers from 0, or names, which count in alphabetical order. What ``split`` calls train
     or dev is for training. All other columns are kept: a site, a writer.
-
-    Raises:
-        DataError: it cannot be read, or a column or a cell is missing or says what is not allowed.
     """
     table = read_csv(path, "text", "label")
     texts, cells = texts_of(table.pop("text")), table.pop("label")

@@ -96,14 +96,8 @@ def stratified(labels: npt.NDArray[Any], count: int, generator: np.random.Genera
 def whole(labels: npt.NDArray[Any], unit: Column, count: int, generator: np.random.Generator) -> Ints:
     """Random whole units of together at most ``count`` examples, labels' shares kept; one unit at least.
 
-    Units come in an order each beginning of which has the labels in nearly the shares that they have among
-    all units, and are taken while they fit.
-
-    Args:
-        labels: (N,) label of each example.
-        unit: (N,) of which unit each example is.
-        count: 1..N.
-        generator: the only source of randomness.
+    Units come in an order each beginning of which has the labels (N,) in nearly the shares they have among
+    all units, and are taken while they fit; ``unit`` (N,) says of which each example is.
 
     >>> patients = np.array(["a", "a", "b", "b", "b", "c"])
     >>> taken = patients[whole(np.zeros(6, dtype=int), patients, 4, np.random.default_rng(0))].tolist()
@@ -127,10 +121,8 @@ def drawn_units(
     """A share of the units of each site, at least one of each and never all: which examples, ``(N,)``.
 
     Within a site the units' labels keep their shares as far as whole units allow. A unit of several sites is
-    drawn with all of its examples, and counts at each of them. Without ``sites`` all are from one place.
-
-    Raises:
-        ArgumentError: a site with one unit.
+    drawn with all of its examples, and counts at each of them. Without ``sites`` all are from one place; a
+    site with one unit is refused.
     """
     where = np.zeros(len(labels), dtype=np.int64) if sites is None else sites
     drawn = unit[:0]

@@ -39,45 +39,43 @@ class Digits(ArrayData):
 
 @dataclass(frozen=True, kw_only=True)
 class Vision(DataConfig):
-    """A data set from our pack of it, or as torchvision keeps it.
+    """A data set as torchvision keeps it, or from an ``.npz``.
 
     Attributes:
-        pack: our file.
-        pack_note: what is to be said of that file.
         vision: torchvision's class.
         vision_folder: in which torchvision keeps the data.
+        file: an ``.npz``, which comes first; empty: none.
+        note: what is to be said of that file.
     """
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
-    pack: ClassVar[str]
-    pack_note: ClassVar[str]
     vision: ClassVar[str]
     vision_folder: ClassVar[str]
+    file: ClassVar[str] = ""
 
     download: bool = False
     """Let torchvision (the extra "vision") download what is not there."""
 
     def read(self, task: TaskConfig) -> DataSet:
-        """From the first folder that has our pack, else from torchvision's files."""
+        """From the first folder that has the file, else from torchvision's."""
         roots = folders(self)
-        for root in roots:
-            if (root / self.pack).is_file():
-                raw = read(root / self.pack, "npz", "class")
-                return of_images(raw, self, task, self.called, self.pack_note)
+        files = [root / self.file for root in roots if self.file and (root / self.file).is_file()]
+        if files:
+            return of_images(read(files[0], "npz", "class"), self, task, self.called, self.note)
         there = [root for root in roots if (root / self.vision_folder).is_dir()]
         if there or self.download:
             raw = self._torchvision((there or roots)[0])
             return of_images(raw, self, task, self.called, "official split")
+        wanted = f"torchvision's {self.vision_folder}" + (f" or {self.file}" if self.file else "")
         raise DataError(
-            f"data {self.called!r}: there is neither {self.pack} nor torchvision's {self.vision_folder} in "
-            f"{listed(roots)}: put one there, name its folder in data.root, or set data.download"
+            f"data {self.called!r}: there is no {wanted} in {listed(roots)}: put it there, name its folder "
+            "in data.root, or set data.download"
         )
 
     def _torchvision(self, root: Path) -> Raw:
         """Both official parts of a data set, through torchvision.
 
-        The CIFAR files are pickles. torchvision opens them only after their MD5 sums agree with
-        those of the published files.
+        The CIFAR files are pickles: torchvision opens them only if their MD5 sums are those of the published.
         """
         try:
             vision = importlib.import_module("torchvision.datasets")
@@ -108,8 +106,8 @@ class Vision(DataConfig):
 class MNIST(Vision):
     """MNIST: 28 x 28 handwritten digits."""
 
-    pack = "mnist.npz"
-    pack_note = "official split"
+    file = "mnist.npz"
+    note = "official split"
     vision = vision_folder = "MNIST"
 
 
@@ -117,8 +115,8 @@ class MNIST(Vision):
 class FashionMNIST(Vision):
     """Fashion-MNIST: 28 x 28 pieces of clothing."""
 
-    pack = "fashion_mnist.npz"
-    pack_note = "a stratified split, not the official one"
+    file = "fashion_mnist.npz"
+    note = "a stratified split, not the official one"
     vision = vision_folder = "FashionMNIST"
 
 
@@ -126,8 +124,6 @@ class FashionMNIST(Vision):
 class CIFAR10(Vision):
     """CIFAR-10: 32 x 32 colour images of 10 classes."""
 
-    pack = "cifar10_jpeg.npz"
-    pack_note = "JPEG copy of CIFAR-10 (lossy), official split"
     vision, vision_folder = "CIFAR10", "cifar-10-batches-py"
 
 
@@ -135,6 +131,4 @@ class CIFAR10(Vision):
 class CIFAR100(Vision):
     """CIFAR-100: 32 x 32 colour images of 100 classes."""
 
-    pack = "cifar100_mosaic.npz"
-    pack_note = "JPEG copy of CIFAR-100 (lossy), a fixed split of 500 and 100 a class, not the official one"
     vision, vision_folder = "CIFAR100", "cifar-100-python"

@@ -103,12 +103,7 @@ def looked_up(words: Iterable[str], vocabulary: Sequence[str]) -> Ids:
 
 
 def read_words(path: Path) -> list[str]:
-    """A vocabulary from a file of one word a line, each taken once, in lower case.
-
-    Raises:
-        ArgumentError: there is no such file.
-        DataError: it is not text, holds no word, or a line is no single word.
-    """
+    """A vocabulary from a file of one word a line, each taken once, in lower case."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:

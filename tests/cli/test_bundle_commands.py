@@ -84,14 +84,15 @@ def make_nodes(folder: Path) -> Path:
         own = folder / name
         own.mkdir()
         part, model = experiment.setting.parts[index], experiment.setting.models[index]
-        np.savez(own / "data.npz", images=part.inputs.numpy(), labels=part.targets.numpy())
+        pixels = (part.inputs.numpy() + 1) / 2
+        np.savez(own / "data.npz", images=pixels, labels=part.targets.numpy())
         weights = {key: value.contiguous() for key, value in model.state_dict().items()}
         save_file(weights, own / "first.safetensors")
         table = {
             "name": name,
             "seed": given.seed,
             "online": False,
-            "data": {"path": "data.npz", "normalised": True},
+            "data": {"path": "data.npz"},
             "model": {"name": experiment.setting.model_names[index], "weights": "first.safetensors"},
             "local": dataclasses.asdict(given.nodes.local),
         }

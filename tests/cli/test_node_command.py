@@ -269,8 +269,9 @@ def test_data_of_a_task_that_no_run_names_are_no_fault(tmp_path: Path, capsys: C
     np.savez(folder / "data.npz", images=images, masks=images + np.eye(8, dtype=np.uint8))
     code, out, err = here(capsys, "check", folder)
     assert (code, err) == (1, "")
-    assert "images with masks: name the run, which says what the task is" in " ".join(out.split())
-    assert "Not checked: data 'data.npz': images with masks" in out
+    assert "no images of classes, name the run, which says what the task is" in " ".join(out.split())
+    assert "has no array 'labels', only images, masks" in " ".join(out.split())
+    assert "Not checked: " in out
     assert "No faults." not in out
     assert "In a run of each method" not in out
     run = tmp_path / "run.toml"  # of maps; its own data are those of the node

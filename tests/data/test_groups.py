@@ -92,12 +92,6 @@ def test_a_limit_keeps_the_first_of_each_group(groups: list[int], most: int) -> 
     assert max(Counter(kept.groups.tolist()).values()) <= most
 
 
-def test_a_limit_of_one_is_each_example_for_itself() -> None:
-    data = made(torch.tensor([5, 5, 5]))
-    assert limit_groups(data, 1) is data
-    assert len(limit_groups(made(None), 1)) == 5
-
-
 def test_limits_that_cannot_be_kept() -> None:
     with pytest.raises(ArgumentError, match=r"privacy.group_size is 3: allowed is 1, unless data.group says"):
         limit_groups(made(None), 3)

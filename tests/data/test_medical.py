@@ -120,21 +120,7 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
         of_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(2,))
 
 
-def test_a_source_that_parts_a_patient_is_refused() -> None:
-    raw = slices()
-    test = np.zeros(len(raw.images), dtype=bool)
-    test[0] = True
-    bad = Raw(raw.images, raw.labels, raw.classes, test, raw.columns)
-    with pytest.raises(DataError, match="patient 'p00' is in both parts"):
-        of_images(bad, Digits(), SEGMENTATION, "mine")
-
-
 # Which data serve which tasks
-
-
-def test_data_of_another_task_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="is 'digits': allowed is a path for task multi-label"):
-        load(Digits(), FINDINGS)
 
 
 @pytest.mark.parametrize(
@@ -271,24 +257,3 @@ def test_an_npz_of_findings(tmp_path: Path) -> None:
     place = rf"example {row} has {2 * labels[row, column]} in column {column} \('{'xyz'[column]}'\)"
     with pytest.raises(DataError, match=f"mine.npz: labels: {place}: allowed are 1, 0 and -1"):
         load(named(str(tmp_path / "mine.npz")), FINDINGS)
-
-
-def table(root: Path, header: str, rows: list[str]) -> Path:
-    for i in range(len(rows)):
-        Image.fromarray(np.full((8, 8), i, dtype=np.uint8)).save(root / f"{i}.png")
-    path = root / "mine.csv"
-    path.write_text("\n".join([header, *(f"{i}.png,{row}" for i, row in enumerate(rows))]))
-    return path
-
-
-def test_a_csv_of_findings(tmp_path: Path) -> None:
-    path = table(tmp_path, "image,patient,Mass,Edema", ["a,1,0", "a,0,", "b,-1,1", "c,1.0,0"])
-    data = load(named(str(path), test_fraction=0.3), FINDINGS)
-    assert data.classes == ("Mass", "Edema")
-    expected = torch.tensor([[1, 0], [0, -1], [-1, 1], [1, 0]])
-    for part in (data.train, data.test):
-        numbers = (part.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
-        assert torch.equal(part.targets, expected[numbers])
-    path = table(tmp_path, "image,Mass", ["1", "maybe"])
-    with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
-        load(named(str(path)), FINDINGS)

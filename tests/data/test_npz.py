@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import io
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,16 +9,9 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import DataError
-from fedstill.data import npz
 from fedstill.data.folders import read_folder
 from fedstill.data.formats import read
-from fedstill.data.npz import cache_folder
 from fedstill.data.raw import Raw
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
 
 
 def read_npz(path: Path) -> Raw:
@@ -35,17 +26,6 @@ def saved(tmp_path: Path, **arrays: Any) -> Path:
 
 def pixels(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-
-
-def jpeg(image: np.ndarray[Any, Any]) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(image).save(stream, "JPEG", quality=95, subsampling=0)
-    return stream.getvalue()
-
-
-def joined(streams: list[bytes]) -> dict[str, Any]:
-    offsets = np.cumsum([0, *map(len, streams)])
-    return {"jpeg": np.frombuffer(b"".join(streams), dtype=np.uint8), "offsets": offsets}
 
 
 # Arrays
@@ -160,124 +140,6 @@ def test_a_damaged_member_is_named(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"array 'images' cannot be read .*CRC"):
         read_npz(path)
-
-
-# JPEG streams and their cache
-
-
-def stream_pack(tmp_path: Path) -> tuple[Path, np.ndarray[Any, Any]]:
-    """Three flat images, for which JPEG at high quality is all but exact."""
-    colours = np.array([[200, 30, 30], [30, 200, 30], [30, 30, 200]], dtype=np.uint8)
-    images = np.broadcast_to(colours[:, None, None], (3, 32, 32, 3)).copy()
-    streams = joined([jpeg(image) for image in images])
-    return saved(tmp_path, **streams, labels=[0, 1, 0], split=[0, 0, 1]), images
-
-
-def test_streams_are_decoded_in_order(tmp_path: Path) -> None:
-    path, images = stream_pack(tmp_path)
-    raw = read_npz(path)
-    assert raw.images.shape == (3, 3, 32, 32)
-    assert np.abs(raw.images.astype(int) - images.transpose(0, 3, 1, 2)).max() <= 3
-    assert raw.labels.tolist() == [0, 1, 0]
-    assert raw.test is not None
-    assert raw.test.tolist() == [False, False, True]
-    assert raw.columns == {}
-
-
-def test_mosaics_are_cut_row_by_row_and_end_in_a_test_part(tmp_path: Path) -> None:
-    # Tile t of class c is flat: red t // 4, green 100 + t % 4 * 30, blue 200 c
-    tiles = np.arange(600)
-    flat = np.stack([tiles // 4, 100 + tiles % 4 * 30, 0 * tiles], axis=1).astype(np.uint8)
-    mosaics = []
-    for label in range(2):
-        flat[:, 2] = 200 * label
-        grid = flat.reshape(30, 20, 3)
-        mosaics.append(grid.repeat(32, axis=0).repeat(32, axis=1))
-    raw = read_npz(saved(tmp_path, **joined([jpeg(m) for m in mosaics]), classes=["a", "b"]))
-    assert raw.images.shape == (1200, 3, 32, 32)
-    assert raw.classes == ("a", "b")
-    assert raw.labels.tolist() == [0] * 600 + [1] * 600
-    for i in (0, 1, 19, 20, 599, 600, 1199):
-        expected = np.array([i % 600 // 4, 100 + i % 4 * 30, 200 * (i // 600)])
-        assert np.abs(raw.images[i].astype(int) - expected[:, None, None]).max() <= 4
-    assert raw.test is not None
-    assert np.flatnonzero(raw.test).tolist() == [*range(500, 600), *range(1100, 1200)]
-
-
-def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decoded(*_: object) -> None:
-        raise AssertionError("decoded again")
-
-    monkeypatch.setattr(npz, "decoded", decoded)
-
-
-def test_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _ = stream_pack(tmp_path)
-    once = read_npz(path).images
-    assert [entry.suffix for entry in cache_folder().iterdir()] == [".npz"]  # no temporary file is left
-    forbid_decoding(monkeypatch)
-    assert (read_npz(path).images == once).all()
-
-
-def test_a_changed_source_is_decoded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _ = stream_pack(tmp_path)
-    read_npz(path)
-    os.utime(path, ns=(1, 1))
-    forbid_decoding(monkeypatch)
-    with pytest.raises(AssertionError, match="decoded again"):
-        read_npz(path)
-
-
-@pytest.mark.parametrize("damage", ["cut", "shape", "type", "objects"])
-def test_a_broken_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
-    path, _ = stream_pack(tmp_path)
-    once = read_npz(path).images
-    (entry,) = cache_folder().iterdir()
-    if damage == "cut":
-        entry.write_bytes(entry.read_bytes()[:-100])
-    else:
-        broken = {
-            "shape": once[:2],
-            "type": once.astype(np.int64),
-            "objects": np.array([Bomb()], dtype=object),
-        }
-        np.savez(entry, images=broken[damage])
-    assert (read_npz(path).images == once).all()
-    with np.load(entry) as kept:
-        assert (kept["images"] == once).all()
-
-
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def replace(*_: object) -> None:
-        raise OSError("disk full")
-
-    path, _ = stream_pack(tmp_path)
-    monkeypatch.setattr(os, "replace", replace)
-    with pytest.warns(RuntimeWarning, match="disk full"):
-        read_npz(path)
-    assert list(cache_folder().iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("streams", "change", "words"),
-    [
-        ([b"junk"], {}, "JPEG stream 0: cannot be read as an image"),
-        ([jpeg(pixels(32, 32, 3)), jpeg(pixels(16, 32, 3))], {}, "JPEG stream 1 is 3 x 16 x 32"),
-        ([jpeg(pixels(32, 32))], {}, "JPEG stream 0 is 1 x 32 x 32"),
-        ([jpeg(pixels(32, 32, 3))], {"offsets": [0]}, r"shape \(1,\): allowed are 2 whole numbers"),
-        ([jpeg(pixels(32, 32, 3))], {"offsets": [0.0, 9.0]}, "offsets are float64"),
-        ([jpeg(pixels(32, 32, 3))], {"labels": None}, "no array 'classes'"),
-        ([jpeg(pixels(32, 32, 3))], {"jpeg": None}, "no array 'jpeg'"),
-    ],
-)
-def test_each_fault_of_a_stream_has_its_line(
-    tmp_path: Path, streams: list[bytes], change: dict[str, Any], words: str
-) -> None:
-    arrays = {**joined(streams), "labels": [0] * len(streams), **change}
-    path = saved(tmp_path, **{name: value for name, value in arrays.items() if value is not None})
-    with pytest.raises(DataError, match=words):
-        read_npz(path)
-    assert not cache_folder().exists()
 
 
 # Folders

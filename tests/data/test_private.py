@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, FedstillError
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
@@ -64,25 +66,6 @@ def test_the_servers_normalisation_is_used(tmp_path: Path) -> None:
     spec = InputSpec(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
     data, _ = load(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
     torch.testing.assert_close(data.inputs[1, 0, 0, 0].item(), (32 / 255 - 0.25) / 0.125)
-
-
-def test_normalised_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
-    config = npz(tmp_path, images=NORMALISED.numpy(), labels=[0, 1])
-    with pytest.raises(DataError, match=r"outside 0..1"):
-        load(config, tmp_path, PETS)
-    config = PrivateConfig(path="mine.npz", normalised=True)
-    data, _ = load(config, tmp_path, PETS)
-    assert torch.equal(data.inputs, NORMALISED)
-
-
-def test_normalised_inputs_that_no_pixels_can_be_are_refused(tmp_path: Path) -> None:
-    npz(tmp_path, images=3 * NORMALISED.numpy(), labels=[0, 1])
-    config = PrivateConfig(path="mine.npz", normalised=True)
-    with pytest.raises(DataError, match=r"values from -3 to .* allowed by mean 0.5 and std 0.5 are -1 to 1"):
-        load(config, tmp_path, PETS)
-    npz(tmp_path, images=PIXELS, labels=[0, 1])
-    with pytest.raises(DataError, match=r"images are bytes: allowed are floats, as data.normalised says"):
-        load(config, tmp_path, PETS)
 
 
 def test_classes_count_by_name_and_may_be_missing(tmp_path: Path) -> None:
@@ -141,14 +124,6 @@ def test_what_is_not_there_is_named(tmp_path: Path, source: str, line: str) -> N
 # --- folder -------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_images_by_class(tmp_path: Path) -> None:
-    png(tmp_path / "scans" / "eel" / "one.png", PIXELS[0])
-    png(tmp_path / "scans" / "cat" / "two.png", PIXELS[1])
-    data, _ = load(PrivateConfig(source="folder", path="scans"), tmp_path, PETS)
-    assert data.targets.tolist() == [0, 2]  # cat comes first
-    torch.testing.assert_close(data.inputs, NORMALISED.flip(0))
-
-
 # --- csv ----------------------------------------------------------------------------------------------
 
 
@@ -162,15 +137,11 @@ def test_a_csv_of_pixels(tmp_path: Path) -> None:
     assert data.targets.tolist() == [2, 0]
 
 
-def test_white_says_what_a_pixel_is_measured_in(tmp_path: Path) -> None:
-    csv_of_pixels(tmp_path, ["dog", "cat"], scale=16 / 255)
-    config = PrivateConfig(source="csv", path="mine.csv", white=16.0)
-    torch.testing.assert_close(load(config, tmp_path, PETS)[0].inputs, NORMALISED, atol=1e-4, rtol=1e-4)
-    with pytest.raises(DataError, match=r"2 examples hold NaN or values outside 0..1 \(data.white\)"):
-        load(PrivateConfig(source="csv", path="mine.csv", white=1.0), tmp_path, PETS)
-    config = csv_of_pixels(tmp_path, ["dog", "cat"], scale=1 / 255)
-    with pytest.raises(DataError, match=r"no value is above 1, and data.white is 255"):
-        load(config, tmp_path, PETS)
+def test_pixels_of_a_csv_are_bytes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"1 examples hold NaN or values outside 0..255, the first is .* 1"):
+        load(csv_of_pixels(tmp_path, ["dog", "cat"], scale=5.0), tmp_path, PETS)
+    with pytest.raises(DataError, match=r"no value is above 1: allowed are pixels from 0 to 255"):
+        load(csv_of_pixels(tmp_path, ["dog", "cat"], scale=1 / 255), tmp_path, PETS)
 
 
 def test_a_csv_of_image_files(tmp_path: Path) -> None:
@@ -224,6 +195,32 @@ def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "mine.csv").write_text(text, encoding="utf-8")
     with pytest.raises(FedstillError, match=line):
         load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, PETS)
+
+
+# --- tensors ------------------------------------------------------------------------------------------
+
+
+def test_tensors_in_the_servers_form_are_taken_as_they_are(tmp_path: Path) -> None:
+    config = PrivateConfig(source="tensors", path="mine.safetensors", group="patient")
+    sound = {"inputs": NORMALISED, "targets": torch.tensor([2, 0]), "patient": torch.tensor([7, 7])}
+
+    def loaded(**changed: torch.Tensor) -> TensorData:
+        save_file({**sound, **changed}, tmp_path / "mine.safetensors")
+        return load(config, tmp_path, PETS)[0]
+
+    data = loaded()
+    assert torch.equal(data.inputs, NORMALISED)
+    assert data.targets.tolist() == [2, 0]
+    assert data.groups is not None
+    assert data.groups.tolist() == [7, 7]
+    for changed, said in (
+        ({"inputs": 3 * NORMALISED}, r"values from -3 to .* allowed by mean 0.5 and std 0.5 are -1 to 1"),
+        ({"inputs": NORMALISED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\): allowed is \(1, 4, 8\)"),
+        ({"patient": torch.tensor([7])}, r"patient is of shape \(1,\): allowed is one an example"),
+        ({"age": torch.tensor([7])}, "holds age, inputs, patient, targets: allowed are just inputs, patient"),
+    ):
+        with pytest.raises(DataError, match=said):
+            loaded(**changed)
 
 
 # --- the owner's own function -------------------------------------------------------------------------
@@ -313,7 +310,6 @@ def test_a_module_of_another_folder_is_not_taken_for_the_owners(tmp_path: Path) 
     ("option", "line"),
     [
         ({"source": "zip"}, "data.source is .zip.: allowed is npz, folder, csv, nifti, tensors or package"),
-        ({"white": 0.0}, "data.white is 0.0: allowed is a number above 0"),
     ],
 )
 def test_bad_options_are_named(option: dict[str, Any], line: str) -> None:

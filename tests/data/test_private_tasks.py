@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.core.errors import ArgumentError, DataError, TooLarge
+from fedstill.core.errors import ArgumentError, DataError, RunNeeded, TooLarge
 from fedstill.data import named
 from fedstill.data.groups import limit_groups
 from fedstill.data.loaders import load as load_data
@@ -129,6 +129,9 @@ def test_a_csv_of_findings_in_both_forms(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("file,label\n0.png,Hernia|Mass\n1.png,No Finding\n2.png,Edema\n")
     data, _ = load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     assert data.targets.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    (tmp_path / "mine.csv").write_text("file,Mass\n0.png,maybe\n")
+    with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
+        load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     (tmp_path / "mine.csv").write_text("file,label\n0.png,Cough\n")
     with pytest.raises(DataError, match="has a finding 'Cough': allowed are Mass, Edema, Hernia"):
         load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
@@ -243,3 +246,22 @@ def test_slices_are_for_volumes_and_classification_has_no_volumes(tmp_path: Path
         PrivateConfig(source="npz", slices=3)
     with pytest.raises(ArgumentError, match=r"data\.source is 'nifti': allowed is npz, folder or csv"):
         load(PrivateConfig(source="nifti", path="x"), tmp_path, CLASSES)
+
+
+def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("text,label\ngood film,1\nbad film,0\n")
+    findings = npz(tmp_path, images=PIXELS, labels=np.zeros((6, 3), dtype=np.int64))
+    config = pictures(tmp_path, PIXELS, MASKS)
+    (tmp_path / "mine.safetensors").write_bytes(b"")
+    for source, path, said in (
+        ("npz", findings.path, r"labels are int64 of shape \(6, 3\)"),
+        ("folder", config.path, "this looks like images and masks"),
+        ("nifti", config.path, "data.source is 'nifti'"),
+        ("csv", "mine.csv", "could not convert string to float"),
+        ("tensors", "mine.safetensors", "its input spec .* is the run's to say"),
+    ):
+        with pytest.raises(RunNeeded, match=said):
+            load(PrivateConfig(source=source, path=path), tmp_path)
+    with pytest.raises(DataError, match="there is no file") as missing:
+        load(PrivateConfig(path="none.npz"), tmp_path)
+    assert not isinstance(missing.value, RunNeeded)

@@ -21,7 +21,6 @@ DIGITS = load(Digits())
 def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No data folder of the person who runs the tests, and no cache."""
     monkeypatch.delenv("FEDSTILL_DATA", raising=False)
-    monkeypatch.setenv("FEDSTILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -82,7 +81,6 @@ def test_draws_follow_the_seed_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": ""}, "public.name is '': allowed is one of none, held-out, noise, digits"),
         ({"share": 0.0}, "public.share is 0.0"),
         ({"share": 1.0}, "public.share is 1.0"),
         ({"limit": -1}, "public.limit is -1"),
@@ -159,6 +157,11 @@ def test_a_limit_draws_from_the_other_set(tmp_path: Path) -> None:
     assert torch.equal(few.inputs, same.inputs)
     assert not torch.equal(few.inputs, other.inputs)
     assert "10 of 80, drawn with seed 0" in few.note
+
+
+def test_no_name_is_no_public_data() -> None:
+    with pytest.raises(ArgumentError, match=r"public\.name is '': allowed is one of none, held-out, noise"):
+        load_public(PublicConfig(""), DIGITS)
 
 
 def test_the_private_data_themselves_are_no_public_data() -> None:

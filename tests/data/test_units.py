@@ -13,7 +13,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.tables import read_table
 from fedstill.data.concealed import conceal
 from fedstill.data.dividing import SPLITS, SplitConfig, split
-from fedstill.data.public import PublicConfig, held_out, load_public
+from fedstill.data.public import PublicConfig, held_out
 from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives
 from fedstill.data.units import drawn_units, labels_of, whole
 
@@ -143,19 +143,20 @@ def test_positives_are_skewed_by_alpha_and_sizes_are_not() -> None:
     assert max(skewed) > 0.6 > 0.02 > min(skewed)
 
 
-def test_positives_are_for_findings() -> None:
-    with pytest.raises(ArgumentError, match="only findings"):
-        split(
-            torch.zeros(40, dtype=torch.int64),
-            2,
-            Positives(nodes=2),
-            np.random.default_rng(0),
-        )
-
-
-def test_images_have_no_classes_to_divide_by() -> None:
-    with pytest.raises(ArgumentError, match="images have no classes"):
-        split(torch.rand(40, 1, 4, 4), 1, Dirichlet(nodes=2), np.random.default_rng(0))
+@pytest.mark.parametrize(
+    ("targets", "config", "unit", "said"),
+    [
+        (torch.zeros(40).long(), Positives(nodes=2), None, "only findings"),
+        (torch.rand(40, 1, 4, 4), Dirichlet(nodes=2), None, "images have no classes"),
+        (torch.zeros(100).long(), IID(nodes=3), np.repeat([0, 1], 50), "at most 2"),
+        (torch.zeros(20).long(), IID(nodes=2, minimum=5), np.array([0] * 19 + [1]), r"split\.minimum"),
+    ],
+)
+def test_what_a_split_cannot_divide(
+    targets: torch.Tensor, config: SplitConfig, unit: np.ndarray | None, said: str
+) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        split(targets, 1, config, np.random.default_rng(0), {}, unit)
 
 
 def test_a_column_that_parts_a_patient_is_refused() -> None:
@@ -167,18 +168,6 @@ def test_a_column_that_parts_a_patient_is_refused() -> None:
     by_site = ByColumn(nodes=0, column="site", minimum=1)
     parts = split(targets, 1, by_site, np.random.default_rng(0), columns, patient)
     assert [part.tolist() for part in parts] == [[0, 1], [2]]
-
-
-def test_more_nodes_than_patients() -> None:
-    patient, targets = np.repeat([0, 1], 50), torch.zeros(100, dtype=torch.int64)
-    with pytest.raises(ArgumentError, match="at most 2"):
-        split(targets, 1, IID(nodes=3), np.random.default_rng(0), {}, patient)
-
-
-def test_a_minimum_that_whole_patients_cannot_give() -> None:
-    patient, targets = np.array([0] * 19 + [1]), torch.zeros(20, dtype=torch.int64)
-    with pytest.raises(ArgumentError, match=r"split\.minimum"):
-        split(targets, 1, IID(nodes=2, minimum=5), np.random.default_rng(0), {}, patient)
 
 
 # Unknown findings
@@ -209,27 +198,6 @@ def test_findings_that_leave_gaps_are_refused() -> None:
 
 
 # Public data
-
-
-@given(st.integers(3, 30), st.integers(0, 10**6), st.floats(0.1, 0.8))
-def test_public_patients_are_at_no_node(patients: int, seed: int, share: float) -> None:
-    targets, patient = findings(patients, seed)
-    inputs = torch.arange(len(patient), dtype=torch.float32).view(-1, 1, 1, 1)
-    part = TensorData(inputs, targets)
-    data = DataSet(
-        "mine", part, part, tuple("abcd"), (0.5,), (0.5,), columns={"patient": patient}, unit="patient"
-    )
-    config = PublicConfig("held-out", share=share, seed=seed)
-    kept, taken = held_out(config, data)
-    assert not parted(patient, [kept, taken])
-    assert len(taken) <= round(share * len(patient)) or len(np.unique(patient[taken])) == 1
-    assert len(kept) > 0
-    left, public = load_public(config, data)
-    assert public is not None
-    assert public.labels is not None
-    assert left.inputs.flatten().tolist() == kept.tolist()
-    assert public.inputs.flatten().tolist() == taken.tolist()
-    assert torch.equal(public.labels, targets[taken])
 
 
 def test_one_patient_cannot_be_held_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, named
 from fedstill.data.public import PublicConfig, load_public
+from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
@@ -124,3 +127,39 @@ def test_word_numbers_by_hand(tmp_path: Path) -> None:
     assert data.classes == ("x", "y")
     told = named("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labelled()  # type: ignore[attr-defined]
     assert told.texts.sentences == ["film \ufffd last", "film"]
+
+
+def test_jpeg_copies_of_cifar() -> None:
+    ten = pack("cifar:CIFAR10", "cifar10_jpeg.npz", ClassificationConfig(), train_limit=100)
+    assert (len(ten.test), ten.name, ten.classes[0]) == (10_000, "cifar10", "airplane")
+    data = pack("cifar:CIFAR100", "cifar100_mosaic.npz", ClassificationConfig(), train_limit=1000)
+    assert data.train.targets.bincount().tolist() == [10] * 100
+    assert data.test.targets.bincount().tolist() == [100] * 100
+    assert (data.classes[0], data.classes[99]) == ("apple", "worm")
+    means = (data.test.inputs.mean(dim=(0, 2, 3)) + 1) / 2
+    assert means.tolist() == pytest.approx([0.507, 0.487, 0.441], abs=0.01)
+    assert "not the official one" in data.note
+
+
+def test_mosaics_are_cut_row_by_row_and_end_in_a_test_part(tmp_path: Path) -> None:
+    """Tile t of class c is flat: red t // 4, green 100 + t % 4 * 30, blue 200 c."""
+    tiles, streams = np.arange(600), []
+    for label in range(2):
+        flat = np.stack([tiles // 4, 100 + tiles % 4 * 30, 200 * label + 0 * tiles], axis=1).astype(np.uint8)
+        mosaic, stream = flat.reshape(30, 20, 3).repeat(32, axis=0).repeat(32, axis=1), io.BytesIO()
+        Image.fromarray(mosaic).save(stream, "JPEG", quality=95, subsampling=0)
+        streams.append(stream.getvalue())
+    np.savez(
+        tmp_path / "cifar100_mosaic.npz",
+        jpeg=np.frombuffer(b"".join(streams), dtype=np.uint8),
+        offsets=np.cumsum([0, *map(len, streams)]),
+        classes=["a", "b"],
+    )
+    data = load(named("packs.cifar:CIFAR100", root=str(tmp_path)))
+    assert (len(data.train), len(data.test), data.classes) == (1000, 200, ("a", "b"))
+    for i in (0, 1, 19, 20, 499, 500, 999):
+        tile, label = i % 500, i // 500
+        assert data.train.targets[i] == label
+        expected = torch.tensor([tile // 4, 100 + tile % 4 * 30, 200 * label])
+        found = data.train.inputs[i].flatten(1) * 127.5 + 127.5
+        assert (found - expected[:, None]).abs().max() <= 4

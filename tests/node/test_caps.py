@@ -112,7 +112,7 @@ def test_a_plan_of_a_million_classes_is_refused_before_its_head_is_made(tmp_path
 
 @linux
 def test_images_are_not_fitted_to_a_form_too_large(tmp_path: Path) -> None:
-    change, policy = {"normalised = true": "fit = true"}, f"most_memory = {GIB}\n"
+    change, policy = {'path = "data.npz"': 'path = "data.npz"\nfit = true'}, f"most_memory = {GIB}\n"
     folder = tmp_path / "fit"
     Clinic(folder)
     pixels_of(folder)
@@ -136,7 +136,7 @@ def test_texts_are_not_coded_into_a_vocabulary_or_length_too_large(tmp_path: Pat
     Clinic(folder)
     lines = ["text,label", *(f"a word {n},{n % 2}" for n in range(40))]
     (folder / "data.csv").write_text("\n".join(lines))
-    change = {'path = "data.npz"\nnormalised = true': 'source = "csv"\npath = "data.csv"', "mlp:8": "bag"}
+    change = {'path = "data.npz"': 'source = "csv"\npath = "data.csv"', "mlp:8": "bag"}
     text: dict[str, Any] = {"task": {"name": "text"}, "mean": [], "std": [], "classes": ["0", "1"]}
     plan = dataclasses.replace(PLAN, method={"name": "fedavg"})
     messages = [
@@ -180,7 +180,7 @@ def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Pa
         pack({**asked, "number": 0}, {"rows": torch.zeros(100_000, dtype=torch.int32)}),
         pack({**asked, "number": 1}, {"rows": torch.zeros(4, dtype=torch.int32)}),
     ]
-    folder, change = tmp_path / "named", {"normalised = true": "fit = true"}
+    folder, change = tmp_path / "named", {'path = "data.npz"': 'path = "data.npz"\nfit = true'}
     Clinic(folder)
     pixels_of(folder)
     replies, grown = served(folder, *messages, policy=f"most_memory = {GIB // 2}\n", change=change)

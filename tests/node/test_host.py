@@ -46,7 +46,6 @@ name = "clinic"
 seed = 3
 [data]
 path = "data.npz"
-normalised = true
 [model]
 name = "mlp:8"
 [local]
@@ -63,7 +62,7 @@ class Clinic:
         self.folder, self.plan = folder, plan
         folder.mkdir(exist_ok=True)
         draw = np.random.default_rng(0)
-        images = draw.uniform(-1, 1, (40, *SHAPE)).astype(np.float32)
+        images = draw.uniform(0, 1, (40, *SHAPE)).astype(np.float32)
         np.savez(folder / "data.npz", images=images, labels=draw.integers(0, CLASSES, 40))
         (folder / "node.toml").write_text(NODE + policy)
         secret = folder / "secret"

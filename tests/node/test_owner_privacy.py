@@ -20,7 +20,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.privacy.pate import PATE
 
-NODE = 'name = "clinic"\nonline = false\n[data]\nnormalised = true\n[local]\nepochs = 2\n'
+NODE = 'name = "clinic"\nonline = false\n[data]\n[local]\nepochs = 2\n'
 MODEL = '[model]\nname = "mlp:8"\n'
 
 
@@ -28,7 +28,7 @@ def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = F
     """A node's folder with 60 records."""
     path.mkdir(exist_ok=True)
     draw = np.random.default_rng(0)
-    arrays = {"images": draw.uniform(-1, 1, (60, 8, 8)).astype(np.float32), "labels": np.arange(60) % 10}
+    arrays = {"images": draw.uniform(0, 1, (60, 8, 8)).astype(np.float32), "labels": np.arange(60) % 10}
     if groups:
         arrays["groups"] = np.arange(60) // 6
     np.savez(path / "data.npz", **arrays)

@@ -41,10 +41,10 @@ for name in ("chmod", "fchmod", "umask"):
 owner.init(folder)
 assert stat.S_IMODE((folder / "node.toml").stat().st_mode) == 0o600
 draw = np.random.default_rng(0)
-images = draw.uniform(-1, 1, (40, 1, 8, 8)).astype(np.float32)
+images = draw.uniform(0, 1, (40, 1, 8, 8)).astype(np.float32)
 np.savez(folder / "data.npz", images=images, labels=draw.integers(0, 10, 40))
 lines = ['name = "clinic"', "online = false", "[model]", 'name = "mlp:8"', "[local]", "epochs = 4", "[data]"]
-(folder / "node.toml").write_text("\\n".join([*lines, 'path = "data.npz"', "normalised = true"]))
+(folder / "node.toml").write_text("\\n".join([*lines, 'path = "data.npz"']))
 config = read_toml('''
 [data]
 name = "digits"
