@@ -88,6 +88,11 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
         if test.shape != (count,) or not np.isin(test, (0, 1, 2)).all():
             told = f"split is not 0 (train), 1 (test) or 2 (validation) for each of the {count} images"
             raise DataError(f"{path}: {told}")
+    for name in ("patient", "site"):  # passed over, they would let one patient into both parts
+        if name in arrays and arrays[name].shape != (count,):
+            raise DataError(
+                f"{path}: {name} is {arrays[name].shape}: allowed is one for each of {count} images"
+            )
     known = {"images", "masks", "labels", "classes", "split", "offsets"}
     columns = {name: a for name, a in arrays.items() if name not in known and a.shape == (count,)}
     return Raw(images, labels, classes, test, columns, named)

@@ -93,6 +93,7 @@ def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
         ({"classes": ["only"]}, r"label 1 of example 1 is outside 0\.\.0 \(2 such"),
         ({"classes": [7, 8]}, "classes are int64"),
         ({"split": [0, 1, 3, 0]}, r"split is not 0 \(train\), 1 \(test\) or 2 \(validation\)"),
+        ({"patient": [7, 7, 8]}, r"patient is \(3,\): allowed is one for each of 4 images"),
         ({"images": pixels(4, 8, 8).astype(np.int16)}, "images are int16"),
         ({"images": pixels(4, 8)}, r"shape \(4, 8\)"),
         ({"images": pixels(4, 8, 8, 5)}, r"shape \(4, 8, 8, 5\)"),

@@ -275,7 +275,7 @@ def test_a_second_job_of_a_run_touches_nothing_of_the_first(tmp_path: Path) -> N
     def first(_: Path) -> None:
         (folder / "audit.sqlite").write_text("")
         Scripted(other)._work(folder, tmp_path / "second")
-        assert sorted(path.name for path in folder.iterdir()) == ["job.lock", "audit.sqlite"]
+        assert sorted(path.name for path in folder.iterdir()) == ["audit.sqlite", "job.lock"]
 
     Scripted(first)._work(folder, tmp_path / "first")
     assert [path.name for path in (tmp_path / "first").iterdir()] == ["audit.sqlite"]
