@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedstill.federation.replies import read_failure, read_privacy, read_seconds, read_told
+from fedstill.federation.replies import Paid, read_failure, read_paid, read_seconds, read_table
 from fedstill.protocol.messages import Tensors, pack, unpack
 
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
@@ -57,7 +57,7 @@ class Reply:
     """
 
     told: Mapping[str, Any]
-    privacy: Mapping[str, Any]
+    privacy: Paid
     tensors: Tensors
     own: float
     elapsed: float
@@ -113,5 +113,5 @@ class Delivery:
         failure = read_failure(node, question, header)
         if failure is not None:
             raise failure
-        told, elapsed = read_told(header), time.monotonic() - start
-        return Reply(told, read_privacy(told), tensors, read_seconds(header, elapsed), elapsed)
+        told, elapsed = read_table(header.get("told", {}), "told"), time.monotonic() - start
+        return Reply(told, read_paid(told), tensors, read_seconds(header, elapsed), elapsed)

@@ -1,15 +1,19 @@
 """What nodes reply, read as soon as it arrives: of the right kind, in range, and no longer than it need be.
 
 A node's word ends up in the run's state, its audit log and its report, and on a terminal. What is not of its
-form is that node's fault, and goes no further.
+form is that node's fault, and goes no further. Each form is a dataclass, whose types say what is allowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from annotated_types import Ge, Interval, MaxLen
+
+from fedstill.core.checked import NonNegativeInt, fits
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -19,36 +23,22 @@ from fedstill.core.errors import (
     QuestionRefused,
 )
 from fedstill.core.words import clip
-from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import as_text, from_text
 from fedstill.privacy.statement import Statement
 
 LONGEST = 300  # characters that are kept of a text
-MOST_EVENTS = 100  # kinds of event in one price
 MOST = 1000  # entries that a list or table may have
-MOST_NOTES = 10
 LARGEST = 2**53  # whole numbers up to this are the same for everyone who reads JSON
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a node is: the protocol that it speaks, and versions of its software for the report."""
+    """Who a node is: versions of its software for the report, and the protocol that it speaks."""
 
-    protocol: int
     versions: Mapping[str, str]
-
-    @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Hello:
-        """Read a reply to ``hello``.
-
-        Raises:
-            DataError: it is none.
-        """
-        versions = _table(told, "versions")
-        return cls(
-            _whole(told, "protocol", 0),
-            {clip(name, 40): _text(versions, name, 80) for name in versions},
-        )
+    protocol: NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -66,133 +56,76 @@ class About:
         architecture: a fingerprint of its model's.
         frozen: whether nothing of its model may be trained.
         wants_public: it cannot join before it gets the public data; then nothing else is known.
-        versions: of its software.
+        versions: of its software, as it said before.
         privacy: how it says that it protects its records.
         notes: what is switched off there, and why.
     """
 
-    objections: Mapping[str, str] = field(default_factory=dict)
-    most_questions: int = 0
-    learned: bool = False
-    marks: tuple[int, ...] = ()
-    last: int = -1
+    objections: Mapping[str, str]
+    most_questions: NonNegativeInt
+    learned: bool
+    marks: tuple[NonNegativeInt, ...]
+    last: Annotated[int, Ge(-1)]
     model: str | None = None
-    parameters: int | None = None
+    parameters: NonNegativeInt | None = None
     architecture: str = ""
     frozen: bool = False
     wants_public: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     privacy: Statement = field(default_factory=Statement)
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
-        """Read a reply to ``join``.
-
-        Args:
-            told: the reply.
-            versions: what it said before.
-
-        Raises:
-            DataError: it is none.
-        """
-        if told.get("wants_public") is True:
-            return cls(wants_public=True, versions=versions)
-        objections = _table(told, "objections")
-        return cls(
-            objections={clip(name): _text(objections, name) for name in objections},
-            most_questions=_whole(told, "most_questions", 0),
-            learned=_flag(told, "learned"),
-            marks=tuple(_whole({"mark": mark}, "mark", 0) for mark in _list(told, "marks")),
-            last=_whole(told, "last", -1),
-            model=_text(told, "model", 80) if "model" in told else None,
-            parameters=_whole(told, "parameters", 0) if "parameters" in told else None,
-            architecture=_text(told, "architecture", 80) if "architecture" in told else "",
-            frozen=_flag(told, "frozen") if "frozen" in told else False,
-            versions=versions,
-            privacy=_statement(_table(told, "privacy")) if told.get("privacy") else Statement(),
-            notes=_texts({"notes": [], **told}, "notes", MOST_NOTES),
-        )
+    notes: Annotated[tuple[str, ...], MaxLen(10)] = ()
 
 
-def _statement(table: Mapping[str, Any]) -> Statement:
-    """What a node says of its protection.
+NOTHING = About({}, 0, False, (), -1)  # is known of a node that has not joined
+
+
+def read_about(told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
+    """A reply to ``join`` of a node that runs these versions of its software.
 
     Raises:
         DataError: it is none.
     """
-    delta, budget, accountant = _number(table, "delta"), table.get("budget"), table.get("accountant")
-    if not 0 < delta < 1:
-        raise _odd("delta", delta)
-    if accountant not in get_args(Accountant):
-        raise _odd("accountant", accountant)
-    noise = _table(table, "noise")
-    return Statement(
-        mechanism=_text(table, "mechanism", 80),
-        says=_text(table, "says"),
-        unit=_text(table, "unit"),
-        delta=delta,
-        budget=None if budget is None else _number(table, "budget"),
-        accountant="rdp" if accountant == "rdp" else "pld",
-        randomness=_text(table, "randomness"),
-        noise={clip(name, 80): _number(noise, name) for name in noise},
-        rules=_texts(table, "rules"),
-        assumes=_texts(table, "assumes"),
-    )
+    if told.get("wants_public") is True:
+        return replace(NOTHING, wants_public=True, versions=versions)
+    return read(About, {**told, "versions": versions})
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far a node's local training has come."""
 
-    percent: int
+    percent: Annotated[int, Interval(ge=0, le=100)]
     learned: bool
 
-    @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Progress:
-        """Read a reply to ``learn``.
 
-        Raises:
-            DataError: it is none.
-        """
-        return cls(_whole(told, "percent", 0, 100), _flag(told, "learned"))
-
-
-def read_privacy(told: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Paid:
     """Under which mechanism a release left, and at which price, as far as the node says it.
 
-    The price is None, which is no guarantee, or events as text and how often each. ``after`` is a fingerprint
-    of what the node had answered before: the same question after something else is another release.
+    Args:
+        mechanism: its name; empty: not said.
+        price: events as text and how often each; None: no guarantee.
+        after: a fingerprint of what the node had answered before: the same question after something else is
+            another release.
+    """
+
+    mechanism: str = ""
+    price: Annotated[Mapping[str, int], MaxLen(100)] | None = None
+    after: str = ""
+
+
+def read_paid(told: Mapping[str, Any]) -> Paid:
+    """What a node says under ``privacy`` of how a release left.
 
     Raises:
         DataError: it says it in another form.
 
-    >>> read_privacy({"privacy": {"mechanism": "none", "price": None}})
-    {'mechanism': 'none', 'price': None}
-    >>> read_privacy({"privacy": {"mechanism": "pate", "price": {"gaussian(2.0)": 1}}})["price"]
+    >>> read_paid({"privacy": {"mechanism": "pate", "price": {"gaussian(2.0)": 1}}}).price
     {'gaussian(2.0)': 1}
     """
-    table = _table(told, "privacy") if "privacy" in told else {}
-    read: dict[str, Any] = {}
-    if "mechanism" in table:
-        read["mechanism"] = _text(table, "mechanism", 80)
-    if "price" in table:
-        read["price"] = None if table["price"] is None else _price(_table(table, "price"))
-    if "after" in table:
-        read["after"] = _text(table, "after", 80)
-    return read
-
-
-def _price(table: Mapping[str, Any]) -> dict[str, int]:
-    """Events that a node says it has paid.
-
-    Raises:
-        DataError: they are none, or too many.
-    """
-    if len(table) > MOST_EVENTS:
-        raise DataError(f"price has {len(table)} events: allowed are {MOST_EVENTS}")
+    paid = read(Paid, told.get("privacy", {}), "privacy")
     try:
-        return as_text(from_text(table))
+        return paid if paid.price is None else replace(paid, price=as_text(from_text(paid.price)))
     except ArgumentError as error:
         raise DataError(f"price: {error}") from error
 
@@ -206,16 +139,16 @@ def read_seconds(header: Mapping[str, Any], most: float) -> float:
     >>> read_seconds({"seconds": 7.5}, 2.0), read_seconds({"seconds": -1}, 2.0), read_seconds({}, 2.0)
     (2.0, 0.0, 0.0)
     """
-    return min(max(_number(header, "seconds"), 0.0), most) if "seconds" in header else 0.0
+    seconds: float = _value(float, header.get("seconds", 0.0), "seconds")
+    return min(max(seconds, 0.0), most)
 
 
-def read_told(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a node says beside its tensors.
-
-    Raises:
-        DataError: it is no table.
-    """
-    return _table(header, "told") if "told" in header else {}
+@dataclass(frozen=True)
+class _Failure:
+    kind: str
+    text: str = ""
+    rule: str = ""
+    number: int = -1
 
 
 def read_failure(node: str, question: str, header: Mapping[str, Any]) -> FedstillError | None:
@@ -226,61 +159,75 @@ def read_failure(node: str, question: str, header: Mapping[str, Any]) -> Fedstil
     """
     if "error" not in header:
         return None
-    told = _table(header, "error")
-    kind = _text(told, "kind")
-    if kind == "QuestionRefused":
-        return QuestionRefused(node, question, _text(told, "rule"))
-    if kind == "QuestionMismatch":
-        return QuestionMismatch(node, question, _whole(told, "number", -1) if "number" in told else -1)
-    return NodeFault(node, question, _text(told, "text"))
+    failure = read(_Failure, header["error"], "error")
+    if failure.kind == "QuestionRefused":
+        return QuestionRefused(node, question, failure.rule)
+    if failure.kind == "QuestionMismatch":
+        return QuestionMismatch(node, question, failure.number)
+    return NodeFault(node, question, failure.text)
+
+
+def read(kind: type[T], told: object, name: str = "reply") -> T:
+    """A node's words as one of the forms above; more than the form has is let go.
+
+    Args:
+        kind: the form, a dataclass.
+        told: JSON values.
+        name: by which the node told them, for the error.
+
+    Raises:
+        DataError: they are not of that form.
+
+    >>> read(Progress, {"percent": 40, "learned": False, "mood": "good"})
+    Progress(percent=40, learned=False)
+    >>> read(Progress, {"percent": 140, "learned": False})
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.DataError: it replied in a form that is not known: percent is 140
+    """
+    table, form = read_table(told, name), kind
+    hints, values = get_type_hints(form, include_extras=True), {}
+    for each in fields(form):  # type: ignore[arg-type]
+        if each.name in table or each.default is each.default_factory is MISSING:
+            values[each.name] = _value(hints[each.name], table.get(each.name), each.name)
+    return kind(**values)
+
+
+def read_table(told: object, name: str) -> Mapping[str, Any]:
+    """A node's words as a table of no particular form.
+
+    Raises:
+        DataError: they are none.
+    """
+    if not isinstance(told, dict) or len(told) > MOST:
+        raise _odd(name, told)
+    return told
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        told = _value(parts[0], value, name)
+        if not fits(kind, told):
+            raise _odd(name, value)
+        return told
+    if NoneType in parts:
+        return None if value is None else _value(parts[0], value, name)
+    if is_dataclass(kind):
+        return read(kind, value, name)  # type: ignore[arg-type]
+    if origin is Mapping:
+        table = read_table(value, name)
+        return {clip(key, 80): _value(parts[1], each, clip(key, 40)) for key, each in table.items()}
+    if origin in (tuple, Sequence):
+        if not isinstance(value, list) or len(value) > MOST:
+            raise _odd(name, value)
+        return tuple(_value(parts[0], each, name) for each in value)
+    number = kind in (int, float)
+    if not fits(kind, value) or (number and not abs(value) <= LARGEST):  # NaN too is not below anything
+        raise _odd(name, value)
+    return clip(value, LONGEST) if kind is str else float(value) if kind is float else value
 
 
 def _odd(name: str, value: object) -> DataError:
     told = clip(repr(value), 60) if isinstance(value, str | int | float | None) else type(value).__name__
     return DataError(f"it replied in a form that is not known: {name} is {told}")
-
-
-def _table(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = told.get(name)
-    if not isinstance(value, dict) or len(value) > MOST:
-        raise _odd(name, value)
-    return value
-
-
-def _list(told: Mapping[str, Any], name: str, most: int = MOST) -> list[Any]:
-    value = told.get(name)
-    if not isinstance(value, list) or len(value) > most:
-        raise _odd(name, value)
-    return value
-
-
-def _texts(told: Mapping[str, Any], name: str, most: int = MOST) -> tuple[str, ...]:
-    return tuple(_text({name: text}, name) for text in _list(told, name, most))
-
-
-def _text(told: Mapping[str, Any], name: str, longest: int = LONGEST) -> str:
-    value = told.get(name)
-    if not isinstance(value, str):
-        raise _odd(clip(name, 40), value)
-    return clip(value, longest)
-
-
-def _flag(told: Mapping[str, Any], name: str) -> bool:
-    value = told.get(name)
-    if not isinstance(value, bool):
-        raise _odd(name, value)
-    return value
-
-
-def _whole(told: Mapping[str, Any], name: str, least: int, most: int = LARGEST) -> int:
-    value = told.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _odd(name, value)
-    return value
-
-
-def _number(told: Mapping[str, Any], name: str) -> float:
-    value = told.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
-        raise _odd(name, value)  # NaN too is not below anything
-    return float(value)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedstill.core.checked import Fraction
 from fedstill.core.registry import OURS
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, Accountant, PrivacyConfig
@@ -31,7 +32,7 @@ class Statement:
     mechanism: str = "none"
     says: str = ""
     unit: str = ""
-    delta: float = 1e-5
+    delta: Fraction = 1e-5
     budget: float | None = None
     accountant: Accountant = "pld"
     randomness: str = ""

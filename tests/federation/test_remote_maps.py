@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedstill.core.errors import DataError
-from fedstill.federation.replies import LONGEST, About
+from fedstill.federation.replies import LONGEST, read_about
 from fedstill.models.vector import to_vector
 from fedstill.node.host import Host
 from fedstill.runs.config import RunConfig, from_dict
@@ -108,10 +108,10 @@ JOINED = {"objections": {}, "most_questions": 0, "learned": True, "marks": [], "
 
 
 def test_notes_are_short_texts_and_few() -> None:
-    assert About.read(JOINED, {}).notes == (), "of a node that tells none"
-    (note,) = About.read({**JOINED, "notes": ["two\nlines " + "x" * 999]}, {}).notes
+    assert read_about(JOINED, {}).notes == (), "of a node that tells none"
+    (note,) = read_about({**JOINED, "notes": ["two\nlines " + "x" * 999]}, {}).notes
     assert note.startswith("two lines x")
     assert len(note) == LONGEST
     for wrong in ("a text", [1], ["x"] * 11, None, {"a": "b"}):
         with pytest.raises(DataError, match="notes is"):
-            About.read({**JOINED, "notes": wrong}, {})
+            read_about({**JOINED, "notes": wrong}, {})
