@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.audit_tables import priced, print_entries, print_totals
+from fedstill.cli.console import plain
 from fedstill.cli.usage import Given, dispatch, number
 from fedstill.core.errors import ArgumentError, FedstillError
 
@@ -110,9 +111,7 @@ def _show(given: Given) -> None:
     within, allowed = (lambda value: 0 < value < 1), "above 0 and below 1"
     at = number("--delta", given.get("--delta") or str(own), float, within, allowed)
 
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = plain()
     with _opened(place) as audit:
         entries = list(audit.entries())
         console.print(f"audit log {place.file}", soft_wrap=True)

@@ -69,11 +69,6 @@ def _say(found: list[Finding]) -> None:
 
 
 def _write(path: Path, found: list[Finding], seed: int) -> None:
-    """What was found, and where.
-
-    Raises:
-        FedstillError: it cannot be written.
-    """
     import os
     import platform
     from datetime import date
@@ -92,7 +87,4 @@ def _write(path: Path, found: list[Finding], seed: int) -> None:
         "date": date.today().isoformat(),
         "findings": [asdict(finding) for finding in found],
     }
-    try:
-        path.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise FedstillError(f"{path} cannot be written: {error.strerror}") from error
+    path.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.console import plain
 from fedstill.cli.node_privacy import refusal
 from fedstill.cli.privacy_tables import Place, Plan, Run, show
 from fedstill.cli.run import configured
@@ -63,9 +64,7 @@ def plan(given: Given) -> None:
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
     config, folder = configured(target, given, "run"), Path(folders[0]) if folders else None
 
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = plain()
     run, places = _simulated(target, config) if folder is None else _at_node(folder, target, config)
     known: dict[int, Plan] = {}  # in a simulation nodes differ in how many records they have
     plans = []
