@@ -315,7 +315,7 @@ def same_figures(
             assert result[key] == figures[key]
 
 
-def until(happened: Callable[[], object], patience: float = 30.0) -> None:
+def until(happened: Callable[[], object], patience: float = 40.0) -> None:
     """Wait for something."""
     end = time.monotonic() + patience
     while not happened():
