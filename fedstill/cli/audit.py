@@ -52,21 +52,12 @@ class _Place:
 
 
 def main(words: list[str]) -> None:
-    """Do what the words after ``fedstill audit`` say.
-
-    Raises:
-        FedstillError: they say nothing that can be done, or the log is not sound.
-    """
+    """``fedstill audit ...``."""
     commands = {"show": _show, "verify": _verify, "export": _export, "settle": _settle}
     dispatch("audit", words, HELP, commands)
 
 
 def _place(path: Path) -> _Place:
-    """The log that a path means.
-
-    Raises:
-        FedstillError: there is none.
-    """
     from fedstill.node import own_audit, owner
     from fedstill.node.audit import FILE
 

@@ -48,11 +48,7 @@ options of `audit`:
 
 
 def main(words: list[str]) -> None:
-    """Do what the words after ``fedstill privacy`` say.
-
-    Raises:
-        FedstillError: they say nothing that can be done.
-    """
+    """``fedstill privacy ...``."""
     afar = {"plan": "fedstill.cli.privacy_plan:plan", "audit": "fedstill.cli.privacy_audit:audit"}
     dispatch("privacy", words, HELP, {**afar, "price": _price})
 

@@ -22,11 +22,7 @@ mechanism is sound, or the attack weak."""
 
 
 def audit(given: Given) -> None:
-    """Attack one mechanism, or all of them.
-
-    Raises:
-        FedstillError: there is no such mechanism, or a claim is refuted.
-    """
+    """Attack one mechanism, or all of them; a claim that is refuted is an error."""
     name, out = given.get("--mechanism"), given.path("--out")
     seed = number("--seed", given.get("--seed") or "0", int, lambda n: n >= 0, "a whole number from 0 up")
 

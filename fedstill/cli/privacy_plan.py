@@ -43,12 +43,7 @@ class _Wish:
 
 
 def plan(given: Given) -> None:
-    """Say what a run will cost one node, or those of a simulation.
-
-    Raises:
-        FedstillError: what is given cannot be planned, no noise is enough, or a node would refuse the run;
-            then after the plan.
-    """
+    """Say what a run will cost one node, or those of a simulation; a refusal is an error."""
     noise = given.get("--noise")
     wish = _Wish(
         number("--epsilon", given.get("--epsilon")),
@@ -129,12 +124,9 @@ def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
 
 
 def _require_public(run: Run, note: str) -> None:
-
     if run.public is None and run.method.needs().public:
         told = f" ({note})" if note else ""
-        raise FedstillError(
-            f"the public data of {run.name} are not here{told}, and its price follows from them"
-        )
+        raise FedstillError(f"the public data of {run.name} are not here{told}: its price follows from them")
 
 
 # --- the third of three -------------------------------------------------------------------------------

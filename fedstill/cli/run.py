@@ -128,11 +128,7 @@ def _in_full(word: str) -> str:
 
 
 def changed(config: RunConfig, words: list[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
-    """The same run with options from the command line.
-
-    Raises:
-        FedstillError: an option that does not exist, or a value that it cannot have.
-    """
+    """The same run with options from the command line."""
     from fedstill.cli.options import override
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
