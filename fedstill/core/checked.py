@@ -93,7 +93,7 @@ def check(config: object, under: str) -> None:
     of: Any = type(config)
     for name, kind in _limited(of):
         value = getattr(config, name)
-        if not fits(kind, value):
+        if not _fits(kind, value):
             told = list(value) if isinstance(value, tuple) else value
             raise ArgumentError(f"{under}.{name}" if under else name, told, allowed(kind))
 
@@ -130,18 +130,17 @@ def _limited(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple((name, hints[name]) for name in names if allowed(hints[name]))
 
 
-def fits(kind: Any, value: Any) -> bool:
-    """Whether a value is what a type with constraints allows."""
+def _fits(kind: Any, value: Any) -> bool:
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return value in parts
     if origin is Annotated:
         tests = [(_CONSTRAINTS[type(each)][0], of) for each, of in _constraints(kind)]
-        return fits(parts[0], value) and all(test(value, of) for test, of in tests)
+        return _fits(parts[0], value) and all(test(value, of) for test, of in tests)
     if origin in (Union, UnionType):
-        return any(fits(part, value) for part in parts)
+        return any(_fits(part, value) for part in parts)
     if _is_list(kind):
-        return isinstance(value, (list, tuple)) and all(fits(parts[0], each) for each in value)
+        return isinstance(value, (list, tuple)) and all(_fits(parts[0], each) for each in value)
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     return isinstance(value, kind) if isinstance(kind, type) else value is not None

@@ -6,14 +6,14 @@ form is that node's fault, and goes no further. Each form is a dataclass, whose 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Interval, MaxLen
 
-from fedstill.core.checked import NonNegativeInt, fits
+from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -21,7 +21,9 @@ from fedstill.core.errors import (
     NodeFault,
     QuestionMismatch,
     QuestionRefused,
+    RunFolderError,
 )
+from fedstill.core.loading import load
 from fedstill.core.words import clip
 from fedstill.privacy.events import as_text, from_text
 from fedstill.privacy.statement import Statement
@@ -34,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Hello:
+class Hello(Checked):
     """Who a node is: versions of its software for the report, and the protocol that it speaks."""
 
     versions: Mapping[str, str]
@@ -42,7 +44,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class About:
+class About(Checked):
     """A node that has joined: what it says of itself, and where it is.
 
     Args:
@@ -91,7 +93,7 @@ def read_about(told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(Checked):
     """How far a node's local training has come."""
 
     percent: Annotated[int, Interval(ge=0, le=100)]
@@ -99,7 +101,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Paid:
+class Paid(Checked):
     """Under which mechanism a release left, and at which price, as far as the node says it.
 
     Args:
@@ -114,6 +116,11 @@ class Paid:
     after: str = ""
 
 
+@dataclass(frozen=True)
+class _Released:
+    privacy: Paid = field(default_factory=Paid)
+
+
 def read_paid(told: Mapping[str, Any]) -> Paid:
     """What a node says under ``privacy`` of how a release left.
 
@@ -123,57 +130,53 @@ def read_paid(told: Mapping[str, Any]) -> Paid:
     >>> read_paid({"privacy": {"mechanism": "pate", "price": {"gaussian(2.0)": 1}}}).price
     {'gaussian(2.0)': 1}
     """
-    paid = read(Paid, told.get("privacy", {}), "privacy")
+    paid = read(_Released, told).privacy
     try:
         return paid if paid.price is None else replace(paid, price=as_text(from_text(paid.price)))
     except ArgumentError as error:
         raise DataError(f"price: {error}") from error
 
 
-def read_seconds(header: Mapping[str, Any], most: float) -> float:
-    """A node's own seconds: from 0 up to those that went by.
-
-    Raises:
-        DataError: they are no number.
-
-    >>> read_seconds({"seconds": 7.5}, 2.0), read_seconds({"seconds": -1}, 2.0), read_seconds({}, 2.0)
-    (2.0, 0.0, 0.0)
-    """
-    seconds: float = _value(float, header.get("seconds", 0.0), "seconds")
-    return min(max(seconds, 0.0), most)
-
-
 @dataclass(frozen=True)
-class _Failure:
+class Failure:
+    """An error at a node.
+
+    Args:
+        kind: the name of its class.
+        text: what it says.
+        rule: by which a question was refused.
+        number: of a question that was asked twice with other content.
+    """
+
     kind: str
     text: str = ""
     rule: str = ""
     number: int = -1
 
-
-def read_failure(node: str, question: str, header: Mapping[str, Any]) -> FedstillError | None:
-    """A node's error as it is raised at the server; None for a reply that is none.
-
-    Raises:
-        DataError: it is told in another form.
-    """
-    if "error" not in header:
-        return None
-    failure = read(_Failure, header["error"], "error")
-    if failure.kind == "QuestionRefused":
-        return QuestionRefused(node, question, failure.rule)
-    if failure.kind == "QuestionMismatch":
-        return QuestionMismatch(node, question, failure.number)
-    return NodeFault(node, question, failure.text)
+    def error(self, node: str, question: str) -> FedstillError:
+        """As it is raised at the server."""
+        if self.kind == "QuestionRefused":
+            return QuestionRefused(node, question, self.rule)
+        if self.kind == "QuestionMismatch":
+            return QuestionMismatch(node, question, self.number)
+        return NodeFault(node, question, self.text)
 
 
-def read(kind: type[T], told: object, name: str = "reply") -> T:
+@dataclass(frozen=True)
+class Header:
+    """What stands beside the tensors of a reply: what is told, or the error, and the node's own seconds."""
+
+    told: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: Failure | None = None
+
+
+def read(kind: type[T], told: Mapping[str, Any]) -> T:
     """A node's words as one of the forms above; more than the form has is let go.
 
     Args:
         kind: the form, a dataclass.
         told: JSON values.
-        name: by which the node told them, for the error.
 
     Raises:
         DataError: they are not of that form.
@@ -183,51 +186,26 @@ def read(kind: type[T], told: object, name: str = "reply") -> T:
     >>> read(Progress, {"percent": 140, "learned": False})
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.DataError: it replied in a form that is not known: percent is 140
+    fedstill.core.errors.DataError: its reply: percent is 140: allowed is 0 or more and up to 100
     """
-    table, form = read_table(told, name), kind
-    hints, values = get_type_hints(form, include_extras=True), {}
-    for each in fields(form):  # type: ignore[arg-type]
-        if each.name in table or each.default is each.default_factory is MISSING:
-            values[each.name] = _value(hints[each.name], table.get(each.name), each.name)
-    return kind(**values)
+    try:
+        return load(kind, _cut(told, "all of it"), Path("its reply"))
+    except ArgumentError as error:
+        raise DataError(f"its reply: {clip(str(error))}") from error
+    except RunFolderError as error:
+        raise DataError(clip(str(error))) from error
 
 
-def read_table(told: object, name: str) -> Mapping[str, Any]:
-    """A node's words as a table of no particular form.
-
-    Raises:
-        DataError: they are none.
-    """
-    if not isinstance(told, dict) or len(told) > MOST:
-        raise _odd(name, told)
-    return told
-
-
-def _value(kind: Any, value: Any, name: str) -> Any:
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        told = _value(parts[0], value, name)
-        if not fits(kind, told):
-            raise _odd(name, value)
-        return told
-    if NoneType in parts:
-        return None if value is None else _value(parts[0], value, name)
-    if is_dataclass(kind):
-        return read(kind, value, name)  # type: ignore[arg-type]
-    if origin is Mapping:
-        table = read_table(value, name)
-        return {clip(key, 80): _value(parts[1], each, clip(key, 40)) for key, each in table.items()}
-    if origin in (tuple, Sequence):
-        if not isinstance(value, list) or len(value) > MOST:
-            raise _odd(name, value)
-        return tuple(_value(parts[0], each, name) for each in value)
-    number = kind in (int, float)
-    if not fits(kind, value) or (number and not abs(value) <= LARGEST):  # NaN too is not below anything
-        raise _odd(name, value)
-    return clip(value, LONGEST) if kind is str else float(value) if kind is float else value
-
-
-def _odd(name: str, value: object) -> DataError:
-    told = clip(repr(value), 60) if isinstance(value, str | int | float | None) else type(value).__name__
-    return DataError(f"it replied in a form that is not known: {name} is {told}")
+def _cut(value: Any, name: str) -> Any:
+    """JSON values with texts cut to a length; what is beyond all measure is refused."""
+    if isinstance(value, str):
+        return clip(value, LONGEST)
+    if isinstance(value, Mapping | list) and len(value) > MOST:
+        raise DataError(f"its reply: {name} has {len(value)} entries: allowed are {MOST}")
+    if isinstance(value, Mapping):
+        return {clip(key, LONGEST): _cut(each, clip(key, 40)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_cut(each, name) for each in value]
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN too is not below anything
+        raise DataError(f"its reply: {name} is {clip(repr(value), 60)}: allowed are numbers up to {LARGEST}")
+    return value
