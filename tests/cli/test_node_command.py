@@ -181,8 +181,7 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here:
     ("words", "line"),
     [
         (["chek"], "unknown command 'node chek': did you mean 'node check'?"),
-        (["check"], "fedstill node check is '': allowed is DIR [RUN.toml|PRESET]"),
-        (["check", "a", "b", "c"], "fedstill node check is 'a b c'"),
+        (["check", "a", "b", "c"], "fedstill node check is 'a b c': allowed is DIR [RUN.toml|PRESET]"),
         (["check", "a", "--quick"], "unknown option '--quick'"),
         (
             ["check", "no-such-folder", "digit-fediod"],
@@ -192,10 +191,8 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here:
             ["check", "no-such-folder"],
             "no-such-folder has no node.toml: `fedstill node init no-such-folder` writes",
         ),
-        (["check", "no-such-folder", "digits-fediod"], "no-such-folder has no node.toml"),
         (["start", "no-such-folder"], "no-such-folder has no node.toml"),
         (["init", "no-such-folder", "--name", "a b"], "name is 'a b': allowed is 1 to 64 letters"),
-        (["init", "no-such-folder", "--name"], "--name is '': allowed is a value after it"),
     ],
 )
 def test_what_an_owner_gets_wrong_is_one_line(
@@ -254,12 +251,8 @@ def test_help_names_all(here: Here) -> None:
         assert f"fedstill node {command} DIR" in said
 
 
-def test_data_of_a_task_that_no_run_names_are_no_fault(tmp_path: Path, here: Here) -> None:
-    folder = tmp_path / "scans"
-    here("init", folder)
-    say(folder, ("online = true", "online = false"), ('name = "small-cnn"', 'name = "unet:8"'))
-    images = np.zeros((3, 8, 8), dtype=np.uint8)
-    np.savez(folder / "data.npz", images=images, masks=images + np.eye(8, dtype=np.uint8))
+def test_data_of_a_task_that_no_run_names_are_no_fault(scans: Path, tmp_path: Path, here: Here) -> None:
+    folder = scans
     code, out, err = here("check", folder)
     assert (code, err) == (1, "")
     assert "images with masks: name the run, which says what the task is" in " ".join(out.split())
@@ -274,16 +267,19 @@ def test_data_of_a_task_that_no_run_names_are_no_fault(tmp_path: Path, here: Her
     )
     code, out, err = here("check", folder, run)
     assert (code, err) == (0, "")
-    assert "3 examples, 1 x 8 x 8, from data.npz" in out
-    assert "background: 87.5%, foreground: 12.5% of all pixels" in out
+    assert "3 examples, 1 x 16 x 16, from data.npz" in out
+    assert "background: 93.8%, foreground: 6.25% of all pixels" in out
 
 
-def _scans(folder: Path, here: Here) -> None:
+@pytest.fixture
+def scans(tmp_path: Path, here: Here) -> Path:
     """A node with three masked images of 16 pixels a side."""
+    folder = tmp_path / "scans"
     here("init", folder)
     say(folder, ("online = true", "online = false"), ('name = "small-cnn"', 'name = "unet:8"'))
     images = np.zeros((3, 16, 16), dtype=np.uint8)
     np.savez(folder / "data.npz", images=images, masks=images + np.eye(16, dtype=np.uint8))
+    return folder
 
 
 RUN = """
@@ -295,9 +291,10 @@ student.model = "unet:8"
 """
 
 
-def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(tmp_path: Path, here: Here) -> None:
-    folder, run = tmp_path / "scans", tmp_path / "run.toml"
-    _scans(folder, here)
+def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(
+    scans: Path, tmp_path: Path, here: Here
+) -> None:
+    folder, run = scans, tmp_path / "run.toml"
     run.write_text(RUN, encoding="utf-8")
     code, out, err = here("check", folder, run)
     assert (code, err) == (0, "")
@@ -310,9 +307,8 @@ def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(tmp_path: Pa
     assert "No faults." in said
 
 
-def test_data_whose_form_is_with_the_server_are_not_checked(tmp_path: Path, here: Here) -> None:
-    folder, run = tmp_path / "scans", tmp_path / "run.toml"
-    _scans(folder, here)
+def test_data_whose_form_is_with_the_server_are_not_checked(scans: Path, tmp_path: Path, here: Here) -> None:
+    folder, run = scans, tmp_path / "run.toml"
     say(folder, ("fit = false", "fit = true"))  # to a size that only the server knows
     run.write_text(RUN, encoding="utf-8")
     code, out, err = here("check", folder, run)
