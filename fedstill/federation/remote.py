@@ -98,8 +98,7 @@ class Remote(Federation):
         Raises:
             FedstillError: a node cannot take part, or too few can be reached.
         """
-        for node, told in self._each(self.present, "join", self._joined).items():
-            self.about[node] = told
+        self.about |= self._each(self.present, "join", self._joined)
 
     def learn(self, progress: Callable[[int], None]) -> None:
         """Have all nodes do the local training that the method wants first.
@@ -116,13 +115,14 @@ class Remote(Federation):
 
     def remember(self, mark: int) -> None:
         """Have all nodes keep their state as it is before question ``mark``."""
-        self._each(
-            self.present, "remember", lambda node: self._send.tell(node, {"do": "remember", "mark": mark})
-        )
+        self._tell_all("remember", mark)
 
     def recall(self, mark: int) -> None:
         """Have all nodes go back to where they were before question ``mark``."""
-        self._each(self.present, "recall", lambda node: self._send.tell(node, {"do": "recall", "mark": mark}))
+        self._tell_all("recall", mark)
+
+    def _tell_all(self, do: str, mark: int) -> None:
+        self._each(self.present, do, lambda node: self._send.tell(node, {"do": do, "mark": mark}))
 
     def leave(self) -> None:
         """Tell all nodes that the run is over; who is not there need not know."""
