@@ -30,9 +30,8 @@ def columns(*heads: str | None, gap: int = 2, left: int | None = None, **first: 
 
     table = Table(box=None, show_header=any(heads), padding=(0, gap, 0, 0), pad_edge=False)
     for place, head in enumerate(heads):
-        side: Any = "left" if left is None or place < left else "right"
-        own = first if place == 0 else {}
-        table.add_column(head or "", justify=side, overflow="fold", header_style="bold", **own)
+        own = {"justify": "left" if left is None or place < left else "right", **(first if not place else {})}
+        table.add_column(head or "", overflow="fold", header_style="bold", **own)
     return table
 
 
