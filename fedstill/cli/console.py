@@ -30,7 +30,8 @@ def columns(*heads: str | None, gap: int = 2, left: int | None = None, **first: 
 
     table = Table(box=None, show_header=any(heads), padding=(0, gap, 0, 0), pad_edge=False)
     for place, head in enumerate(heads):
-        own = {"justify": "left" if left is None or place < left else "right", **(first if not place else {})}
+        side = "left" if left is None or place < left else "right"
+        own: dict[str, Any] = {"justify": side, **(first if place == 0 else {})}
         table.add_column(head or "", overflow="fold", header_style="bold", **own)
     return table
 
