@@ -39,9 +39,9 @@ def steady_adam(monkeypatch: pytest.MonkeyPatch) -> None:
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """The command line in this process: its exit code, stdout and stderr."""
 
-    def call(*words: str) -> tuple[int, str, str]:
+    def call(*words: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:
-            cli.main(words)
+            cli.main([str(word) for word in words])
         captured = capsys.readouterr()
         assert isinstance(left.value.code, int)
         return left.value.code, captured.out, captured.err

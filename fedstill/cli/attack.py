@@ -30,11 +30,7 @@ progress.
 
 
 def main(words: list[str]) -> None:
-    """Do what the words after ``fedstill attack`` say.
-
-    Raises:
-        FedstillError: a wrong word, no finished run in the folder, or a run that cannot be repeated here.
-    """
+    """``fedstill attack ...``."""
     helped = any(word in HELPS for word in words)  # and that takes no run
     given = read("attack", f"{'[RUN]' if helped else 'RUN'} [--quiet] [--OPTION VALUE ...]", words)
     if not helped:  # before torch is imported, which takes seconds
@@ -56,7 +52,6 @@ def main(words: list[str]) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Refuse what is no folder of a finished run."""
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}: allowed is the folder of a finished run")
     if (folder / "compare.toml").exists():
@@ -71,12 +66,7 @@ def _check(folder: Path) -> None:
 
 
 def configured(words: list[str]) -> LeakageConfig:
-    """The attacks that words choose, with their options.
-
-    Raises:
-        FedstillError: an attack that does not exist, an option that none of the chosen ones has, or a value
-            that it cannot have.
-    """
+    """The attacks that words choose, with their options."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.attacks.config import LeakageConfig
     from fedstill.cli.options import group, override

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.audit_tables import priced, print_entries, print_totals
+from fedstill.cli.console import plain
 from fedstill.cli.usage import Given, dispatch, number
 from fedstill.core.errors import ArgumentError, FedstillError
 
@@ -51,21 +52,12 @@ class _Place:
 
 
 def main(words: list[str]) -> None:
-    """Do what the words after ``fedstill audit`` say.
-
-    Raises:
-        FedstillError: they say nothing that can be done, or the log is not sound.
-    """
+    """``fedstill audit ...``."""
     commands = {"show": _show, "verify": _verify, "export": _export, "settle": _settle}
     dispatch("audit", words, HELP, commands)
 
 
 def _place(path: Path) -> _Place:
-    """The log that a path means.
-
-    Raises:
-        FedstillError: there is none.
-    """
     from fedstill.node import own_audit, owner
     from fedstill.node.audit import FILE
 
@@ -110,9 +102,7 @@ def _show(given: Given) -> None:
     within, allowed = (lambda value: 0 < value < 1), "above 0 and below 1"
     at = number("--delta", given.get("--delta") or str(own), float, within, allowed)
 
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = plain()
     with _opened(place) as audit:
         entries = list(audit.entries())
         console.print(f"audit log {place.file}", soft_wrap=True)

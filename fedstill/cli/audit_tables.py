@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.console import columns
+from fedstill.cli.privacy import budgets, left, up
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from fedstill.node.audit import AuditLog
     from fedstill.privacy.config import Accountant, PrivacyConfig
@@ -27,14 +28,21 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
 
     told = dict.fromkeys(entry["rule"] for entry in entries if entry["part"] not in (SETTLED, REFUSED))
     rules = {rule: _letters(number) for number, rule in enumerate(told)}
-    table = _table()
-    table.add_column("entry", justify="right", no_wrap=True, header_style="bold")
-    table.add_column("when (UTC)", width=10, header_style="bold")
     named = any(entry["payer"] != DATA for entry in entries)  # a simulation's log has several nodes
-    table.add_column("run, node" if named else "run", max_width=15, overflow="fold", header_style="bold")
-    table.add_column("what left", max_width=22, overflow="fold", header_style="bold")
-    table.add_column("rule", no_wrap=True, header_style="bold")
-    table.add_column("price", overflow="fold", header_style="bold")
+    table = columns(
+        "entry",
+        "when (UTC)",
+        "run, node" if named else "run",
+        "what left",
+        "rule",
+        "price",
+        justify="right",
+        no_wrap=True,
+    )
+    for place, width in ((1, 10), (2, 15), (3, 22)):
+        table.columns[place].max_width = width
+    table.columns[1].width = 10
+    table.columns[4].no_wrap = True
     for entry in entries:
         when = str(entry["at"])[:19].replace("T", "\n")
         run = entry["run"] if len(entry["run"]) <= 15 else f"{entry['run'][:8]}…"  # the totals have it whole
@@ -50,9 +58,7 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
             console.print(f"{lost} lost, and their numbers are not used again.")
     if len(entries) < count:
         console.print(f"These are the last {len(entries)} of {count} entries; --last 0 shows all.")
-    legend = _table()
-    legend.add_column("rule", no_wrap=True, header_style="bold")
-    legend.add_column("what is done before it leaves", header_style="bold")
+    legend = columns("rule", "what is done before it leaves", no_wrap=True)
     for rule, letters in rules.items():
         legend.add_row(letters, rule)
     console.print()
@@ -71,12 +77,6 @@ def _explain(console: Console, kinds: set[str]) -> None:
     )
     for kind in sorted(kinds):
         console.print(f"  {kind}: {kind_named(kind).says or 'not declared by any method here'}")
-
-
-def _table() -> Table:
-    from rich.table import Table
-
-    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
 
 def _letters(number: int) -> str:
@@ -138,74 +138,36 @@ def print_totals(
         privacy: the owner's: by which accountant, and what is left of its budgets. None: neither is known.
     """
     from fedstill.node.entries import ALL, DATA, RELEASES
+    from fedstill.privacy.accounting import epsilon
+    from fedstill.privacy.events import from_text
 
     limited = privacy is not None and math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
-    table = _table()
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
-    for place, head in enumerate([*heads, "left"] if limited else heads):
-        justify: Literal["left", "right"] = "left" if place < 2 else "right"
-        table.add_column(head, justify=justify, overflow="fold", header_style="bold")
+    table = columns(*heads, *(["left"] if limited else []), left=2)
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
-    left = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
+    gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
     runs: dict[str, list[str]] = {}
     for payer, run in audit.sums.spent:
         if run != ALL:
             runs.setdefault(payer, []).append(run)
     paid: list[str] = []
     for payer, names in runs.items():
-        budgets = privacy if limited and payer == DATA else None
-        for run in names if len(names) == 1 and budgets is None else [*names, ALL]:
+        own = privacy if limited and payer == DATA else None
+        for run in names if len(names) == 1 and own is None else [*names, ALL]:
             spent = audit.spent(payer, run)
             price, bare = (spent.run, spent.bare_run) if run else (spent.total, spent.bare_total)
-            count = left[payer, run] if run else sum(left[payer, name] for name in names)
-            said = _epsilon(price, bare, delta, accountant)
-            kept = _kept(budgets, not run, price, bare)
+            count = gone[payer, run] if run else sum(gone[payer, name] for name in names)
+            try:
+                said = "no guarantee" if bare else up(epsilon(from_text(price), delta, accountant))
+                kept = "" if own is None else left(own, price, bare, over_all=not run)
+            except ArgumentError:  # an edited entry
+                said = kept = "not known"
             table.add_row(payer, run or "all runs", str(count), str(bare), said, kept)
         prices = events(audit.spent(payer, ALL).total)
         more = f" and {len(prices) - MANY} other prices" if len(prices) > MANY else ""
         paid.append(f"Paid in all for {payer}: {', '.join(prices[:MANY]) or 'nothing'}{more}.")
     console.print(table)
     if privacy is not None and limited:
-        console.print(f"Budgets, by {accountant.upper()}: {_budgets(privacy)}.")
+        console.print(f"Budgets, by {accountant.upper()}: {'; '.join(budgets(privacy))}.")
     for line in paid:
         console.print(line)
-
-
-def _budgets(privacy: PrivacyConfig) -> str:
-    """What a node's owner allows, in words."""
-    both = (("a run", privacy.epsilon, privacy.delta), ("all runs on these data", *privacy.over_all))
-    return "; ".join(
-        f"{what} has " + (f"epsilon {most:g} at delta {at:g}" if math.isfinite(most) else "none")
-        for what, most, at in both
-    )
-
-
-def _kept(privacy: PrivacyConfig | None, over_all: bool, spent: Mapping[str, int], bare: int) -> str:
-    """What is left of a run's budget or of that of all runs, rounded down; nothing where there are none."""
-    from fedstill.privacy.budget import Budget
-    from fedstill.privacy.events import from_text
-
-    if privacy is None:
-        return ""
-    most, delta = privacy.over_all if over_all else (privacy.epsilon, privacy.delta)
-    if math.isinf(most):
-        return "no budget"
-    try:
-        left = 0.0 if bare else Budget(most, delta, privacy.accountant).left(from_text(spent))
-    except ArgumentError:  # an edited entry
-        return "not known"
-    return f"{math.floor(1000 * left) / 1000:g}"
-
-
-def _epsilon(spent: Mapping[str, int], bare: int, delta: float, accountant: Accountant) -> str:
-    """An epsilon, rounded up; none where something left without a guarantee."""
-    from fedstill.privacy.accounting import epsilon
-    from fedstill.privacy.events import from_text
-
-    if bare:
-        return "no guarantee"
-    try:
-        value = epsilon(from_text(spent), delta, accountant)
-    except ArgumentError:  # an edited entry
-        return "not known"
-    return f"{math.ceil(1000 * value) / 1000:g}" if math.isfinite(value) else "inf"

@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-def print_facts(console: Console, facts: Mapping[str, str], indent: str = "  ") -> None:
-    """What is to be known of one thing, a line each, under their names."""
     from rich.table import Table
 
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for head, text in facts.items():
-        table.add_row(f"{indent}{head}", text)
+
+def plain() -> Console:
+    """A console that prints texts as they are."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def columns(*heads: str | None, gap: int = 2, left: int | None = None, **first: Any) -> Table:
+    """A table without lines.
+
+    Args:
+        heads: of its columns; None, or no heads: they have none.
+        gap: spaces between two columns.
+        left: so many columns are words, all others numbers; None: all are words.
+        first: options of the first column.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, show_header=any(heads), padding=(0, gap, 0, 0), pad_edge=False)
+    for place, head in enumerate(heads):
+        side = "left" if left is None or place < left else "right"
+        own: dict[str, Any] = {"justify": side, **(first if place == 0 else {})}
+        table.add_column(head or "", overflow="fold", header_style="bold", **own)
+    return table
+
+
+def print_facts(console: Console, facts: Mapping[str, str | Sequence[str]], indent: str = "  ") -> None:
+    """What is to be known of one thing under its names: a line each, or several."""
+    table = columns(None, None, no_wrap=True)
+    for head, texts in facts.items():
+        lines = [texts] if isinstance(texts, str) else texts
+        for number, line in enumerate(lines):
+            table.add_row(f"{indent}{head}" if number == 0 else "", line)
     console.print(table)
     console.print()
 
 
 def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
     """Rows under their heads; the first ``left`` columns are words, all others numbers."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for place, head in enumerate(heads):
-        table.add_column(
-            f"  {head}" if place == 0 else head,
-            justify="left" if place < left else "right",
-            overflow="fold",
-            header_style="bold",
-        )
+    table = columns(f"  {heads[0]}", *heads[1:], left=left)
     for first, *rest in rows:
         table.add_row(f"  {first}", *rest)
     console.print(table)

@@ -75,13 +75,13 @@ COMMANDS = {
     "list": "fedstill.cli.names:names",
     "show": "fedstill.cli.run:show",
     "report": "fedstill.cli.run:report",
+    "figures": "fedstill.cli.run:figures",
 }
 ROOMS = {  # commands that have commands, or a help of their own
     "node": "fedstill.cli.node:main",
     "audit": "fedstill.cli.audit:main",
     "privacy": "fedstill.cli.privacy:main",
     "attack": "fedstill.cli.attack:main",
-    "figures": "fedstill.cli.figures:main",
     "server": "fedstill.cli.server:main",
     "questions": "fedstill.cli.bundles:main",
     "distil": "fedstill.cli.bundles:distil",

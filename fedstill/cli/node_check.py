@@ -6,22 +6,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from fedstill.cli.console import columns, plain, print_facts, print_table
 from fedstill.cli.usage import Given
 from fedstill.core.errors import DataError, FedstillError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import nn
 
     from fedstill.core.dataset import TensorData
     from fedstill.data.public import Public
     from fedstill.data.spec import InputSpec
+    from fedstill.node.mechanism import Mechanism
+    from fedstill.node.node_file import NodeFile
     from fedstill.node.owner import Examined
     from fedstill.protocol.method import Method
-    from fedstill.protocol.questions import NodeSide
+    from fedstill.protocol.questions import Question
     from fedstill.runs.config import RunConfig
-    from fedstill.tasks import TaskConfig
 
 FEW = 20  # classes that are shown one by one
 
@@ -41,8 +44,6 @@ def check(given: Given) -> None:
     """Say it; nothing is trained."""
     folder = Path(given.places[0])
 
-    from rich.console import Console
-
     from fedstill.node import owner
     from fedstill.runs.config import load
 
@@ -51,12 +52,12 @@ def check(given: Given) -> None:
     found = owner.examine(folder, known[0], task=known[1])
     if found.file is None:
         leave_faulty(folder, found.faults)
-    console = Console(highlight=False, markup=False, emoji=False)
-    _print_node(console, folder, found)
+    console = plain()
+    _print_node(console, folder, found.file, found)
     if asking is not None:
-        _print_questions(console, folder, asking, found)
+        _print_questions(console, folder, asking, found.file, found)
     elif not found.untold:  # else which methods serve follows from a task that is not known
-        _print_methods(console, found)
+        _print_methods(console, found.file, found)
     if found.faults:
         leave_faulty(folder, found.faults)
     if found.untold:
@@ -89,38 +90,24 @@ def asked_by(target: str, config: RunConfig) -> Asking:
     return Asking(target, config, InputSpec.of(config.task, data), public, "")
 
 
-def _print_node(console: Console, folder: Path, found: Examined) -> None:
-    from rich.table import Table
-
+def _print_node(console: Console, folder: Path, file: NodeFile, found: Examined) -> None:
     from fedstill.node.own_audit import audit_file
     from fedstill.node.rights import open_to_others
 
-    if found.file is None:
-        return
-    console.print(f"node {found.file.name}, in {folder.resolve()}", soft_wrap=True)
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True, min_width=9)
-    table.add_column()
-    for head, lines in _facts(folder, found).items():
-        for number, line in enumerate(lines):
-            table.add_row(f"  {head}" if number == 0 else "", line)
-    console.print(table)
-    if (told := open_to_others(folder, audit_file(found.file, folder))) is not None:
-        console.print(told, soft_wrap=True)
-    console.print()
+    console.print(f"node {file.name}, in {folder.resolve()}", soft_wrap=True)
+    print_facts(console, _facts(folder, file, found))
+    if (told := open_to_others(folder, audit_file(file, folder))) is not None:
+        console.print(f"{told}\n", soft_wrap=True)
 
 
-def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
+def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
     """What a node is, in lines by what they are about."""
     from fedstill.cli.node_privacy import privacy_facts
     from fedstill.core.words import times
     from fedstill.data.private_config import SOURCES
     from fedstill.node import kit
 
-    file = found.file
     facts: dict[str, list[str]] = {}
-    if file is None:
-        return facts
     if found.data is not None and found.spec is not None:
         source = file.data.path if file.data.source in SOURCES else file.data.source
         facts["data"] = [f"{len(found.data)} examples, {times(found.spec.shape)}, from {source}"]
@@ -129,7 +116,7 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
     elif found.untold:
         facts["data"] = [found.untold.removeprefix("data ")]
     if found.model is not None:
-        facts["model"] = [f"{file.model.name}, {_about_model(found)}"]
+        facts["model"] = [f"{file.model.name}, {_about_model(found.model, file.model.weights)}"]
     if found.compute is not None:
         facts["compute"] = [f"{found.compute.device}, {found.compute.precision}"]
     policy = file.policy
@@ -143,14 +130,12 @@ def _facts(folder: Path, found: Examined) -> dict[str, list[str]]:
         + ("outputs only; " if policy.outputs_only else "parameters may leave; ")
         + (", ".join(f"at most {most} {what}" for what, most in limits.items() if most) or "no limits")
     ]
-    facts["privacy"] = privacy_facts(folder, found)
+    facts["privacy"] = privacy_facts(folder, file, found.data)
     if not file.online:
         facts["link"] = ["none: it answers files of questions"]
     elif not kit.faults(folder, None):
-        until = kit.valid_until(folder)
-        facts["link"] = [
-            f"dials out to {kit.read(folder)[1]}; its certificate is valid until {until:%Y-%m-%d}"
-        ]
+        until = f"its certificate is valid until {kit.valid_until(folder):%Y-%m-%d}"
+        facts["link"] = [f"dials out to {kit.read(folder)[1]}; {until}"]
     return facts
 
 
@@ -172,152 +157,143 @@ def _counts(spec: InputSpec, data: TensorData) -> str:
     return ", ".join(f"{name}: {count:.0f}" for name, count in zip(classes, counts, strict=True))
 
 
-def _about_model(found: Examined) -> str:
+def _about_model(model: nn.Module, weights: str) -> str:
     from fedstill.models.foreign import Predictor
 
-    model = found.model
-    if model is None or isinstance(model, Predictor):
-        told = "" if model is None else model.extra_repr()
-        return f"{told}: it only predicts, and nothing of it is trained"
+    if isinstance(model, Predictor):
+        return f"{model.extra_repr()}: it only predicts, and nothing of it is trained"
     sizes = [parameter.numel() for parameter in model.parameters()]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     share = "all" if trained == sum(sizes) else f"{trained:,}" if trained else "none"
-    weights = (
-        "" if found.file is None or not found.file.model.weights else f", from {found.file.model.weights}"
-    )
-    return f"{sum(sizes):,} parameters{weights}, {share} trained here"
+    origin = f", from {weights}" if weights else ""
+    return f"{sum(sizes):,} parameters{origin}, {share} trained here"
 
 
-def _side(method: Method, found: Examined, public: Public | None, task_config: TaskConfig) -> NodeSide:
-    """A method's part at this node; of the task that is named where the data do not say their spec."""
+@dataclass(frozen=True)
+class _Verdict:
+    """What a node would do in a run.
+
+    Args:
+        questions: that it would be asked.
+        rules: by which it would refuse some, by name.
+        against: why it cannot take part; None: nothing is known against it.
+        mechanism: its own in the run, where all that leaves can be protected.
+    """
+
+    questions: Mapping[str, Question]
+    rules: Mapping[str, str]
+    against: str | None
+    mechanism: Mechanism | None
+
+
+def _judged(
+    method: Method, file: NodeFile, found: Examined, asking: Asking | None, folder: Path | None
+) -> _Verdict:
+    """What a node would do in a run of a method; of the folder's own budgets where the run is known."""
+    from torch import nn
+
+    from fedstill.cli.node_privacy import unprotected
     from fedstill.core.compute import Compute
+    from fedstill.data.loaders import CLASSIFICATION
+    from fedstill.node import owner
     from fedstill.protocol.method import side_of
     from fedstill.protocol.questions import NodeSetting, stand_in
 
-    task = found.spec.make_task() if found.spec else task_config.example()
-    local = found.file.local if found.file else None
-    known = public or stand_in(task, found.spec.shape if found.spec else ())
-    setting = NodeSetting(task, local, found.compute or Compute(), known)  # type: ignore[arg-type]
-    return side_of(method, setting)
+    # Of the task that is named where the data do not say their spec.
+    named = asking.config.task if asking else CLASSIFICATION
+    task = found.spec.make_task() if found.spec else named.example()
+    known = (asking.public if asking else None) or stand_in(task, found.spec.shape if found.spec else ())
+    side = side_of(method, NodeSetting(task, file.local, found.compute or Compute(), known))
+    bare, dear, mechanism = unprotected(file, found, side, folder)
+    refused = owner.objections(file, found.model or nn.Identity(), side.questions)
+    against = _first_refusal(refused) or _unfit(method, file, found, side.questions, asking)
+    stranger = _stranger(asking.config, file) if asking else None
+    against = stranger or against or _first_refusal(bare) or dear
+    return _Verdict(side.questions, {**bare, **refused}, against, None if bare else mechanism)
 
 
-def _print_questions(console: Console, folder: Path, asking: Asking, found: Examined) -> None:
+def _print_questions(console: Console, folder: Path, asking: Asking, file: NodeFile, found: Examined) -> None:
     """What one run asks, and what this node would say."""
-    from rich.table import Table
+    from fedstill.cli.node_privacy import payment
 
-    from fedstill.cli.node_privacy import payment, unprotected
-
-    config = asking.config
-    method = config.method
     if asking.note:
         whose = "those of yours" if found.spec else "not known"
         console.print(f"The run's own data are not here, so shape and classes are {whose} ({asking.note}).")
         console.print()
-    side = _side(method, found, asking.public, config.task)
-    questions = side.questions
-    rules, against = _rules(method, found, questions, _student(asking, found))
-    bare, dear, mechanism = unprotected(found, side, folder)
-    rules = {**bare, **rules}
-    against = _stranger(config, found) or against or _first_refusal(bare) or dear
-    console.print(f"In {asking.target} ({method.title}) it would be asked:")
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for name, question in questions.items():
+    verdict = _judged(asking.config.method, file, found, asking, folder)
+    console.print(f"In {asking.target} ({asking.config.method.title}) it would be asked:")
+    table = columns(None, None, None, gap=1)
+    for name, question in verdict.questions.items():
         kinds = ", ".join(dict.fromkeys(question.kinds().values()))
         often = f"x{question.times}" if question.times > 1 else ""
-        says = f"refuses ({rules[name]})" if name in rules else f"answers with {kinds or 'nothing'}"
+        rule = verdict.rules.get(name)
+        says = f"answers with {kinds or 'nothing'}" if rule is None else f"refuses ({rule})"
         table.add_row(f"  {name}", often, says)
     console.print(table)
-    if against is None and found.untold:
+    if verdict.against is not None:
+        console.print(f"It cannot take part: {verdict.against}.", soft_wrap=True)
+    elif found.untold:
         console.print("Whether it can take part is not known, as your data were not looked at.")
-    elif against is None and found.faults:
+    elif found.faults:
         console.print("Whether it can take part is not known before the faults are mended.")
-    elif against is None:
-        console.print("It can take part.")
     else:
-        console.print(f"It cannot take part: {against}.", soft_wrap=True)
-    if mechanism is not None and mechanism.protects and not bare:
-        console.print(payment(mechanism), soft_wrap=True)
+        console.print("It can take part.")
+    if verdict.mechanism is not None and verdict.mechanism.protects:
+        console.print(payment(verdict.mechanism), soft_wrap=True)
     console.print()
 
 
-def _print_methods(console: Console, found: Examined) -> None:
+def _print_methods(console: Console, file: NodeFile, found: Examined) -> None:
     """What each method asks, and what this node would say."""
-    from rich.table import Table
-
-    from fedstill.cli.node_privacy import unprotected
-    from fedstill.data.loaders import CLASSIFICATION
     from fedstill.protocol.method import METHODS
 
-    if found.file is None:
-        return
     console.print("In a run of each method, with its default options:")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for head in ("  method", "can take part", "what the node does"):
-        table.add_column(head, header_style="bold")
+    rows = []
     unseen = found.data is None or found.model is None or found.compute is None
-    for name in (*METHODS.own, *found.file.policy.methods):
-        method = METHODS[name]()
-        side = _side(method, found, None, CLASSIFICATION)
-        questions = side.questions
-        rules, against = _rules(method, found, questions, None)
-        bare, dear, _ = unprotected(found, side, None)
-        rules = {**bare, **rules}
-        against = against or _first_refusal(bare) or dear
-        told = [question for question in questions if question not in rules]
+    for name in (*METHODS.own, *file.policy.methods):
+        verdict = _judged(METHODS[name](), file, found, None, None)
+        told = [question for question in verdict.questions if question not in verdict.rules]
         parts = [f"answers {', '.join(told)}"] if told else []
-        parts += [f"refuses {', '.join(asked)} ({rule})" for rule, asked in _by_rule(rules).items()]
-        if against and not rules:
-            parts = [against]
-        says = "; ".join(parts) or "is asked nothing"
-        table.add_row(f"  {name}", "no" if against else "not known" if unseen else "yes", says)
-    console.print(table)
+        for rule in dict.fromkeys(verdict.rules.values()):
+            asked = ", ".join(question for question, its in verdict.rules.items() if its == rule)
+            parts.append(f"refuses {asked} ({rule})")
+        if verdict.against and not verdict.rules:
+            parts = [verdict.against]
+        can = "no" if verdict.against else "not known" if unseen else "yes"
+        rows.append([name, can, "; ".join(parts) or "is asked nothing"])
+    print_table(console, ["method", "can take part", "what the node does"], rows, left=3)
     console.print("Shape and classes are those of the data here; name a run to check against the run's own.")
     console.print()
 
 
-def _by_rule(rules: dict[str, str]) -> dict[str, list[str]]:
-    sorted_out: dict[str, list[str]] = {}
-    for question, rule in rules.items():
-        sorted_out.setdefault(rule, []).append(question)
-    return sorted_out
-
-
-def _rules(
+def _unfit(
     method: Method,
+    file: NodeFile,
     found: Examined,
-    questions: Mapping[str, Any],
-    student: Any,
-) -> tuple[dict[str, str], str | None]:
-    """The rule by which each question is refused, if any, and why this node cannot take part, if so."""
-    from torch import nn
-
-    from fedstill.node import own_model, owner
+    questions: Mapping[str, Question],
+    asking: Asking | None,
+) -> str | None:
+    """Why a node that refuses no question cannot take part, if so."""
+    from fedstill.node import own_model
     from fedstill.node.fit import architecture
 
-    if found.file is None:
-        return {}, None
-    model = found.model or nn.Identity()
-    rules = owner.objections(found.file, model, questions)
     needs = method.needs()
-    limit, total = found.file.policy.most_questions, sum(question.times for question in questions.values())
-    against = None
-    if rules:
-        against = _first_refusal(rules)
-    elif limit and total > limit:
-        against = f"it answers at most {limit} questions, and the run asks {total}"
-    elif found.model is not None and found.spec is not None and found.compute is not None:
-        against = own_model.unfit(found.model, needs, found.spec, found.compute)
-        if against is None and needs.same_architecture and student is not None:
-            same = architecture(student) == architecture(found.model)
-            against = None if same else "its model is not of the student's architecture"
-    return rules, against
+    limit, total = file.policy.most_questions, sum(question.times for question in questions.values())
+    if limit and total > limit:
+        return f"it answers at most {limit} questions, and the run asks {total}"
+    if found.model is None or found.spec is None or found.compute is None:
+        return None
+    against = own_model.unfit(found.model, needs, found.spec, found.compute)
+    student = _student(asking, found.spec) if asking and needs.same_architecture else None
+    if against is None and student is not None and architecture(student) != architecture(found.model):
+        return "its model is not of the student's architecture"
+    return against
 
 
-def _stranger(config: RunConfig, found: Examined) -> str | None:
+def _stranger(config: RunConfig, file: NodeFile) -> str | None:
     """Which of a run's method and task is neither the package's own nor allowed by the owner."""
     for option, chosen in (("methods", config.method), ("tasks", config.task)):
-        allowed = getattr(found.file.policy, option) if found.file else ()
-        if not chosen.registry.allows(chosen.called, allowed):
+        if not chosen.registry.allows(chosen.called, getattr(file.policy, option)):
             return f"policy.{option} does not name {chosen.called}"
     return None
 
@@ -329,14 +305,12 @@ def _first_refusal(rules: Mapping[str, str]) -> str | None:
     return None
 
 
-def _student(asking: Asking, found: Examined) -> Any:
+def _student(asking: Asking, spec: InputSpec) -> nn.Module | None:
     """The run's central model, to compare architectures; None where it cannot be made here."""
     from fedstill import models
 
-    if found.spec is None:
-        return None
     try:
-        student, spec = asking.config.student.model, found.spec
-        return models.build(student, spec.shape, len(spec.classes), 0, vocabulary=spec.vocabulary)
+        name = asking.config.student.model
+        return models.build(name, spec.shape, len(spec.classes), 0, vocabulary=spec.vocabulary)
     except FedstillError:  # a factory of the server's own
         return None

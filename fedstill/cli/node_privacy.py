@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fedstill.cli.privacy import up
+from fedstill.cli.privacy import left, up
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.data.groups import limit_groups
 from fedstill.node import own_audit
@@ -16,36 +17,31 @@ from fedstill.node.owner import Examined
 from fedstill.node.planning import forecast, objection
 from fedstill.node.protect import unit_notes, wanted
 from fedstill.privacy.accounting import within
-from fedstill.privacy.budget import Budget
 from fedstill.privacy.events import from_text, total
 from fedstill.privacy.statement import state
 from fedstill.protocol.questions import NodeSide
 
 
-def privacy_facts(folder: Path, found: Examined) -> list[str]:
+def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list[str]:
     """How the records are protected, and what is left of their budget, in lines."""
-    if found.file is None:
-        return []
-    config, lines = found.file.privacy, []
+    config, lines = file.privacy, []
     if not config.protects:
         lines.append("none: answers leave as they are, without any guarantee")
     else:
         lines.append(f"{config.called}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
-    if found.data is not None:
-        lines += unit_notes([found.data], [config])
+    if data is not None:
+        lines += unit_notes([data], [config])
     for what, most, delta in (
         ("a run", config.epsilon, config.delta),
         ("all runs on these data", *config.over_all),
     ):
         if math.isfinite(most):
             lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
-    told = _spent(found.file, folder)
+    told = _spent(file, folder)
     if told is not None and told.trouble is not None:
         lines.append(f"nothing can be charged: {told.trouble}")
     elif told is not None and math.isfinite(config.over_all[0]):
-        budget = Budget(*config.over_all, config.accountant)
-        left = 0.0 if told.bare else budget.left(from_text(told.events))
-        lines[-1] += f", of which {math.floor(1000 * left) / 1000:g} is left"
+        lines[-1] += f", of which {left(config, told.events, told.bare, over_all=True)} is left"
     if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
         again = f"the server names runs, and each may cost {config.epsilon:g} anew"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
@@ -53,18 +49,18 @@ def privacy_facts(folder: Path, found: Examined) -> list[str]:
 
 
 def unprotected(
-    found: Examined, side: NodeSide, folder: Path | None
+    file: NodeFile, found: Examined, side: NodeSide, folder: Path | None
 ) -> tuple[dict[str, str], str | None, Mechanism | None]:
     """Which questions the owner's mechanism cannot protect, why no run can be paid for, and that mechanism.
 
     Args:
-        found: the node.
+        file: the owner's.
+        found: what could be made of it.
         side: what the method asks it.
         folder: the owner's, where the run is known: noise is found for it, and what it costs compared with
             what is left. None: only what is so in every run is said.
     """
-    file = found.file
-    if file is None or found.data is None or found.spec is None or not wanted(file.privacy):
+    if found.data is None or found.spec is None or not wanted(file.privacy):
         return {}, None, None
     config, data = file.privacy, found.data
     if folder is None:

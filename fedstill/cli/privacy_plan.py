@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.console import plain
 from fedstill.cli.node_privacy import refusal
 from fedstill.cli.privacy_tables import Place, Plan, Run, show
 from fedstill.cli.run import configured
@@ -41,12 +42,7 @@ class _Wish:
 
 
 def plan(given: Given) -> None:
-    """Say what a run will cost one node, or those of a simulation.
-
-    Raises:
-        FedstillError: what is given cannot be planned, no noise is enough, or a node would refuse the run;
-            then after the plan.
-    """
+    """Say what a run will cost one node, or those of a simulation; a refusal is an error."""
     noise = given.get("--noise")
     wish = _Wish(
         number("--epsilon", given.get("--epsilon")),
@@ -62,9 +58,7 @@ def plan(given: Given) -> None:
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
     config, folder = configured(target, given, "run"), Path(folders[0]) if folders else None
 
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = plain()
     run, places = _simulated(target, config) if folder is None else _at_node(folder, target, config)
     known: dict[int, Plan] = {}  # in a simulation nodes differ in how many records they have
     plans = []
@@ -129,12 +123,9 @@ def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
 
 
 def _require_public(run: Run, note: str) -> None:
-
     if run.public is None and run.method.needs().public:
         told = f" ({note})" if note else ""
-        raise FedstillError(
-            f"the public data of {run.name} are not here{told}, and its price follows from them"
-        )
+        raise FedstillError(f"the public data of {run.name} are not here{told}: its price follows from them")
 
 
 # --- the third of three -------------------------------------------------------------------------------

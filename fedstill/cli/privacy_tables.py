@@ -29,70 +29,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as far as its cost depends on it.
-
-    Args:
-        name: as it was given.
-        method: its config.
-        spec: of inputs and classes.
-        public: public data, or None.
-        notes: what is to be said of its unit of privacy: that records belong together, and epsilon is of one.
-    """
+    """A run, as far as its cost depends on it."""
 
     name: str
     method: Any
     spec: InputSpec
     public: Public | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on its unit of privacy: that records belong together, and epsilon is of one
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node that the run is planned for.
-
-    Args:
-        name: the node's.
-        privacy: what its owner says.
-        local: how it trains.
-        examples: its records, without those that a limit of groups leaves out.
-        spent: what its data have cost so far.
-    """
+    """A node that the run is planned for."""
 
     name: str
     privacy: PrivacyConfig
     local: LocalConfig
-    examples: int
+    examples: int  # its records, without those that a limit of groups leaves out
     spent: Balance
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found for a node.
-
-    Args:
-        place: the node.
-        mechanism: of the run as planned.
-        cost: what it will be charged.
-        length: by what the run can be made longer, and how long it is; None: it costs the same.
-        found: the third of noise, steps and epsilon.
-    """
+    """What was found for a node."""
 
     place: Place
-    mechanism: Mechanism
+    mechanism: Mechanism  # of the run as planned
     cost: Forecast
-    length: Knob | None
-    found: str
+    length: Knob | None  # by what the run can be made longer, and how long it is; None: it costs the same
+    found: str  # the third of noise, steps and epsilon
 
 
 def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None) -> None:
-    """Print what was found for one node, or for those of a simulation.
-
-    Args:
-        console: where to.
-        run: the run.
-        plans: one for each node.
-        folder: the node's, or None in a simulation.
-    """
+    """Print what was found for the one node of a folder, or for those of a simulation."""
     # All nodes have one owner's rules here: the one that pays most, or lasts least, speaks for them.
     most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
     if most.found == "steps":

@@ -1,4 +1,4 @@
-"""``fedstill run``, ``show`` and ``report``: one run, its settings, and what it came to."""
+"""``fedstill run``, ``show``, ``report`` and ``figures``: one run, its settings, and what it came to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.usage import Given, leave
+from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedstill.runs.config import RunConfig
@@ -69,6 +70,18 @@ def report(given: Given) -> None:
     print(f"Report: {write_report(folder)}")
 
 
+def figures(given: Given) -> None:
+    """The figures of a run or a comparison as files."""
+    from fedstill.figures import write
+    from fedstill.report.drawing import FORMATS
+
+    kind: Any = given.get("--format") or "pdf"
+    if kind not in FORMATS:
+        raise ArgumentError("--format", kind, f"one of {', '.join(FORMATS)}")
+    for path in write(Path(given.places[0]), given.path("--out"), kind):
+        print(path)
+
+
 def out_folder(given: Given, default: str, what: str = "run") -> Path:
     """Where results go; that it is the default is said."""
     folder: Path = given.path("--out", default)
@@ -115,11 +128,7 @@ def _in_full(word: str) -> str:
 
 
 def changed(config: RunConfig, words: list[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
-    """The same run with options from the command line.
-
-    Raises:
-        FedstillError: an option that does not exist, or a value that it cannot have.
-    """
+    """The same run with options from the command line."""
     from fedstill.cli.options import override
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only

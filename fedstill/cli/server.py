@@ -40,22 +40,12 @@ MOST_RUNS = 10  # that are shown
 
 
 def main(words: list[str]) -> None:
-    """Do what the words after ``fedstill server`` say.
-
-    Raises:
-        FedstillError: a wrong word, or something that cannot be done.
-    """
-    commands: dict[str, Command] = {
-        "init": _init,
-        "start": _start,
-        "status": _status,
-        "stop": _stop,
-        "add": _add,
-        "renew": _renew,
-        "revoke": partial(_admit, command="revoke", done="is let in no more", nothing="was revoked already"),
-        "readmit": partial(_admit, command="readmit", done="is let in again", nothing="was not revoked"),
-    }
-    dispatch("server", words, HELP, commands)
+    """``fedstill server ...``."""
+    revoke = partial(_admit, command="revoke", done="is let in no more", nothing="was revoked already")
+    readmit = partial(_admit, command="readmit", done="is let in again", nothing="was not revoked")
+    commands: dict[str, Command] = {"init": _init, "start": _start, "status": _status, "stop": _stop}
+    more: dict[str, Command] = {"add": _add, "renew": _renew, "revoke": revoke, "readmit": readmit}
+    dispatch("server", words, HELP, commands | more)
 
 
 def _init(given: Given) -> None:
@@ -64,14 +54,7 @@ def _init(given: Given) -> None:
     folder, host, nodes = Path(given.places[0]), given.options["--host"][-1], given.options["--nodes"]
     in_range, allowed = (lambda value: 0 <= value < 100_000), "1 to 65535"
     port = number("--port", given.get("--port") or str(PORT), int, in_range, allowed)
-    provision.provision(folder, host, nodes, port=port)
-    _say_init(folder, host, nodes)
-
-
-def _say_init(folder: Path, host: str, nodes: list[str]) -> None:
-    from fedstill.federation import provision
-
-    port = provision.read_federation(folder)["port"]
+    port = provision.provision(folder, host, nodes, port=port)
     until = certificates.valid_until(folder / "admin")
     print(f"A federation of {len(nodes)} nodes, in {folder}.")
     print(f"The server opens port {port} of {host}; the nodes open none.")
@@ -80,9 +63,8 @@ def _say_init(folder: Path, host: str, nodes: list[str]) -> None:
     for node in nodes:
         print(f"  {folder / 'nodes' / node}  to the owner of {node}, who copies it to DIR/kit of the node")
     print(f"Then delete {folder / 'nodes'} here.")
-    print(
-        f"Keep {folder / 'admin'} for whoever starts runs: fedstill run ... --startup-kit {folder / 'admin'}"
-    )
+    admin = folder / "admin"
+    print(f"Keep {admin} for whoever starts runs: fedstill run ... --startup-kit {admin}")
     print(f"Keep {folder / 'provision'} secret: its key lets nodes in.")
     print(f"The certificates are valid until {until:%Y-%m-%d}; `fedstill server add` makes new ones.")
     print()
@@ -98,10 +80,8 @@ def _start(given: Given) -> None:
     rules.check_kit(this.kit)
     if site.running(this) is None:
         site.check_port(this)
-        print(
-            f"Server of {federation['name']} at {federation['host']}:{federation['port']}; Ctrl+C ends it.",
-            flush=True,
-        )
+        address = f"{federation['host']}:{federation['port']}"
+        print(f"Server of {federation['name']} at {address}; Ctrl+C ends it.", flush=True)
     sys.exit(site.run(this))
 
 
@@ -126,12 +106,7 @@ def _status(given: Given) -> None:
 
 
 def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """What became of the latest runs.
-
-    Args:
-        folder: of the federation.
-        jobs: of all runs, the newest first; a run that was resumed has several.
-    """
+    """What became of the latest runs; the newest job comes first, and a run that was resumed has several."""
     from datetime import datetime
 
     from fedstill.federation.runs import outcome

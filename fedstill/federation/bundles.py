@@ -23,7 +23,7 @@ from fedstill.core.tables import read_table
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.federation import signed
-from fedstill.federation.replies import About, Hello, read_privacy
+from fedstill.federation.replies import Hello, read, read_about, read_paid
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import MOST_HEADER, Tensors, pack, unpack
@@ -225,9 +225,9 @@ def unpack_answers(path: Path, blob: bytes) -> tuple[AnswersHeader, Replies]:
     header = _header(path, AnswersHeader, table)
     try:
         replies = Replies(**told, tensors=_by_number(path, tensors))
-        About.read(replies.join, Hello.read(replies.hello).versions)
+        read_about(replies.join, read(Hello, replies.hello).versions)
         for each in replies.privacy:
-            if "mechanism" not in read_privacy({"privacy": each}):
+            if not read_paid({"privacy": each}).mechanism:
                 raise DataError("it does not say how an answer is protected")
     except (TypeError, AttributeError, DataError) as error:
         raise BundleError(f"{path}: what its node tells is of another form: {error}") from error

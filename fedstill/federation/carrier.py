@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedstill.federation.replies import read_failure, read_privacy, read_seconds, read_told
+from fedstill.federation.replies import Header, Paid, read, read_paid
 from fedstill.protocol.messages import Tensors, pack, unpack
 
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
@@ -57,7 +57,7 @@ class Reply:
     """
 
     told: Mapping[str, Any]
-    privacy: Mapping[str, Any]
+    privacy: Paid
     tensors: Tensors
     own: float
     elapsed: float
@@ -110,8 +110,8 @@ class Delivery:
                 if self.over.wait(PAUSE):
                     raise LinkError("the run is over") from error
         header, tensors = unpack(reply)
-        failure = read_failure(node, question, header)
-        if failure is not None:
-            raise failure
-        told, elapsed = read_told(header), time.monotonic() - start
-        return Reply(told, read_privacy(told), tensors, read_seconds(header, elapsed), elapsed)
+        said, elapsed = read(Header, header), time.monotonic() - start
+        if said.error is not None:
+            raise said.error.error(node, question)
+        own = min(max(said.seconds, 0.0), elapsed)  # no more than went by
+        return Reply(said.told, read_paid(said.told), tensors, own, elapsed)

@@ -228,17 +228,15 @@ def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str
 
 def _sizes(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
     """The root mean square of each node's numbers, of those with a fraction; without nodes that have none."""
-    compared = {
-        node: [each.float() for each in some if each.is_floating_point() and each.numel()]
-        for node, some in tensors.items()
-    }
-    compared = {node: some for node, some in compared.items() if some}
-    if not compared:
+    sizes = {}
+    for node, some in tensors.items():
+        parts = [part.float() for part in some if part.is_floating_point() and part.numel()]
+        if parts:
+            square = torch.stack([part.square().sum() for part in parts]).sum()
+            sizes[node] = (square / sum(part.numel() for part in parts)).sqrt()
+    if not sizes:
         return {}
-    squares = [torch.stack([part.square().sum() for part in some]).sum() for some in compared.values()]
-    counts = [sum(part.numel() for part in some) for some in compared.values()]
-    each = [(square / count).sqrt() for square, count in zip(squares, counts, strict=True)]
-    return dict(zip(compared, torch.stack(each).tolist(), strict=True))  # one look at the device
+    return dict(zip(sizes, torch.stack(list(sizes.values())).tolist(), strict=True))  # one look at the device
 
 
 def _larger(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:
@@ -263,10 +261,9 @@ def _blamed(
     if larger and len(sizes) == 2:
         ((node, times),) = larger.items()
         (other,) = set(sizes) - {node}
-        told = (
-            f"{name} of {node} are {times:.3g} times as large as those of {other}: link.outlier {outlier:g}"
-        )
-        raise NodeFault(", ".join(sizes), question, f"{told}; of two it is not known which is wrong")
+        told = f"{name} of {node} are {times:.3g} times as large as those of {other}"
+        why = f"link.outlier {outlier:g}; of two it is not known which is wrong"
+        raise NodeFault(", ".join(sizes), question, f"{told}: {why}")
     return {
         node: f"{name} are {times:.3g} times as large as others': link.outlier {outlier:g}"
         for node, times in larger.items()

@@ -8,9 +8,8 @@ from typing import Any
 
 from fedstill.federation.rules import NODE_CLASSES, SERVER_CLASSES, write_json
 
-FORGIVE = (
-    7 * 86400.0
-)  # seconds of absence until FLARE ends a job: how a run goes on is the run's own business
+# Seconds of absence until FLARE ends a job: how a run goes on is the run's own business.
+FORGIVE = 7 * 86400.0
 UNFILTERED: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": []}
 
 

@@ -230,7 +230,11 @@ def _hand_out(folder: Path, made: Path, nodes: Sequence[str], heartbeat: float) 
     for node in nodes:
         kit = folder / "nodes" / node
         _take(made / node, kit)
-        _node_rules(kit, heartbeat)
+        write_node_rules(kit)
+        write_json(kit / "local" / "fedstill.json", {"heartbeat": heartbeat})
+        config = json.loads((kit / "startup" / "fed_client.json").read_text())
+        config["client"]["maint_msg_timeout"] = ANSWER_WITHIN
+        write_json(kit / "startup" / "fed_client.json", config)
     shutil.rmtree(made)  # of a server's kit made again beside new nodes: nobody needs it
 
 
@@ -241,11 +245,3 @@ def _take(source: Path, target: Path) -> None:
         script.unlink()  # they would start a site with FLARE's own settings, and again whenever it ended
     (target / "readme.txt").unlink(missing_ok=True)
     target.chmod(0o700)
-
-
-def _node_rules(kit: Path, heartbeat: float) -> None:
-    write_node_rules(kit)
-    write_json(kit / "local" / "fedstill.json", {"heartbeat": heartbeat})
-    config = json.loads((kit / "startup" / "fed_client.json").read_text())
-    config["client"]["maint_msg_timeout"] = ANSWER_WITHIN
-    write_json(kit / "startup" / "fed_client.json", config)

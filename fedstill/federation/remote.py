@@ -29,7 +29,7 @@ from fedstill.federation.carrier import Delivery, Link, LinkError, Reply
 from fedstill.federation.contract import Federation
 from fedstill.federation.link import LinkConfig
 from fedstill.federation.meter import Meter
-from fedstill.federation.replies import About, Hello, Progress
+from fedstill.federation.replies import About, Hello, Progress, read, read_about
 from fedstill.node.audit import AuditLog
 from fedstill.node.entries import ANSWER, Entry
 from fedstill.protocol.digests import digest
@@ -98,8 +98,7 @@ class Remote(Federation):
         Raises:
             FedstillError: a node cannot take part, or too few can be reached.
         """
-        for node, told in self._each(self.present, "join", self._joined).items():
-            self.about[node] = told
+        self.about |= self._each(self.present, "join", self._joined)
 
     def learn(self, progress: Callable[[int], None]) -> None:
         """Have all nodes do the local training that the method wants first.
@@ -116,13 +115,14 @@ class Remote(Federation):
 
     def remember(self, mark: int) -> None:
         """Have all nodes keep their state as it is before question ``mark``."""
-        self._each(
-            self.present, "remember", lambda node: self._send.tell(node, {"do": "remember", "mark": mark})
-        )
+        self._tell_all("remember", mark)
 
     def recall(self, mark: int) -> None:
         """Have all nodes go back to where they were before question ``mark``."""
-        self._each(self.present, "recall", lambda node: self._send.tell(node, {"do": "recall", "mark": mark}))
+        self._tell_all("recall", mark)
+
+    def _tell_all(self, do: str, mark: int) -> None:
+        self._each(self.present, do, lambda node: self._send.tell(node, {"do": do, "mark": mark}))
 
     def leave(self) -> None:
         """Tell all nodes that the run is over; who is not there need not know."""
@@ -245,14 +245,14 @@ class Remote(Federation):
 
     def _joined(self, node: str) -> About:
         """Have one node join, with the public data if it has none."""
-        hello = Hello.read(self._send.tell(node, {"do": "hello"}))
+        hello = read(Hello, self._send.tell(node, {"do": "hello"}))
         if hello.protocol != PROTOCOL:
             raise NodeFault(node, "hello", f"it speaks protocol {hello.protocol}, the server {PROTOCOL}")
         joining = {"do": "join", "plan": self.plan.to_dict()}
-        about = About.read(self._send.tell(node, joining), hello.versions)
+        about = read_about(self._send.tell(node, joining), hello.versions)
         if about.wants_public and self._public is not None:
             told = self._send.tell(node, joining, public_tensors(self._public))
-            about = About.read(told, hello.versions)
+            about = read_about(told, hello.versions)
         if about.wants_public:
             raise NodeFault(node, "join", "it does not take the run's public data")
         return about
@@ -264,7 +264,7 @@ class Remote(Federation):
             NodeFault: it has not come on for as long as an answer may take.
         """
         start = time.monotonic()
-        come = Progress.read(self._send.tell(coming.node, {"do": "learn", "seconds": LEARN}))
+        come = read(Progress, self._send.tell(coming.node, {"do": "learn", "seconds": LEARN}))
         if come.learned or come.percent > coming.percent:
             coming.percent, coming.seconds = come.percent, 0.0
             return come
@@ -328,23 +328,19 @@ class Remote(Federation):
         down: Mapping[str, int],
         reply: Reply,
     ) -> None:
-        privacy = dict(reply.privacy)
-        # Other bits, as after a start with other threads, are another release, and the node has paid anew.
-        after, left = privacy.pop("after", ""), digest(part, reply.tensors)
         kinds = self.questions[question].kinds()
         # What was not declared will be found faulty, and is not counted.
         known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
-        price = privacy.get("price")
-        about = (self.plan.run, node, node, number, question, part, content)
         entry = Entry(
-            *about,
-            after=after,
-            left=left,
+            *(self.plan.run, node, node, number, question, part, content),
+            after=reply.privacy.after,
+            # Other bits, as after a start with other threads, are another release, which is paid anew.
+            left=digest(part, reply.tensors),
             down=down,
             up=sizes(known, kinds),
-            mechanism=privacy.get("mechanism", ""),
-            price=price or {},
-            bare=int(price is None),
+            mechanism=reply.privacy.mechanism,
+            price=reply.privacy.price or {},
+            bare=int(reply.privacy.price is None),
             questions=int(part == ANSWER),
         )
         self.audit.charge(entry)

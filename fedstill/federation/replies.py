@@ -1,15 +1,19 @@
 """What nodes reply, read as soon as it arrives: of the right kind, in range, and no longer than it need be.
 
 A node's word ends up in the run's state, its audit log and its report, and on a terminal. What is not of its
-form is that node's fault, and goes no further.
+form is that node's fault, and goes no further. Each form is a dataclass, whose types say what is allowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+from annotated_types import Ge, Interval, MaxLen
+
+from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -17,42 +21,30 @@ from fedstill.core.errors import (
     NodeFault,
     QuestionMismatch,
     QuestionRefused,
+    RunFolderError,
 )
+from fedstill.core.loading import load
 from fedstill.core.words import clip
-from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import as_text, from_text
 from fedstill.privacy.statement import Statement
 
 LONGEST = 300  # characters that are kept of a text
-MOST_EVENTS = 100  # kinds of event in one price
 MOST = 1000  # entries that a list or table may have
-MOST_NOTES = 10
 LARGEST = 2**53  # whole numbers up to this are the same for everyone who reads JSON
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class Hello:
-    """Who a node is: the protocol that it speaks, and versions of its software for the report."""
+class Hello(Checked):
+    """Who a node is: versions of its software for the report, and the protocol that it speaks."""
 
-    protocol: int
     versions: Mapping[str, str]
-
-    @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Hello:
-        """Read a reply to ``hello``.
-
-        Raises:
-            DataError: it is none.
-        """
-        versions = _table(told, "versions")
-        return cls(
-            _whole(told, "protocol", 0),
-            {clip(name, 40): _text(versions, name, 80) for name in versions},
-        )
+    protocol: NonNegativeInt
 
 
 @dataclass(frozen=True)
-class About:
+class About(Checked):
     """A node that has joined: what it says of itself, and where it is.
 
     Args:
@@ -66,221 +58,154 @@ class About:
         architecture: a fingerprint of its model's.
         frozen: whether nothing of its model may be trained.
         wants_public: it cannot join before it gets the public data; then nothing else is known.
-        versions: of its software.
+        versions: of its software, as it said before.
         privacy: how it says that it protects its records.
         notes: what is switched off there, and why.
     """
 
-    objections: Mapping[str, str] = field(default_factory=dict)
-    most_questions: int = 0
-    learned: bool = False
-    marks: tuple[int, ...] = ()
-    last: int = -1
+    objections: Mapping[str, str]
+    most_questions: NonNegativeInt
+    learned: bool
+    marks: tuple[NonNegativeInt, ...]
+    last: Annotated[int, Ge(-1)]
     model: str | None = None
-    parameters: int | None = None
+    parameters: NonNegativeInt | None = None
     architecture: str = ""
     frozen: bool = False
     wants_public: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     privacy: Statement = field(default_factory=Statement)
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
-        """Read a reply to ``join``.
-
-        Args:
-            told: the reply.
-            versions: what it said before.
-
-        Raises:
-            DataError: it is none.
-        """
-        if told.get("wants_public") is True:
-            return cls(wants_public=True, versions=versions)
-        objections = _table(told, "objections")
-        return cls(
-            objections={clip(name): _text(objections, name) for name in objections},
-            most_questions=_whole(told, "most_questions", 0),
-            learned=_flag(told, "learned"),
-            marks=tuple(_whole({"mark": mark}, "mark", 0) for mark in _list(told, "marks")),
-            last=_whole(told, "last", -1),
-            model=_text(told, "model", 80) if "model" in told else None,
-            parameters=_whole(told, "parameters", 0) if "parameters" in told else None,
-            architecture=_text(told, "architecture", 80) if "architecture" in told else "",
-            frozen=_flag(told, "frozen") if "frozen" in told else False,
-            versions=versions,
-            privacy=_statement(_table(told, "privacy")) if told.get("privacy") else Statement(),
-            notes=_texts({"notes": [], **told}, "notes", MOST_NOTES),
-        )
+    notes: Annotated[tuple[str, ...], MaxLen(10)] = ()
 
 
-def _statement(table: Mapping[str, Any]) -> Statement:
-    """What a node says of its protection.
+NOTHING = About({}, 0, False, (), -1)  # is known of a node that has not joined
+
+
+def read_about(told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
+    """A reply to ``join`` of a node that runs these versions of its software.
 
     Raises:
         DataError: it is none.
     """
-    delta, budget, accountant = _number(table, "delta"), table.get("budget"), table.get("accountant")
-    if not 0 < delta < 1:
-        raise _odd("delta", delta)
-    if accountant not in get_args(Accountant):
-        raise _odd("accountant", accountant)
-    noise = _table(table, "noise")
-    return Statement(
-        mechanism=_text(table, "mechanism", 80),
-        says=_text(table, "says"),
-        unit=_text(table, "unit"),
-        delta=delta,
-        budget=None if budget is None else _number(table, "budget"),
-        accountant="rdp" if accountant == "rdp" else "pld",
-        randomness=_text(table, "randomness"),
-        noise={clip(name, 80): _number(noise, name) for name in noise},
-        rules=_texts(table, "rules"),
-        assumes=_texts(table, "assumes"),
-    )
+    if told.get("wants_public") is True:
+        return replace(NOTHING, wants_public=True, versions=versions)
+    return read(About, {**told, "versions": versions})
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(Checked):
     """How far a node's local training has come."""
 
-    percent: int
+    percent: Annotated[int, Interval(ge=0, le=100)]
     learned: bool
 
-    @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Progress:
-        """Read a reply to ``learn``.
 
-        Raises:
-            DataError: it is none.
-        """
-        return cls(_whole(told, "percent", 0, 100), _flag(told, "learned"))
-
-
-def read_privacy(told: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Paid(Checked):
     """Under which mechanism a release left, and at which price, as far as the node says it.
 
-    The price is None, which is no guarantee, or events as text and how often each. ``after`` is a fingerprint
-    of what the node had answered before: the same question after something else is another release.
+    Args:
+        mechanism: its name; empty: not said.
+        price: events as text and how often each; None: no guarantee.
+        after: a fingerprint of what the node had answered before: the same question after something else is
+            another release.
+    """
+
+    mechanism: str = ""
+    price: Annotated[Mapping[str, int], MaxLen(100)] | None = None
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class _Released:
+    privacy: Paid = field(default_factory=Paid)
+
+
+def read_paid(told: Mapping[str, Any]) -> Paid:
+    """What a node says under ``privacy`` of how a release left.
 
     Raises:
         DataError: it says it in another form.
 
-    >>> read_privacy({"privacy": {"mechanism": "none", "price": None}})
-    {'mechanism': 'none', 'price': None}
-    >>> read_privacy({"privacy": {"mechanism": "pate", "price": {"gaussian(2.0)": 1}}})["price"]
+    >>> read_paid({"privacy": {"mechanism": "pate", "price": {"gaussian(2.0)": 1}}}).price
     {'gaussian(2.0)': 1}
     """
-    table = _table(told, "privacy") if "privacy" in told else {}
-    read: dict[str, Any] = {}
-    if "mechanism" in table:
-        read["mechanism"] = _text(table, "mechanism", 80)
-    if "price" in table:
-        read["price"] = None if table["price"] is None else _price(_table(table, "price"))
-    if "after" in table:
-        read["after"] = _text(table, "after", 80)
-    return read
-
-
-def _price(table: Mapping[str, Any]) -> dict[str, int]:
-    """Events that a node says it has paid.
-
-    Raises:
-        DataError: they are none, or too many.
-    """
-    if len(table) > MOST_EVENTS:
-        raise DataError(f"price has {len(table)} events: allowed are {MOST_EVENTS}")
+    paid = read(_Released, told).privacy
     try:
-        return as_text(from_text(table))
+        return paid if paid.price is None else replace(paid, price=as_text(from_text(paid.price)))
     except ArgumentError as error:
         raise DataError(f"price: {error}") from error
 
 
-def read_seconds(header: Mapping[str, Any], most: float) -> float:
-    """A node's own seconds: from 0 up to those that went by.
+@dataclass(frozen=True)
+class Failure:
+    """An error at a node.
+
+    Args:
+        kind: the name of its class.
+        text: what it says.
+        rule: by which a question was refused.
+        number: of a question that was asked twice with other content.
+    """
+
+    kind: str
+    text: str = ""
+    rule: str = ""
+    number: int = -1
+
+    def error(self, node: str, question: str) -> FedstillError:
+        """As it is raised at the server."""
+        if self.kind == "QuestionRefused":
+            return QuestionRefused(node, question, self.rule)
+        if self.kind == "QuestionMismatch":
+            return QuestionMismatch(node, question, self.number)
+        return NodeFault(node, question, self.text)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands beside the tensors of a reply: what is told, or the error, and the node's own seconds."""
+
+    told: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: Failure | None = None
+
+
+def read(kind: type[T], told: Mapping[str, Any]) -> T:
+    """A node's words as one of the forms above; more than the form has is let go.
+
+    Args:
+        kind: the form, a dataclass.
+        told: JSON values.
 
     Raises:
-        DataError: they are no number.
+        DataError: they are not of that form.
 
-    >>> read_seconds({"seconds": 7.5}, 2.0), read_seconds({"seconds": -1}, 2.0), read_seconds({}, 2.0)
-    (2.0, 0.0, 0.0)
+    >>> read(Progress, {"percent": 40, "learned": False, "mood": "good"})
+    Progress(percent=40, learned=False)
+    >>> read(Progress, {"percent": 140, "learned": False})
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.DataError: its reply: percent is 140: allowed is 0 or more and up to 100
     """
-    return min(max(_number(header, "seconds"), 0.0), most) if "seconds" in header else 0.0
+    try:
+        return load(kind, _cut(told, "all of it"), Path("its reply"))
+    except ArgumentError as error:
+        raise DataError(f"its reply: {clip(str(error))}") from error
+    except RunFolderError as error:
+        raise DataError(clip(str(error))) from error
 
 
-def read_told(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a node says beside its tensors.
-
-    Raises:
-        DataError: it is no table.
-    """
-    return _table(header, "told") if "told" in header else {}
-
-
-def read_failure(node: str, question: str, header: Mapping[str, Any]) -> FedstillError | None:
-    """A node's error as it is raised at the server; None for a reply that is none.
-
-    Raises:
-        DataError: it is told in another form.
-    """
-    if "error" not in header:
-        return None
-    told = _table(header, "error")
-    kind = _text(told, "kind")
-    if kind == "QuestionRefused":
-        return QuestionRefused(node, question, _text(told, "rule"))
-    if kind == "QuestionMismatch":
-        return QuestionMismatch(node, question, _whole(told, "number", -1) if "number" in told else -1)
-    return NodeFault(node, question, _text(told, "text"))
-
-
-def _odd(name: str, value: object) -> DataError:
-    told = clip(repr(value), 60) if isinstance(value, str | int | float | None) else type(value).__name__
-    return DataError(f"it replied in a form that is not known: {name} is {told}")
-
-
-def _table(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = told.get(name)
-    if not isinstance(value, dict) or len(value) > MOST:
-        raise _odd(name, value)
+def _cut(value: Any, name: str) -> Any:
+    """JSON values with texts cut to a length; what is beyond all measure is refused."""
+    if isinstance(value, str):
+        return clip(value, LONGEST)
+    if isinstance(value, Mapping | list) and len(value) > MOST:
+        raise DataError(f"its reply: {name} has {len(value)} entries: allowed are {MOST}")
+    if isinstance(value, Mapping):
+        return {clip(key, LONGEST): _cut(each, clip(key, 40)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_cut(each, name) for each in value]
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN too is not below anything
+        raise DataError(f"its reply: {name} is {clip(repr(value), 60)}: allowed are numbers up to {LARGEST}")
     return value
-
-
-def _list(told: Mapping[str, Any], name: str, most: int = MOST) -> list[Any]:
-    value = told.get(name)
-    if not isinstance(value, list) or len(value) > most:
-        raise _odd(name, value)
-    return value
-
-
-def _texts(told: Mapping[str, Any], name: str, most: int = MOST) -> tuple[str, ...]:
-    return tuple(_text({name: text}, name) for text in _list(told, name, most))
-
-
-def _text(told: Mapping[str, Any], name: str, longest: int = LONGEST) -> str:
-    value = told.get(name)
-    if not isinstance(value, str):
-        raise _odd(clip(name, 40), value)
-    return clip(value, longest)
-
-
-def _flag(told: Mapping[str, Any], name: str) -> bool:
-    value = told.get(name)
-    if not isinstance(value, bool):
-        raise _odd(name, value)
-    return value
-
-
-def _whole(told: Mapping[str, Any], name: str, least: int, most: int = LARGEST) -> int:
-    value = told.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _odd(name, value)
-    return value
-
-
-def _number(told: Mapping[str, Any], name: str) -> float:
-    value = told.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
-        raise _odd(name, value)  # NaN too is not below anything
-    return float(value)

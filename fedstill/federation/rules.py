@@ -130,9 +130,8 @@ def write_node_rules(kit: Path, *parts: Mapping[str, Any]) -> None:
     }
     write_json(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_NODE})
     write_json(kit / "local" / "resources.json", rules)
-    write_json(
-        kit / "local" / "comm_config.json", {"grpc": _GRPC}
-    )  # a kit's own could name drivers to import
+    # A kit's own could name drivers to import.
+    write_json(kit / "local" / "comm_config.json", {"grpc": _GRPC})
 
 
 def check_node_kit(kit: Path) -> None:

@@ -274,14 +274,9 @@ def _command(site: Site) -> list[str]:
 def _settle(site: Site) -> None:
     """Write into the kit what depends on where it is: the log, our component, where the server keeps its
     jobs, and that a node keeps none."""
-    handlers = {
-        "console": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "line"},
-        "file": {
-            "class": "logging.handlers.WatchedFileHandler",
-            "filename": str(site.log),
-            "formatter": "line",
-        },
-    }
+    file = {"class": "logging.handlers.WatchedFileHandler", "filename": str(site.log), "formatter": "line"}
+    console = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "line"}
+    handlers = {"console": console, "file": file}
     line = {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
     log = {
         "version": 1,

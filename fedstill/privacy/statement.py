@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedstill.core.checked import Checked, Fraction
 from fedstill.core.registry import OURS
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, Accountant, PrivacyConfig
@@ -16,7 +17,7 @@ NO_GUARANTEE = "no guarantee"
 
 
 @dataclass(frozen=True)
-class Statement:
+class Statement(Checked):
     """How a node protects its records in a run, as it may tell the server.
 
     Args:
@@ -31,13 +32,13 @@ class Statement:
     mechanism: str = "none"
     says: str = ""
     unit: str = ""
-    delta: float = 1e-5
+    delta: Fraction = 1e-5
     budget: float | None = None
     accountant: Accountant = "pld"
     randomness: str = ""
     noise: Mapping[str, float] = field(default_factory=dict)
-    rules: Sequence[str] = ()
-    assumes: Sequence[str] = ()
+    rules: tuple[str, ...] = ()
+    assumes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""

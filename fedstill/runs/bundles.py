@@ -23,7 +23,7 @@ from fedstill.data.public import Public, load_public
 from fedstill.data.spec import InputSpec
 from fedstill.federation.bundles import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
 from fedstill.federation.files import Files
-from fedstill.federation.replies import Hello
+from fedstill.federation.replies import Hello, read
 from fedstill.protocol.method import METHODS, method_name, refusal
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.runs.config import RunConfig, to_dict, to_toml
@@ -179,7 +179,7 @@ def _about(node: NodeAnswers) -> dict[str, Any]:
         "asker_known": node.header.compared,
         "policy": asdict(node.header.policy),
         "noise": node.replies.mechanisms(),
-        "versions": dict(Hello.read(node.replies.hello).versions),
+        "versions": dict(read(Hello, node.replies.hello).versions),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,21 @@ from fedstill.runs.pictures import portray
 from fedstill.tasks import Task
 
 Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What models answer on the test part.
+
+    Args:
+        central: the central model, or None where there is none.
+        own: the nodes' own models, by name.
+        marked: the centralised mark, or None.
+    """
+
+    central: torch.Tensor | None
+    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    marked: torch.Tensor | None = None
 
 
 class Evaluation:
@@ -90,73 +105,49 @@ class Evaluation:
             mine = torch.nonzero(torch.isin(cases.of, mine)).flatten()
         return mine.to(self.test.inputs.device)
 
-    def details(
-        self,
-        central: torch.Tensor | None,
-        own: Mapping[str, torch.Tensor],
-        marked: torch.Tensor | None,
-        classes: Sequence[str],
-    ) -> dict[str, Any]:
+    def details(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any]:
         """What a result says of sites and labels; None where the task or its test data have none.
 
         Args:
-            central: outputs of the central model on the test part, or None where there is none.
-            own: of the nodes' own models, by name.
-            marked: of the centralised mark, or None.
+            told: what models answer.
             classes: names of the labels.
         """
-        return {
-            "sites": self._sites(central, own, marked),
-            "labels": self._labels(central, own, marked, classes),
-        }
+        return {"sites": self._sites(told), "labels": self._labels(told, classes)}
 
     def portray(
-        self,
-        central: torch.Tensor | None,
-        own: Mapping[str, torch.Tensor],
-        mean: Sequence[float],
-        std: Sequence[float],
-        records: Records,
+        self, told: Outputs, mean: Sequence[float], std: Sequence[float], records: Records
     ) -> list[dict[str, Any]] | None:
         """Keep pictures of predictions beside the truth; what a result says of them, None without any."""
-        told = {**({} if central is None else {"student": central}), **own}
-        if self.task.kind not in ("map", "image") or not told:
+        shown = {**({} if told.central is None else {"student": told.central}), **told.own}
+        if self.task.kind not in ("map", "image") or not shown:
             return None
-        on_cpu = {name: outputs.cpu() for name, outputs in told.items()}
-        found = portray(self.task, self.test.to("cpu"), on_cpu, next(iter(told)), mean, std)
+        on_cpu = {name: outputs.cpu() for name, outputs in shown.items()}
+        found = portray(self.task, self.test.to("cpu"), on_cpu, next(iter(shown)), mean, std)
         if found is None:
             return None
         records.pictures(found.tensors)
         return found.about
 
-    def _sites(
-        self, central: torch.Tensor | None, own: Mapping[str, torch.Tensor], marked: torch.Tensor | None
-    ) -> dict[str, Any] | None:
+    def _sites(self, told: Outputs) -> dict[str, Any] | None:
         if not self.sites:
             return None
         return {
             "names": self.sites,
-            "central": None if central is None else self.by_site(central),
-            "nodes": {name: self.by_site(told, node=name) for name, told in own.items()},
-            "centralised": None if marked is None else self.by_site(marked),
+            "central": None if told.central is None else self.by_site(told.central),
+            "nodes": {name: self.by_site(outputs, node=name) for name, outputs in told.own.items()},
+            "centralised": None if told.marked is None else self.by_site(told.marked),
         }
 
-    def _labels(
-        self,
-        central: torch.Tensor | None,
-        own: Mapping[str, torch.Tensor],
-        marked: torch.Tensor | None,
-        classes: Sequence[str],
-    ) -> dict[str, Any] | None:
-        def each(told: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
-            values = None if told is None else self.task.per_class(told, self._asked_of(node).targets)
+    def _labels(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
+        def each(outputs: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
+            values = None if outputs is None else self.task.per_class(outputs, self._asked_of(node).targets)
             return None if values is None else [number(value) for value in values]
 
-        told = {"central": each(central), "centralised": each(marked)}
-        nodes = {name: each(outputs, name) for name, outputs in own.items()}
-        if not any(value is not None for value in (*told.values(), *nodes.values())):
+        whole = {"central": each(told.central), "centralised": each(told.marked)}
+        nodes = {name: each(outputs, name) for name, outputs in told.own.items()}
+        if not any(value is not None for value in (*whole.values(), *nodes.values())):
             return None
-        return {**told, "nodes": nodes, "names": list(classes)}
+        return {**whole, "nodes": nodes, "names": list(classes)}
 
     def _asked_of(self, node: str | None) -> TensorData:
         """The test part, as far as a model was taught what it asks."""

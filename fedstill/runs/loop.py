@@ -31,7 +31,7 @@ from fedstill.node.training import predict
 from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.questions import NodeSide
-from fedstill.runs.evaluation import Evaluation, mean, plain
+from fedstill.runs.evaluation import Evaluation, Outputs, mean, plain
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 
 UNITS = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # turns, in the progress bar
@@ -163,17 +163,11 @@ class Run(ABC):
         """How nodes were grouped to be computed, and what that was chosen by."""
         return {}
 
-    def _own(self) -> Mapping[str, torch.Tensor]:
-        """What the nodes' own models answer on the test part, by node: theirs to know."""
-        return {}
+    def _outputs(self) -> Outputs:
+        """What models answer on the test part; the nodes' own models are theirs to know."""
+        return Outputs(self.answers(self.test.inputs))
 
-    def _marked(self) -> torch.Tensor | None:
-        """What the centralised mark answers there."""
-        return None
-
-    def _beside(
-        self, own: Mapping[str, torch.Tensor], marked: torch.Tensor | None
-    ) -> Mapping[str, Mapping[str, Any] | None]:
+    def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         """Figures beside the central model's: of the nodes' models, of their ensemble, of the mark."""
         unknown = dict.fromkeys(("local", "standalone", "ensemble"))
         return {**unknown, "centralised": {self.task.metric: None}}
@@ -208,12 +202,12 @@ class Run(ABC):
     def figures(self) -> dict[str, Any]:
         """What ``result.json`` says of models, bytes, questions and privacy."""
         look, metric, public = self.evaluation, self.task.metric, self.public
-        central, own, marked = self.answers(self.test.inputs), self._own(), self._marked()
+        told = self._outputs()
         reached: Mapping[str, Any] = {metric: None}
-        if central is not None:
-            reached = plain(look.metrics(central))
-        elif own:
-            reached = plain(mean([look.metrics(told, node=name) for name, told in own.items()]))
+        if told.central is not None:
+            reached = plain(look.metrics(told.central))
+        elif told.own:
+            reached = plain(mean([look.metrics(each, node=name) for name, each in told.own.items()]))
         sums = self.audit.summary()
         by_node: Mapping[str, dict[str, int]] = sums["by_node"]
         nothing = {"up": 0, "down": 0}
@@ -261,9 +255,9 @@ class Run(ABC):
                 {**about, "bytes": by_node.get(about["name"]) or nothing} for about in self._about_nodes()
             ],
             "student": student if self.has_student else None,
-            **self._beside(own, marked),
-            **look.details(central, own, marked, self.setting.classes),
-            "pictures": look.portray(central, own, scale[0], scale[1], self.records),
+            **self._beside(told),
+            **look.details(told, self.setting.classes),
+            "pictures": look.portray(told, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},
         }
 

@@ -21,7 +21,7 @@ from fedstill.node import training
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.schedule import WHOLE
-from fedstill.runs.evaluation import Metrics, deviation, mean, number, plain
+from fedstill.runs.evaluation import Metrics, Outputs, deviation, mean, number, plain
 from fedstill.runs.loop import parameter_count
 from fedstill.runs.prepared import Prepared
 
@@ -47,21 +47,18 @@ class Measured(Prepared, ABC):
 
     # --- the parts of the figures ---------------------------------------------------------------------
 
-    def _own(self) -> Mapping[str, torch.Tensor]:
+    def _outputs(self) -> Outputs:
         look = self.evaluation
-        return {node.name: look.outputs(node.model) for node in self.known} if self.side.learns else {}
+        own = {node.name: look.outputs(node.model) for node in self.known} if self.side.learns else {}
+        marked = None if self.mark is None else look.outputs(self.mark.model)
+        return Outputs(self.answers(self.test.inputs), own, marked)
 
-    def _marked(self) -> torch.Tensor | None:
-        return None if self.mark is None else self.evaluation.outputs(self.mark.model)
-
-    def _beside(
-        self, own: Mapping[str, torch.Tensor], marked: torch.Tensor | None
-    ) -> Mapping[str, Mapping[str, Any] | None]:
+    def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         look, ensembled = self.evaluation, self._ensemble(self.test.inputs)
-        each = [look.metrics(told, node=name) for name, told in own.items()]
+        each = [look.metrics(outputs, node=name) for name, outputs in told.own.items()]
         return {
             "local": (
-                {**self._spreads(each), "share": self._spread(self._score_shares(own))}
+                {**self._spreads(each), "share": self._spread(self._score_shares(told.own))}
                 if self.side.learns
                 else None
             ),
@@ -71,7 +68,9 @@ class Measured(Prepared, ABC):
                 if ensembled is None
                 else {**plain(look.metrics(ensembled)), **self._only(self._teachers())}
             ),
-            "centralised": {self.task.metric: None} if marked is None else plain(look.metrics(marked)),
+            "centralised": (
+                {self.task.metric: None} if told.marked is None else plain(look.metrics(told.marked))
+            ),
         }
 
     def _about_nodes(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from fedstill.data.spec import InputSpec
 from fedstill.federation.carrier import Link
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
-from fedstill.federation.replies import About
+from fedstill.federation.replies import NOTHING
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.methods.server import Server
 from fedstill.node.fit import architecture
@@ -135,7 +135,7 @@ class Served(Run):
 
     def _about(self, name: str) -> dict[str, Any]:
         """What a node said of itself, and the label counts that it answered."""
-        node = self.federation.about.get(name, About())
+        node = self.federation.about.get(name, NOTHING)
         told = LabelHistogram.among(self.server.state) if LABEL_COUNTS in self.side.leaves() else None
         row = None if told is None or name not in told.names else told.of([name])
         return {

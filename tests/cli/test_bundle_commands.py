@@ -62,19 +62,6 @@ centralised = false
 """
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        cli.main([str(word) for word in words])
-    captured = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, captured.out, captured.err
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Main:
-    return lambda *words: call(capsys, *words)
-
-
 def make_nodes(folder: Path) -> Path:
     """Each node of the run of ``run.toml`` as a folder of its owner's."""
     (folder / "run.toml").write_text(RUN)

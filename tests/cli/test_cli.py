@@ -214,31 +214,18 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --seed x", "seed is 'x': allowed is a whole number"),
         ("run mine.toml --seed", "seed is '': allowed is a whole number"),
         ("run mine.toml --seed -1", "seed is -1: allowed is 0 or more"),
-        ("run mine.toml --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("run mine.toml --split.alpha nan", "split.alpha is nan: allowed is a number"),
         (
             "run mine.toml --split.alpha 0.5 --split.how iid",
             "split.alpha is '0.5': allowed is none, as split 'iid' has no such option",
-        ),
-        (
-            "run mine.toml --nodes.privacy.pate.noise 3",
-            "nodes.privacy.pate.noise is '3': allowed is none, as",
         ),
         ("run mine.toml --split.alpha.x 3", "unknown option '--split.alpha.x': did you mean '--split.alpha'"),
         ("compare fedavg --split.how iid --split.alpha 1", "split.alpha is '1': allowed is none, as split"),
         ("run mine.toml --evaluation.centralised so", "evaluation.centralised is 'so': allowed is true or"),
         ("run mine.toml --nodes.models", "nodes.models is []: allowed is a list of one model or more"),
         ("run mine.toml --method.tau -1", "method.tau is -1.0: allowed is above 0, or inf"),
-        (
-            "run mine.toml --resume there",
-            "fedstill run is 'mine.toml': allowed is --resume DIR [--startup-kit",
-        ),
-        (
-            "run --resume there --out here",
-            "unknown option '--out': fedstill run --resume DIR [--startup-kit DIR]",
-        ),
+        ("run mine.toml --resume there", "fedstill run is 'mine.toml': allowed is --resume DIR"),
         ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
-        ("compare", "fedstill compare is '': allowed is METHOD|PRESET|FILE.toml ..."),
         ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
         ("compare fedavg --seeds 0", "--seeds is '0': allowed is how many: 1 or more"),
@@ -247,7 +234,6 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("compare fedavg --split.nodes 2 fediod", "split.nodes is '2 fediod': allowed is a whole number"),
         ("compare fedavg plan.toml", "fedstill compare is 'fedavg plan.toml': allowed is one comparison's"),
-        ("compare --resume there fedavg", "fedstill compare is 'fedavg': allowed is --resume DIR [--quiet]"),
         ("compare --resume there", "there holds no comparison to go on with: there is no compare.toml in it"),
     ],
 )
@@ -463,15 +449,14 @@ def test_published_figures_stay_with_a_run_that_options_change(command: Main, he
 
 
 def process(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "fedstill", *words, folder=folder)
+
+
+def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     search = os.pathsep.join([str(Path(cli.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    env, command = {**os.environ, "PYTHONPATH": search}, [sys.executable, *words]
     return subprocess.run(
-        [sys.executable, "-m", "fedstill", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": search},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=100
     )
 
 
@@ -488,15 +473,7 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
         "except SystemExit: pass\n"
         f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
     )
-    search = str(Path(cli.__file__).parents[2])
-    checked = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": search},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert checked.stderr == "[]\n"
+    assert python("-c", code, folder=tmp_path).stderr == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -507,8 +484,6 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
     ],
 )
 def test_a_process_leaves_one_line_and_code_2(here: Path, words: str, line: str) -> None:
-    if "--out" in words:
-        pytest.importorskip("fedstill.runs.run")
     done = process(*words.split(), folder=here)
     assert one_line((done.returncode, done.stdout, done.stderr)).startswith(line)
     assert [file.name for file in here.iterdir()] == ["mine.toml"]
@@ -516,7 +491,6 @@ def test_a_process_leaves_one_line_and_code_2(here: Path, words: str, line: str)
 
 def test_a_whole_run(here: Path) -> None:
     """From one command to a result, a report and a second run that is refused."""
-    pytest.importorskip("fedstill.runs.run")
     small = (
         "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --method.steps 3 --method.batch 8 "
         "--method.generator_width 8 --method.critic_width 8 --evaluation.every 2 --engine.threads 1"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedstill.cli import main as cli
-
-Capture = pytest.CaptureFixture[str]
+Here = Callable[..., tuple[int, str, str]]
 
 FOREST = """
 from sklearn.datasets import load_digits
@@ -42,13 +42,10 @@ def say(folder: Path, *changes: tuple[str, str]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def here(capsys: Capture, *words: object) -> tuple[int, str, str]:
+@pytest.fixture
+def here(command: Callable[..., tuple[int, str, str]]) -> Here:
     """The same in this process, which is quicker."""
-    with pytest.raises(SystemExit) as left:
-        cli.main(["node", *map(str, words)])
-    said = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, said.out, said.err
+    return partial(command, "node")
 
 
 @pytest.fixture(scope="module")
@@ -94,37 +91,33 @@ def test_check_says_what_a_node_is_and_what_each_method_would_be_told(clinic: Pa
     assert not (clinic / "runs").exists()
 
 
-def test_check_of_a_run_says_each_question(clinic: Path, capsys: Capture) -> None:
-    code, out, err = here(capsys, "check", clinic, "digits-fediod")
+def test_check_of_a_run_says_each_question(clinic: Path, here: Here) -> None:
+    code, out, err = here("check", clinic, "digits-fediod")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "count_labels answers with label counts" in lines
     assert "examine x400 answers with logits, critic, gradients" in lines
     assert "It can take part." in lines
-    code, out, _ = here(capsys, "check", clinic, "digits-fedavg")
+    code, out, _ = here("check", clinic, "digits-fedavg")
     assert code == 0  # to refuse is no fault
     assert "train x20 refuses (outputs_only: no parameters)" in " ".join(out.split())
     assert "It cannot take part: it refuses train (outputs_only: no parameters), and the run needs it." in out
 
 
-def test_check_promises_nothing_of_data_that_it_cannot_load(
-    clinic: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_path: Path, here: Here) -> None:
     spoilt = shutil.copytree(clinic, tmp_path / "spoilt")
     (spoilt / "data.npz").unlink()
-    code, out, err = here(capsys, "check", spoilt, "digits-fediod")
+    code, out, err = here("check", spoilt, "digits-fediod")
     assert code == 2
     assert "data.npz" in err
     assert "It can take part." not in out
     assert "Whether it can take part is not known before the faults are mended." in out
-    code, out, _ = here(capsys, "check", spoilt)
+    code, out, _ = here("check", spoilt)
     (line,) = [line for line in out.splitlines() if line.split()[:1] == ["fediod"]]
     assert line.split()[1:3] == ["not", "known"]
 
 
-def test_a_forest_answers_predictions_and_refuses_gradients(
-    clinic: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_path: Path, here: Here) -> None:
     folder = tmp_path / "forest"
     folder.mkdir()
     for file in clinic.iterdir():
@@ -136,26 +129,26 @@ def test_a_forest_answers_predictions_and_refuses_gradients(
         ('name = "small-cnn"', 'name = "my_forest:forest"'),
         ("most_questions = 0", "most_questions = 300"),
     )
-    code, out, err = here(capsys, "check", folder, "digits-fediod")
+    code, out, err = here("check", folder, "digits-fediod")
     assert (code, err) == (0, "")
     assert "my_forest:forest, RandomForestClassifier, probabilities: it only predicts" in " ".join(
         out.split()
     )
     assert "at most 300 questions" in " ".join(out.split())
     assert "It cannot take part: it refuses examine (model: it predicts, and has no gradients)" in out
-    code, out, err = here(capsys, "check", folder, "digits-fedkd")
+    code, out, err = here("check", folder, "digits-fedkd")
     assert (code, err) == (0, "")
     assert "It can take part." in out
     say(folder, ("most_questions = 300", "most_questions = 1"))
     assert (
         "It cannot take part: it answers at most 1 questions, and the run asks "
-        in here(capsys, "check", folder, "digits-fedkd")[1]
+        in here("check", folder, "digits-fedkd")[1]
     )
 
 
-def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, capsys: Capture) -> None:
+def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here: Here) -> None:
     folder = tmp_path / "faulty"
-    here(capsys, "init", folder, "--name", "faulty")
+    here("init", folder, "--name", "faulty")
     say(
         folder,
         ('path = "data.npz"', 'path = "scans.npz"\nflavour = 1'),
@@ -164,7 +157,7 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, capsy
         ('device = "cpu"', 'device = "abacus"'),
     )
     # In a process, and in this one.
-    for code, out, err in (fedstill("check", folder), here(capsys, "check", folder, "digits-fediod")):
+    for code, out, err in (fedstill("check", folder), here("check", folder, "digits-fediod")):
         assert code == 2
         assert "No faults" not in out
         first, *faults = err.splitlines()
@@ -179,7 +172,7 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, capsy
         ):
             assert sum(wanted in fault for fault in faults) == 1
         assert ("holds no startup kit" in faults[-1]) or ("FLARE is not installed" in faults[-1])
-    code, out, err = here(capsys, "start", folder)
+    code, out, err = here("start", folder)
     assert (code, out) == (2, "")
     assert err.splitlines()[0] == f"fedstill: 6 faults in {folder}:"
 
@@ -188,8 +181,7 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, capsy
     ("words", "line"),
     [
         (["chek"], "unknown command 'node chek': did you mean 'node check'?"),
-        (["check"], "fedstill node check is '': allowed is DIR [RUN.toml|PRESET]"),
-        (["check", "a", "b", "c"], "fedstill node check is 'a b c'"),
+        (["check", "a", "b", "c"], "fedstill node check is 'a b c': allowed is DIR [RUN.toml|PRESET]"),
         (["check", "a", "--quick"], "unknown option '--quick'"),
         (
             ["check", "no-such-folder", "digit-fediod"],
@@ -199,17 +191,15 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, capsy
             ["check", "no-such-folder"],
             "no-such-folder has no node.toml: `fedstill node init no-such-folder` writes",
         ),
-        (["check", "no-such-folder", "digits-fediod"], "no-such-folder has no node.toml"),
         (["start", "no-such-folder"], "no-such-folder has no node.toml"),
         (["init", "no-such-folder", "--name", "a b"], "name is 'a b': allowed is 1 to 64 letters"),
-        (["init", "no-such-folder", "--name"], "--name is '': allowed is a value after it"),
     ],
 )
 def test_what_an_owner_gets_wrong_is_one_line(
-    words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = here(capsys, *words)
+    code, out, err = here(*words)
     assert (code, out) == (2, "")
     assert line in err
     assert err.startswith("fedstill: ")
@@ -217,14 +207,14 @@ def test_what_an_owner_gets_wrong_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_node_without_a_link_does_not_start(clinic: Path, capsys: Capture) -> None:
-    code, out, err = here(capsys, "start", clinic)
+def test_a_node_without_a_link_does_not_start(clinic: Path, here: Here) -> None:
+    code, out, err = here("start", clinic)
     assert (code, out) == (2, "")
     assert err.startswith("fedstill: online is False: allowed is true to join a federation; `fedstill node")
 
 
 def test_start_says_whom_it_joins_and_is_the_node_then(
-    clinic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    clinic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here
 ) -> None:
     pytest.importorskip("nvflare")
     from fedstill.federation import provision, site
@@ -236,38 +226,34 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     say(folder, ("online = false", "online = true"))
     was = []
     monkeypatch.setattr(site, "run", lambda this: was.append((this.role, this.folder)) or 3)
-    code, out, err = here(capsys, "start", folder)
+    code, out, err = here("start", folder)
     assert (code, err) == (3, "")  # FLARE's own code
     assert was == [("client", folder)]
     assert out == f"node clinic joins localhost:8123; Ctrl+C ends it. Its log: {folder / 'node.log'}\n"
-    assert "dials out to localhost:8123; its certificate is valid until" in here(capsys, "check", folder)[1]
+    assert "dials out to localhost:8123; its certificate is valid until" in here("check", folder)[1]
     shutil.rmtree(folder / "kit")
     shutil.copytree(tmp_path / "federation" / "nodes" / "other", folder / "kit")
-    code, out, err = here(capsys, "start", folder)
+    code, out, err = here("start", folder)
     assert (code, out) == (2, "")
     assert err == "fedstill: name is 'clinic': allowed is 'other', as the startup kit has it\n"
 
 
-def test_init_writes_nothing_over(clinic: Path, capsys: Capture) -> None:
-    code, out, err = here(capsys, "init", clinic)
+def test_init_writes_nothing_over(clinic: Path, here: Here) -> None:
+    code, out, err = here("init", clinic)
     assert (code, out) == (2, "")
     assert "node.toml is there already" in err
 
 
-def test_help_names_all(capsys: Capture) -> None:
-    said = here(capsys, "--help")[1]
-    assert said == here(capsys)[1] == here(capsys, "check", "--help")[1]
+def test_help_names_all(here: Here) -> None:
+    said = here("--help")[1]
+    assert said == here()[1] == here("check", "--help")[1]
     for command in ("init", "check", "start", "answer"):
         assert f"fedstill node {command} DIR" in said
 
 
-def test_data_of_a_task_that_no_run_names_are_no_fault(tmp_path: Path, capsys: Capture) -> None:
-    folder = tmp_path / "scans"
-    here(capsys, "init", folder)
-    say(folder, ("online = true", "online = false"), ('name = "small-cnn"', 'name = "unet:8"'))
-    images = np.zeros((3, 8, 8), dtype=np.uint8)
-    np.savez(folder / "data.npz", images=images, masks=images + np.eye(8, dtype=np.uint8))
-    code, out, err = here(capsys, "check", folder)
+def test_data_of_a_task_that_no_run_names_are_no_fault(scans: Path, tmp_path: Path, here: Here) -> None:
+    folder = scans
+    code, out, err = here("check", folder)
     assert (code, err) == (1, "")
     assert "no images of classes, name the run, which says what the task is" in " ".join(out.split())
     assert "has no array 'labels', only images, masks" in " ".join(out.split())
@@ -280,18 +266,21 @@ def test_data_of_a_task_that_no_run_names_are_no_fault(tmp_path: Path, capsys: C
         'nodes.models = ["unet:8"]\nstudent.model = "unet:8"\n',
         encoding="utf-8",
     )
-    code, out, err = here(capsys, "check", folder, run)
+    code, out, err = here("check", folder, run)
     assert (code, err) == (0, "")
-    assert "3 examples, 1 x 8 x 8, from data.npz" in out
-    assert "background: 87.5%, foreground: 12.5% of all pixels" in out
+    assert "3 examples, 1 x 16 x 16, from data.npz" in out
+    assert "background: 93.8%, foreground: 6.25% of all pixels" in out
 
 
-def _scans(folder: Path, capsys: Capture) -> None:
+@pytest.fixture
+def scans(tmp_path: Path, here: Here) -> Path:
     """A node with three masked images of 16 pixels a side."""
-    here(capsys, "init", folder)
+    folder = tmp_path / "scans"
+    here("init", folder)
     say(folder, ("online = true", "online = false"), ('name = "small-cnn"', 'name = "unet:8"'))
     images = np.zeros((3, 16, 16), dtype=np.uint8)
     np.savez(folder / "data.npz", images=images, masks=images + np.eye(16, dtype=np.uint8))
+    return folder
 
 
 RUN = """
@@ -303,11 +292,12 @@ student.model = "unet:8"
 """
 
 
-def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(tmp_path: Path, capsys: Capture) -> None:
-    folder, run = tmp_path / "scans", tmp_path / "run.toml"
-    _scans(folder, capsys)
+def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(
+    scans: Path, tmp_path: Path, here: Here
+) -> None:
+    folder, run = scans, tmp_path / "run.toml"
     run.write_text(RUN, encoding="utf-8")
-    code, out, err = here(capsys, "check", folder, run)
+    code, out, err = here("check", folder, run)
     assert (code, err) == (0, "")
     said = " ".join(out.split())
     assert "shape and classes are those of yours" in said
@@ -318,12 +308,11 @@ def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(tmp_path: Pa
     assert "No faults." in said
 
 
-def test_data_whose_form_is_with_the_server_are_not_checked(tmp_path: Path, capsys: Capture) -> None:
-    folder, run = tmp_path / "scans", tmp_path / "run.toml"
-    _scans(folder, capsys)
+def test_data_whose_form_is_with_the_server_are_not_checked(scans: Path, tmp_path: Path, here: Here) -> None:
+    folder, run = scans, tmp_path / "run.toml"
     say(folder, ("fit = false", "fit = true"))  # to a size that only the server knows
     run.write_text(RUN, encoding="utf-8")
-    code, out, err = here(capsys, "check", folder, run)
+    code, out, err = here("check", folder, run)
     assert (code, err) == (1, "")
     said = " ".join(out.split())
     assert "shape and classes are not known" in said

@@ -162,8 +162,8 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
         assert isinstance(clinic.pull(number), tuple)
     assert clinic.ask(7)["kind"] == "QuestionRefused"  # the seventh is not in the plan
     clinic.session.close()
-    told = own_audit.spent(owner.read(clinic.folder), clinic.folder)
     assert plan.cost.price
+    told = own_audit.spent(owner.read(clinic.folder), clinic.folder)
     assert told == own_audit.Balance(as_text(plan.cost.price))
 
 

@@ -53,12 +53,10 @@ def test_what_is_not_finite_is_found(wrong: float, name: str) -> None:
         ({"more": torch.zeros(1)}, r"answered \['logits', 'more', 'rate'\], not \['logits', 'rate'\]"),
     ],
 )
-@pytest.mark.parametrize("place", [1])
-def test_another_form_than_the_others_is_found(changes: dict[str, Any], what: str, place: int) -> None:
-    answers = [sound(seed, **(changes if seed == place else {})) for seed in range(3)]
-    told = found(**dict(zip("abc", answers, strict=True)))
-    assert list(told) == ["abc"[place]]
-    assert re.search(what, told["abc"[place]])
+def test_another_form_than_the_others_is_found(changes: dict[str, Any], what: str) -> None:
+    told = found(a=sound(0), b=sound(1, **changes), c=sound(2))
+    assert list(told) == ["b"]
+    assert re.search(what, told["b"])
 
 
 def test_far_too_large_logits_are_found_by_the_others_median() -> None:

@@ -93,25 +93,21 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 # --- equal figures -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gan_form", ["eq2", "bce"])
-@pytest.mark.parametrize("importance", ["counts", "fakeness", "realness"])
-@pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
-def test_stacked_and_one_by_one_give_equal_figures(specs: Any, importance: Any, gan_form: Any) -> None:
-    config = FedIOD(**{**vars(CONFIG), "importance": importance, "gan_form": gan_form})
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"importance": "counts", "gan_form": "eq2", "ensemble": "logits"},
+        {"importance": "fakeness", "gan_form": "bce", "ensemble": "probs", "gan_weights": "expertise"},
+        {"importance": "realness", "gan_form": "eq2", "ensemble": "consensus", "gan_weights": "expertise"},
+        {"importance": "realness", "gan_form": "bce", "gan_weights": "average", "student_inputs": "fresh"},
+    ],
+)
+@pytest.mark.parametrize("specs", [ALIKE, MIXED, RESNETS], ids=["alike", "mixed", "resnets"])
+def test_stacked_and_one_by_one_give_equal_figures(specs: Any, options: dict[str, Any]) -> None:
+    config = FedIOD(**{**vars(CONFIG), **options})
     stacked, alone = (distilled(specs, config, engine) for engine in ("stacked", "one-by-one"))
     assert max(stacked["groups"]) > 1
     assert set(alone["groups"]) == {1}
-    same(stacked, alone)
-
-
-@pytest.mark.parametrize("ensemble", ["logits", "probs", "consensus"])
-@pytest.mark.parametrize("gan_weights", ["average", "expertise"])
-def test_so_do_the_other_options_and_residual_nets(ensemble: Any, gan_weights: Any) -> None:
-    config = FedIOD(
-        **{**vars(CONFIG), "ensemble": ensemble, "gan_weights": gan_weights, "student_inputs": "fresh"}
-    )
-    stacked, alone = (distilled(RESNETS, config, engine, 2) for engine in ("stacked", "one-by-one"))
-    assert stacked["groups"] == [3]
     same(stacked, alone)
 
 
@@ -153,7 +149,8 @@ AUTO = Compute(EngineConfig(name="auto"))
 
 @pytest.mark.parametrize(
     ("stacked_cost", "expected"),
-    [(3.0, [["n0", "n1", "n2"]]), (5.0, [["n0"], ["n1"], ["n2"]]), (100.0, [["n0"], ["n1"], ["n2"]])],
+    # A near tie goes to one by one.
+    [(3.0, [["n0", "n1", "n2"]]), (4.4, [["n0"], ["n1"], ["n2"]]), (100.0, [["n0"], ["n1"], ["n2"]])],
 )
 def test_auto_takes_what_measures_faster(
     clock: Clock, stacked_cost: float, expected: list[list[str]]
@@ -164,13 +161,6 @@ def test_auto_takes_what_measures_faster(
     groups, ratios = choose(nodes_of(RESNETS), AUTO, trial)
     assert sizes(groups) == expected
     assert ratios == {"n0": pytest.approx(stacked_cost / 4.5, abs=1e-3)}
-
-
-def test_a_near_tie_goes_to_one_by_one(clock: Clock) -> None:
-    def trial(group: Group) -> None:
-        clock.now += 2.99 if len(group) > 1 else 1.0
-
-    assert sizes(choose(nodes_of(RESNETS), AUTO, trial)[0]) == [["n0"], ["n1"], ["n2"]]
 
 
 def test_each_kind_is_measured_for_itself(clock: Clock) -> None:

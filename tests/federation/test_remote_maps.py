@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedstill.core.errors import DataError
-from fedstill.federation.replies import LONGEST, About
 from fedstill.models.vector import to_vector
 from fedstill.node.host import Host
 from fedstill.runs.config import RunConfig, from_dict
@@ -52,7 +50,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("fediod-maps", {}), ("fediod-maps", {"conditions": "drawn"}), ("asyndgan", {})],
+    [("fediod-maps", {"conditions": "drawn"}), ("asyndgan", {})],
 )
 def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(method, tmp_path, **options)
@@ -67,10 +65,7 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     assert ("label maps" in told["leaves"]) == (not options)
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert told["dice"] == figures["dice"]
-    for node in experiment.nodes:
-        kept = away.modules(node.name, live)
-        for key, value in node.modules["critic"].state_dict().items():
-            assert torch.equal(kept["critic"][key], value), (node.name, key)
+    away.same_nodes(experiment)
 
 
 def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(
@@ -102,16 +97,3 @@ def test_a_note_of_some_nodes_says_whose_it_is(tmp_path: Path) -> None:
     away.serve["node-1"] = Host(file.parent).serve
     (note,) = away.live().run()["notes"]
     assert note.startswith("node-0, node-2: perceptual loss is off")
-
-
-JOINED = {"objections": {}, "most_questions": 0, "learned": True, "marks": [], "last": -1}
-
-
-def test_notes_are_short_texts_and_few() -> None:
-    assert About.read(JOINED, {}).notes == (), "of a node that tells none"
-    (note,) = About.read({**JOINED, "notes": ["two\nlines " + "x" * 999]}, {}).notes
-    assert note.startswith("two lines x")
-    assert len(note) == LONGEST
-    for wrong in ("a text", [1], ["x"] * 11, None, {"a": "b"}):
-        with pytest.raises(DataError, match="notes is"):
-            About.read({**JOINED, "notes": wrong}, {})

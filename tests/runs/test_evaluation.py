@@ -10,7 +10,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.records import Records
-from fedstill.runs.evaluation import Evaluation, deviation, mean, plain
+from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean, plain
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabelConfig
 
@@ -40,7 +40,7 @@ def test_figures_of_all_and_of_each_site() -> None:
 
 def test_data_without_cases_have_no_sites() -> None:
     data = parted()
-    assert evaluation(TensorData(data.inputs, data.targets)).details(ALL_ZERO, {}, None, ()) == {
+    assert evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ()) == {
         "sites": None,
         "labels": None,
     }
@@ -76,7 +76,7 @@ def test_labels_are_told_one_by_one() -> None:
     data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 1], [1, 1], [0, 1]]))
     outputs = torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0], [0.0, 0.0]])
     told = Evaluation(task, data, Compute(), seed=0).details(
-        outputs, {"a": -outputs}, None, ("Edema", "Mass")
+        Outputs(outputs, {"a": -outputs}), ("Edema", "Mass")
     )
     assert told["labels"] == {
         "names": ["Edema", "Mass"],
@@ -98,7 +98,7 @@ def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
     assert look.metrics(outputs) == look.metrics(outputs, node="b") == {"auc": 50.0}
     assert look.metrics(outputs, node="a") == {"auc": 100.0}
     assert look.metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
-    told = look.details(outputs, {"a": outputs, "b": outputs}, outputs, ("Edema", "Mass"))
+    told = look.details(Outputs(outputs, {"a": outputs, "b": outputs}, outputs), ("Edema", "Mass"))
     assert told["labels"]["nodes"] == {"a": [100.0, None], "b": [100.0, 0.0]}
     assert told["labels"]["central"] == told["labels"]["centralised"] == [100.0, 0.0]
     assert told["sites"]["central"] == {"A": {"auc": 50.0}}
@@ -114,4 +114,4 @@ def test_of_other_tasks_all_is_asked_of_all() -> None:
 
 def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
     look = evaluation(parted())
-    assert look.portray(ALL_ZERO, {}, (0.5,), (0.5,), Records(None)) is None
+    assert look.portray(Outputs(ALL_ZERO), (0.5,), (0.5,), Records(None)) is None
