@@ -102,7 +102,7 @@ def allowed(kind: Any) -> str:
     """What a type allows among the values of its kind, in words; empty: all.
 
     >>> allowed(PositiveInt), allowed(Share), allowed(NonNegativeFloat | None)
-    ('1 or more', 'above 0 and up to 1', '0 or more, or none')
+    ('1 or more', 'above 0 and up to 1', '0 or more and finite, or none')
     >>> allowed(tuple[Literal["a", "b"], ...])
     'each one of a, b'
     """
@@ -112,7 +112,8 @@ def allowed(kind: Any) -> str:
     if origin is Annotated:
         told = [extra for extra in parts[1:] if isinstance(extra, str)]
         told = told or [
-            _CONSTRAINTS[type(each)][1].format(of) for each, of in _constraints(kind) if of != inf
+            "finite" if of == inf else _CONSTRAINTS[type(each)][1].format(of)
+            for each, of in _constraints(kind)
         ]
         return told[0] if len(told) == 1 else " and ".join(told) or allowed(parts[0])
     if origin in (Union, UnionType):

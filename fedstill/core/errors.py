@@ -25,7 +25,13 @@ class ArgumentError(FedstillError, ValueError):
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         self.name, self.value, self.allowed = name, value, allowed
-        super().__init__(f"{name} is {value!r}: allowed is {allowed}")
+        super().__init__(f"{name} is {_short(value)}: allowed is {allowed}")
+
+
+def _short(value: object) -> str:
+    """A value as an error quotes it: one line, however long the value."""
+    told = repr(value)
+    return told if len(told) <= 300 else f"{told[:300]}..."
 
 
 class UnknownName(ArgumentError):
@@ -54,7 +60,7 @@ class UnknownName(ArgumentError):
         close = nearest(value, choices)
         meant = meant or (repr(close) if close else "")
         hint = f"did you mean {meant}?" if meant else see or f"allowed are {self.allowed}"
-        Exception.__init__(self, f"unknown {what} {value!r}: {hint}")
+        Exception.__init__(self, f"unknown {what} {_short(value)}: {hint}")
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -61,7 +62,7 @@ def _value(kind: Any, value: Any, path: Path, at: str) -> Any:
         )
     if origin is Mapping and isinstance(value, Mapping):
         return {key: _value(inner[1], part, path, _join(at, key)) for key, part in value.items()}
-    if kind is float and type(value) in (int, float) and math.isfinite(value):
+    if kind is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     if (kind in (int, bool) and type(value) is kind) or (kind is str and isinstance(value, str)):
         return value

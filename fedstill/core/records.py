@@ -71,6 +71,9 @@ class Records:
             return {}
         state: dict[str, Any] = load_state(self.folder / STATE)
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        if len(lines) < state["metrics"]:
+            told = f"{len(lines)} lines, and the state counts {state['metrics']}"
+            raise RunFolderError(f"{self.folder / 'metrics.jsonl'} has {told}: the run cannot go on from it")
         self.metrics = [json.loads(line) for line in lines[: state["metrics"]]]
         self.samples = state["samples"]
         write_text(self.folder / "metrics.jsonl", "".join(line + "\n" for line in lines[: state["metrics"]]))
@@ -106,6 +109,8 @@ class Records:
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             for line in self.metrics[self._written :]:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # before the state that counts these lines
         self._written = len(self.metrics)
 
 

@@ -30,5 +30,5 @@ def parse(text: str, source: str = "the text") -> Table:
     """
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # too long a number, too deep a list
         raise FedstillError(f"{source} is not TOML: {error}") from error

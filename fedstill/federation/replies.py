@@ -30,7 +30,8 @@ from fedstill.privacy.statement import Statement
 
 LONGEST = 300  # characters that are kept of a text
 MOST = 1000  # entries that a list or table may have
-LARGEST = 2**53  # whole numbers up to this are the same for everyone who reads JSON
+LARGEST = 2**53 - 1  # whole numbers up to this are the same for everyone who reads JSON
+DEEPEST = 20  # lists and tables within each other
 
 T = TypeVar("T")
 
@@ -189,23 +190,26 @@ def read(kind: type[T], told: Mapping[str, Any]) -> T:
     fedstill.core.errors.DataError: its reply: percent is 140: allowed is 0 or more and up to 100
     """
     try:
-        return load(kind, _cut(told, "all of it"), Path("its reply"))
+        return load(kind, _cut(told, "all of it", DEEPEST), Path("its reply"))
     except ArgumentError as error:
         raise DataError(f"its reply: {clip(str(error))}") from error
     except RunFolderError as error:
         raise DataError(clip(str(error))) from error
 
 
-def _cut(value: Any, name: str) -> Any:
+def _cut(value: Any, name: str, deep: int) -> Any:
     """JSON values with texts cut to a length; what is beyond all measure is refused."""
     if isinstance(value, str):
         return clip(value, LONGEST)
-    if isinstance(value, Mapping | list) and len(value) > MOST:
-        raise DataError(f"its reply: {name} has {len(value)} entries: allowed are {MOST}")
+    if isinstance(value, Mapping | list):
+        if len(value) > MOST:
+            raise DataError(f"its reply: {name} has {len(value)} entries: allowed are {MOST}")
+        if not deep:
+            raise DataError(f"its reply: {name} lies deeper than {DEEPEST} lists and tables")
     if isinstance(value, Mapping):
-        return {clip(key, LONGEST): _cut(each, clip(key, 40)) for key, each in value.items()}
+        return {clip(key, LONGEST): _cut(each, clip(key, 40), deep - 1) for key, each in value.items()}
     if isinstance(value, list):
-        return [_cut(each, name) for each in value]
+        return [_cut(each, name, deep - 1) for each in value]
     if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN too is not below anything
         raise DataError(f"its reply: {name} is {clip(repr(value), 60)}: allowed are numbers up to {LARGEST}")
     return value

@@ -6,7 +6,6 @@ do not add up to the epsilon of all of them, events compose to it.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -14,6 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedstill.core.errors import ArgumentError
+
+LARGEST = 1e12  # noise; with more, accountants meet their own rounding
+MOST = 2**31  # records of a unit, and times of an event in one price
 
 _FORM = re.compile(r"(gaussian|laplace|pure)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
 
@@ -26,7 +28,7 @@ class Event:
         kind: of the noise. ``pure``: whatever it is, no record makes anything it says more than
             ``e^(1 / noise)`` times likelier, as in randomised response.
         noise: its standard deviation (Gaussian) or scale (Laplace) over how far one record can move the
-            statistic (in L2, in L1): above 0. Of ``pure``, one over its epsilon.
+            statistic (in L2, in L1), above 0, up to 1e12. Of ``pure``, one over its epsilon.
         rate: at which records are drawn into the statistic, each by itself (Poisson sampling); 1 is all.
         group: records of one protected unit (a patient, say), each of which may move a sampled statistic
             by that much. At rate 1 that is a smaller ``noise``, and said so.
@@ -46,14 +48,15 @@ class Event:
     group: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.noise < math.inf:
-            raise ArgumentError("noise of an event", self.noise, "above 0 and finite")
+        if not 0 < self.noise <= LARGEST:
+            raise ArgumentError("noise of an event", self.noise, f"above 0, up to {LARGEST:g}")
         if not 0 < self.rate <= 1:
             raise ArgumentError("rate of an event", self.rate, "above 0, up to 1")
         if self.kind != "gaussian" and self.rate < 1:
             raise ArgumentError("rate of an event", self.rate, f"1 for {self.kind}")
-        if self.group < 1 or (self.group > 1 and self.rate == 1):
-            raise ArgumentError("group of an event", self.group, "1, or more for a sampled statistic")
+        if not 1 <= self.group <= (1 if self.rate == 1 else MOST):
+            allowed = f"1, or up to {MOST} for a sampled statistic"
+            raise ArgumentError("group of an event", self.group, allowed)
 
     def __str__(self) -> str:
         rate = "" if self.rate == 1 else f", rate={self.rate!r}"
@@ -72,12 +75,12 @@ class Event:
             raise ArgumentError("event", text, "as gaussian(1.1, rate=0.01), laplace(50.0) or pure(2.0)")
         kind, noise, rate, group = found.groups()
         try:
-            numbers = float(noise), float(rate or 1)
+            numbers = float(noise), float(rate or 1), int(group or 1)
         except ValueError as error:
             raise ArgumentError("event", text, "numbers in it") from error
         kinds: dict[str, Literal["gaussian", "laplace", "pure"]]
         kinds = {"gaussian": "gaussian", "laplace": "laplace", "pure": "pure"}
-        return cls(kinds[kind], *numbers, int(group or 1))
+        return cls(kinds[kind], *numbers)
 
 
 Price = Counter[Event]
@@ -127,7 +130,7 @@ def from_text(table: Mapping[str, int]) -> Price:
     """
     price = Price()
     for text, times in table.items():
-        if type(times) is not int or times < 1:
-            raise ArgumentError(f"times of {text}", times, "1 or more")
-        price[Event.parse(text)] = times
+        if type(times) is not int or not 1 <= times <= MOST:
+            raise ArgumentError(f"times of {text}", times, f"1 to {MOST}")
+        price[Event.parse(text)] += times
     return price

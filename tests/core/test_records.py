@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedstill.core import records as records_module
+from fedstill.core.errors import RunFolderError
 from fedstill.core.records import SECONDS_BETWEEN, STATE, Records
 
 
@@ -144,3 +145,14 @@ def test_finish_writes_the_results_and_drops_the_state(tmp_path: Path) -> None:
     assert load_file(tmp_path / "samples.safetensors")["000001"].tolist() == [0, 1, 2, 3]
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
     assert not (tmp_path / STATE).exists()
+
+
+def test_metrics_that_were_lost_stop_a_run_that_would_go_on(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for step in range(3):
+        records.metric({"step": step})
+    records.save({})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(RunFolderError, match=r"2 lines, and the state counts 3"):
+        Records(tmp_path).load()

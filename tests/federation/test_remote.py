@@ -6,6 +6,7 @@ Nodes of one process answer over ``Loopback``; processes are killed in test_faul
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
+from fedstill.core.errors import DataError, FedstillError, NodeFault, QuestionRefused
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
 from fedstill.core.state import load_state
@@ -25,7 +26,7 @@ from fedstill.federation import LinkConfig, carrier, remote
 from fedstill.federation.carrier import Link, LinkError
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
-from fedstill.federation.replies import LONGEST, read_about
+from fedstill.federation.replies import LONGEST, read_about, read_paid
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.vector import to_vector, weighted_mean
 from fedstill.node.audit import AuditLog
@@ -397,7 +398,7 @@ def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
     assert nodes.ask().nodes == ("one", "two", "three")
     assert nodes.heard.count(("two", "answer")) == 4
     assert nodes.events() == []
-    told = [record.message for record in caplog.records]
+    told = [record.message for record in caplog.records if " to join for " not in record.message]
     assert len(told) >= 2
     assert all("no answer from two to weigh for " in line for line in told)
     assert waited[0] == ["two"]
@@ -632,6 +633,19 @@ def test_seconds_that_are_no_number_are_a_fault(said: Any) -> None:
     nodes.breaks("two", "answer", answering(2 * X.flatten(1)[:, :2], seconds=said))
     assert nodes.ask().nodes == ("one", "three")
     assert "seconds is" in nodes.federation.out["two"].reason
+
+
+@pytest.mark.parametrize(
+    ("price", "fault"),
+    [
+        ({"gaussian(1e+300)": 1}, "price: noise of an event"),
+        ({"gaussian(2.0)": 2**53}, "allowed are numbers up to"),
+        (functools.reduce(lambda inner, _: [inner], range(600), 1), "deeper than 20"),
+    ],
+)
+def test_a_price_that_nobody_can_reckon_with_is_a_fault(price: Any, fault: str) -> None:
+    with pytest.raises(DataError, match=fault):
+        read_paid({"privacy": {"mechanism": "pate", "price": price}})
 
 
 def test_who_stays_away_is_not_charged_to_the_link() -> None:
