@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 import tomli_w
 from sklearn.datasets import load_digits
+
+from tests.forked import command
 
 ROOT = Path(__file__).parents[1]
 MY_LAB = ROOT / "examples" / "my_lab"
@@ -46,32 +47,17 @@ class Lab:
     def __init__(self, here: Path, installed: Path) -> None:
         self.here, self.installed = here, installed
 
-    def __call__(self, *words: str, code: int = 0, first: Path | None = None) -> str:
+    def __call__(self, *words: str, code: int = 0, begin: str = "") -> str:
         """What the command prints.
 
         Args:
             words: after ``fedstill``.
             code: that it ends with.
-            first: where Python looks before all else, as for ``sitecustomize``.
+            begin: Python that the process does first.
         """
-        search = [*([first] if first else []), self.installed, ROOT, os.environ.get("PYTHONPATH", "")]
-        done = subprocess.run(
-            [sys.executable, "-m", "fedstill", *words],
-            cwd=self.here,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(map(str, search)),
-                "OMP_NUM_THREADS": "1",
-                "COLUMNS": "120",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=110,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout
-        return done.stdout
+        ended, printed = command(words, self.here, [self.installed, ROOT], timeout=110, begin=begin)
+        assert ended == code, printed
+        return printed
 
     def write(self, file: str, **tables: Any) -> None:
         """A run's configuration: the small one with some tables in place of its own."""

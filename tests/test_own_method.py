@@ -106,10 +106,8 @@ def test_beside_fedavg_on_equal_terms(lab: Lab) -> None:
 
 def test_killed_it_goes_on_to_the_same_figures(lab: Lab, unbroken: str) -> None:
     """Task, data and split are the lab's own, too: the run's files say where all of them are from."""
-    (lab.here / "dying").mkdir()
-    (lab.here / "dying" / "sitecustomize.py").write_text(DYING)
     words = ["run", "own.toml", "--quiet", "--out", "killed"]
-    lab(*words, code=-signal.SIGKILL, first=lab.here / "dying")
+    lab(*words, code=-signal.SIGKILL, begin=DYING)
     assert load_state(lab.here / "killed" / "state.safetensors")["metrics"] == 5
     before = lab.text("killed/metrics.jsonl").splitlines()[:5]
     assert not (lab.here / "killed" / "result.json").exists()

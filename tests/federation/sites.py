@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import socket
@@ -35,12 +34,8 @@ from fedstill.runs.config import RunConfig, read_toml, to_toml
 from fedstill.runs.served import Served
 from fedstill.runs.simulation import Simulation
 from tests.audited import releases
+from tests.forked import FORKING
 
-FORKING = multiprocessing.get_context("forkserver")
-# torch loads the last of these with the first optimiser, for seconds.
-FORKING.set_forkserver_preload(
-    ["fedstill.runs.served", "fedstill.node.host", "sklearn.datasets", "torch._dynamo"]
-)
 PORT, LOG, STOPPED = "port", "log", "stopped"
 SMALL = """
 name = "small"
