@@ -51,6 +51,7 @@ PARTS = (
     "Makefile",
 )
 START = 20.0  # seconds that pytest and the package take to begin
+PATIENCE = 4  # times what tests took without a fault; then they hang
 LOOK = 0.05  # seconds between two looks at a run of tests
 WORDS = "words.txt"
 HEAVY = ("torch", "numpy", "scipy.stats", "sklearn.metrics", "torchmetrics", "dp_accounting", "hypothesis")
@@ -102,11 +103,12 @@ def drawn(tree: Path, rooms: list[str], each: int, seed: int) -> list[dict[str, 
 
 
 def durations(times: Path) -> dict[str, float]:
-    """Seconds of each test, by its id without parameters' text changed: ``tests/a/test_b.py::test_c[1]``."""
+    """Seconds of each test that passed without a fault, by its id: ``tests/a/test_b.py::test_c[1]``."""
     found = {}
     for case in ET.parse(times).iter("testcase"):
         *parts, last = str(case.get("classname")).split(".")
-        found["/".join([*parts, last]) + f".py::{case.get('name')}"] = float(case.get("time") or 0)
+        if not any(case.iter("failure")) and not any(case.iter("error")):
+            found["/".join([*parts, last]) + f".py::{case.get('name')}"] = float(case.get("time") or 0)
     return found
 
 
@@ -116,7 +118,7 @@ class Passing:
     def __init__(self, data: Path, tree: Path, seconds: dict[str, float], limit: float) -> None:
         self._data = coverage.CoverageData(str(data))
         self._data.read()
-        self._tree, self._seconds, self._limit = tree, seconds, limit
+        self._tree, self.seconds, self._limit = tree, seconds, limit
         self._files = {file.rpartition("/fedstill/")[2]: file for file in self._data.measured_files()}
 
     def tests(self, file: str, line: int) -> list[str]:
@@ -129,10 +131,8 @@ class Passing:
         if not names:
             names = {name.partition("|")[0] for line_names in by_line.values() for name in line_names} - {""}
         chosen, total = [], 0.0
-        for test in sorted(
-            (name for name in names if "::" in name), key=lambda test: self._seconds.get(test, 1.0)
-        ):
-            total += self._seconds.get(test, 1.0)
+        for test in sorted(names & self.seconds.keys(), key=self.seconds.__getitem__):
+            total += self.seconds[test]
             if chosen and total > self._limit:
                 break
             chosen.append(test)
@@ -219,7 +219,8 @@ def main() -> None:
                 continue
             tests = passing.tests(fault["file"], fault["line"])
             begin = time.perf_counter()
-            fault["result"] = planted(copy, fault, tests, 5 * chosen.seconds + START)
+            usual = sum(passing.seconds[test] for test in tests)
+            fault["result"] = planted(copy, fault, tests, PATIENCE * usual + START)
             fault |= {"tests": len(tests), "seconds": round(time.perf_counter() - begin, 1)}
             done.append(fault)
             with chosen.out.open("a") as file:
