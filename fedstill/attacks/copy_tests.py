@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,55 +33,6 @@ SURE = 1.959964  # standard deviations to each side of a 95 % interval
 ROUNDING = 1e-12  # by which two equal statistics may differ
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A generated image and those that it is nearest to, private and held-out, by their places."""
-
-    generated: int
-    private: int
-    held_out: int
-    distance: float  # from the generated to the private image
-    other: float  # from the generated to the held-out image
-    ratio: float  # of the two: 0 is a copy; 1 where both are 0
-
-
-@dataclass(frozen=True)
-class Copying:
-    """What the neighbours of generated images say.
-
-    Args:
-        statistic: the mean of ``(h - p) / (h + p)`` over generated images, where p and h are distances to the
-            nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of private images).
-        expected: its mean over drawings of who is private, which is 0 only for as many private as held-out.
-        p_value: how often, among drawings and the truth, the statistic is as large as in truth.
-        share: of generated images that are nearer to a private than to a held-out image, the larger set cut
-            to the size of the smaller, on average over all ways. About 0.5 for images that copy nothing.
-        low, high: 95 % interval of the share, over more images of the same generator (Wilson; private and
-            held-out images held as they are).
-        z, z_p_value: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to
-            private images than held-out ones do; one-sided.
-        pairs: the closest in proportion, each private image once.
-        fresh: the smallest ratio that a held-out image has, were it generated: what a fresh image comes to by
-            chance. None for fewer than two held-out images.
-    """
-
-    extractor: str
-    generated: int
-    private: int
-    held_out: int
-    statistic: float
-    expected: float
-    p_value: float
-    drawings: int
-    share: float
-    low: float
-    high: float
-    z: float
-    z_p_value: float
-    pairs: tuple[Pair, ...]
-    fresh: float | None
-
-
 def copying(
     generated: torch.Tensor,
     private: torch.Tensor,
@@ -92,7 +43,7 @@ def copying(
     drawings: int = 999,
     closest: int = 10,
     groups: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Copying:
+) -> dict[str, Any]:
     """Measure whether generated images copy private ones.
 
     Args:
@@ -102,6 +53,24 @@ def copying(
         closest: pairs to tell.
         groups: whose each private and each held-out image is, ``(N,)`` int64 each (patients). Then patients
             are drawn, not images, since slices of one patient are near each other without any copy.
+
+    Returns:
+        ``extractor``, and the numbers of ``generated``, ``private`` and ``held_out`` images and of
+        ``drawings``. ``statistic``: the mean of ``(h - p) / (h + p)`` over generated images, where p and h
+        are distances to the nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of
+        private images). ``expected``: its mean over drawings of who is private, which is 0 only for as many
+        private as held-out. ``p_value``: how often, among drawings and the truth, it is as large as in truth.
+
+        ``share``: of generated images that are nearer to a private than to a held-out image, the larger set
+        cut to the size of the smaller, on average over all ways: about 0.5 for images that copy nothing.
+        ``low``, ``high``: its 95 % interval, over more images of the same generator (Wilson; private and
+        held-out images held as they are). ``z``, ``z_p_value``: of :func:`data_copying`, far below 0 where
+        generated images lie nearer to private images than held-out ones do; one-sided.
+
+        ``pairs``: the closest in proportion, each private image once: places of ``generated``, ``private``
+        and ``held_out`` image, its ``distance`` to the private and to the ``other`` one, and their ``ratio``,
+        0 for a copy and 1 where both are 0. ``fresh``: the smallest ratio that a held-out image has, were it
+        generated: what a fresh image comes to by chance; None for fewer than two held-out images.
 
     Raises:
         ArgumentError: no images, or a group that has both kinds of images.
@@ -125,23 +94,23 @@ def copying(
     fresh = None
     if len(held_out) > 1:
         fresh = float(_ratio(to_private, nearest(held_out, held_out, other=True)[0]).min())
-    return Copying(
-        extractor=extractor.name,
-        generated=len(generated),
-        private=len(private),
-        held_out=len(held_out),
-        statistic=truth,
-        expected=float(drawn.mean()),
-        p_value=(1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
-        drawings=drawings,
-        share=share,
-        low=low,
-        high=high,
-        z=z,
-        z_p_value=z_p_value,
-        pairs=_closest(pool, is_private, closest),
-        fresh=fresh,
-    )
+    return {
+        "extractor": extractor.name,
+        "generated": len(generated),
+        "private": len(private),
+        "held_out": len(held_out),
+        "statistic": truth,
+        "expected": float(drawn.mean()),
+        "p_value": (1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
+        "drawings": drawings,
+        "share": share,
+        "low": low,
+        "high": high,
+        "z": z,
+        "z_p_value": z_p_value,
+        "pairs": _closest(pool, is_private, closest),
+        "fresh": fresh,
+    }
 
 
 def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
@@ -234,17 +203,21 @@ def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return torch.where((p == 0) & (h == 0), 1.0, p / h)
 
 
-def _closest(pool: Neighbours, is_private: torch.Tensor, count: int) -> tuple[Pair, ...]:
+def _closest(pool: Neighbours, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
     """The pairs of the smallest ratio of distances, and of these of the smallest distance; each private image
     once, with the generated image that is nearest to it in proportion."""
     (p, private), (h, held_out) = pool.first(is_private), pool.first(~is_private)
-    ratio = _ratio(p, h)
-    order = sorted(range(len(p)), key=lambda row: (float(ratio[row]), float(p[row])))
-    before = int(is_private.sum())  # private images come first in the pool
-    found: dict[int, Pair] = {}
-    for row in order:
-        of, other = int(private[row]), int(held_out[row]) - before
-        found.setdefault(of, Pair(row, of, other, float(p[row]), float(h[row]), float(ratio[row])))
-        if len(found) == count:
-            break
-    return tuple(found.values())
+    columns = {
+        "generated": torch.arange(len(p)),
+        "private": private,
+        "held_out": held_out - is_private.sum(),  # private images come first in the pool
+        "distance": p,
+        "other": h,
+        "ratio": _ratio(p, h),
+    }
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in values]
+    found: dict[int, dict[str, Any]] = {}
+    for pair in sorted(rows, key=lambda row: (row["ratio"], row["distance"])):
+        found.setdefault(pair["private"], pair)
+    return list(found.values())[:count]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -259,8 +259,8 @@ def _told(
         "others": int((~asked.inside).sum()),
         "shadows": how.shadows,
         "trained": how.trained,
-        "attacks": [{"name": name, "title": TITLES[name], **asdict(each)} for name, each in found.items()],
-        "best": max(found, key=lambda name: found[name].auc.value),
+        "attacks": [{"name": name, "title": TITLES[name], **each} for name, each in found.items()],
+        "best": max(found, key=lambda name: found[name]["auc"]["value"]),
     }
 
 

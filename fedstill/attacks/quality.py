@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -23,34 +22,11 @@ from fedstill.attacks.features import Extractor
 from fedstill.core.errors import DataError
 
 
-@dataclass(frozen=True)
-class Distance:
-    """How far two sets of vectors are from each other.
-
-    Args:
-        fid: the Frechet distance of Gaussians with the sets' means and covariances, 0 or more.
-        kid: the squared kernel distance, without bias, so that it may be below 0 where the sets are alike.
-        real: how many vectors of real images.
-        full_rank: whether there are vectors enough for both covariances to be known in every direction.
-    """
-
-    fid: float
-    kid: float
-    real: int
-    full_rank: bool
-
-
-def distance(generated: torch.Tensor, real: torch.Tensor) -> Distance:
-    """FID and KID of two sets of images in one space: ``(N, d)``, ``(M, d)``, two vectors or more of each."""
-    full_rank = min(len(generated), len(real)) > generated.shape[1]
-    return Distance(frechet(generated, real), kernel_distance(generated, real), len(real), full_rank)
-
-
 def frechet(x: torch.Tensor, y: torch.Tensor) -> float:
     """Frechet distance of the Gaussians with the means and covariances of two sets: ``(N, d)``, ``(M, d)``.
 
     ``|m_x - m_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2))``, S with N - 1 (Heusel et al.: "GANs Trained by a Two
-    Time-Scale Update Rule", NeurIPS 2017); torchmetrics', in float64.
+    Time-Scale Update Rule", NeurIPS 2017); torchmetrics', in float64. 0 or more.
 
     >>> x = torch.tensor([[-1.0], [1.0]])  # variance 2
     >>> round(frechet(x, 2 * x + 3), 6)  # 3^2 + 2 + 8 - 2 * sqrt(2 * 8)
@@ -68,7 +44,7 @@ def frechet(x: torch.Tensor, y: torch.Tensor) -> float:
 def kernel_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     """Squared maximum mean discrepancy without bias, of the kernel ``(x . y / d + 1)^3``: KID.
 
-    Binkowski et al.: "Demystifying MMD GANs", ICLR 2018; of all pairs at once, not a mean over subsets.
+    Of all pairs at once, not a mean over subsets; it may be below 0 where the sets are alike.
 
     >>> kernel_distance(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [1.0]]))  # 1 + 8 - 2 * (1 + 8) / 2
     0.0

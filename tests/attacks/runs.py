@@ -65,15 +65,11 @@ def released(
     targets: torch.Tensor,
     part: Part = "all",
     smoothing: float = 0.0,
-    training: bool = True,
 ) -> Observed:
     """One gradient of a batch."""
     own = {name: value.detach() for name, value in model.named_parameters()}
-    how = Schedule(smoothing=smoothing, training=training)
-    found = gradients(
-        model, own, inputs, targets, smoothing=smoothing, training=training, differentiable=False
-    )
-    return Observed(model, {name: found[name] for name in shared(model, part)}, how)
+    how, found = Schedule(smoothing=smoothing), gradients(model, own, inputs, targets, smoothing)
+    return Observed(model, {name: found[name].detach() for name in shared(model, part)}, how)
 
 
 def replay(method: dict[str, Any], **changes: Any) -> Replay:

@@ -114,8 +114,8 @@ def test_simulating_all_steps_gets_more_than_taking_them_for_one(count: int, mom
     model = build("sigmoid-lenet", DIGIT, 10, 0)
     before = {name: value.detach() for name, value in model.named_parameters()}
     schedule = Schedule((0.05,) * 2, count // 2, momentum=momentum)  # one epoch
-    after = trained(model, before, inputs, targets, schedule, differentiable=False)
-    update = Observed(model, {name: before[name] - after[name] for name in after}, schedule)
+    after = trained(model, before, inputs, targets, schedule)
+    update = Observed(model, {name: (before[name] - after[name]).detach() for name in after}, schedule)
     config = replace(IDLG, restarts=1, steps=15)
     simulated = invert(update, DIGIT, count, config, labels=targets).against(inputs)
     as_one = Observed(model, update.mean_gradient())
@@ -138,20 +138,13 @@ def normed(first: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("count", "training"), [(2, True), (4, True), (1, False), (2, False)])
-def test_batch_norm_gives_much_in_the_mode_that_was_used_and_little_in_the_other(
-    count: int, training: bool
-) -> None:
+@pytest.mark.parametrize("count", [2, 4])
+def test_batch_norm_gives_much(count: int) -> None:
     inputs, targets = digits(count)
-    release = released(normed(nn.Sigmoid()), inputs, targets, training=training)
-    config = replace(IDLG, restarts=1, steps=8)
-    right, wrong = (
-        invert(replace(release, schedule=Schedule(training=mode)), DIGIT, count, config).against(inputs)
-        for mode in (training, not training)
-    )
-    assert right.labels.equal(targets)
-    assert min(right.psnr) > 40, right.psnr
-    assert max(wrong.psnr) < 20, wrong.psnr
+    release = released(normed(nn.Sigmoid()), inputs, targets)
+    found = invert(release, DIGIT, count, replace(IDLG, restarts=1, steps=8)).against(inputs)
+    assert found.labels.equal(targets)
+    assert min(found.psnr) > 40, found.psnr
 
 
 # --- labels ---------------------------------------------------------------------------------------
