@@ -7,9 +7,9 @@ all records but one. Attacks on runs: ``attack`` says what one is, ``heard`` and
 - ``gradient_inversion``: images whose update is the one that was released. ``victims`` release it,
   ``updates`` says how it follows from images, ``gradient_matching`` and ``layerwise`` seek them.
 - ``membership_inference``: who was in the training data, by ``membership_scores`` of ``candidates``, through
-  the ``outsider``'s view or a ``proxy``, with ``shadows``; ``rates`` are how often that is right.
+  the ``outsider``'s view, with ``shadows`` and copies of models; ``rates`` are how often that is right.
 - ``data_copying``: ``generated`` images beside private ones, by ``copy_tests`` and ``quality``, in the spaces
-  of ``features``, among ``neighbours``.
+  of ``features``.
 - ``label_counts``: what label counts told.
 
 May import runs and what lies below, since a finished run is done once more to be heard. A newcomer adds an

@@ -26,10 +26,9 @@ from fedstill.attacks.candidates import Candidates, candidates, merged
 from fedstill.attacks.heard import Replay
 from fedstill.attacks.membership_scores import Seen, lira, lira_offline, loss, rmia
 from fedstill.attacks.outsider import OF, federation, outsider, taught
-from fedstill.attacks.proxy import proxies
 from fedstill.attacks.rates import rates
 from fedstill.attacks.rows import Column, Row, in_percent
-from fedstill.attacks.shadows import Make, halves, together
+from fedstill.attacks.shadows import Make, halves, proxies, together
 from fedstill.core.checked import NonNegativeInt
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData

@@ -15,8 +15,7 @@ from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.imports import first_line
 from fedstill.core.words import times
-from fedstill.data.masks import mask_classes
-from fedstill.data.rasters import resized
+from fedstill.data.rasters import mask_classes, resized
 from fedstill.data.raw import Raw
 from fedstill.data.tables import about
 
@@ -56,7 +55,7 @@ def read_volumes(
     Rows go from front to back, columns from left to right. The 1st percentile of a volume becomes 0, the 99th
     1. Slices below the first and above the last that shows anything are left out; with ``size`` they are
     filled up to squares with the darkest value and averaged. Other arguments as
-    :func:`fedstill.data.formats.read`; a DataError names the file.
+    :func:`fedstill.data.files.read`; a DataError names the file.
     """
     found = cases(folder, masks=masks)
     told, test = about(folder, [case.name for case in found])

@@ -20,22 +20,22 @@ from safetensors.torch import load_file
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.imports import OWN, find, first_line, is_path
-from fedstill.data import memory, nuclei, text
+from fedstill.data import memory, text
 from fedstill.data.arrays import ArrayData
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
-from fedstill.data.formats import SERVING, read
+from fedstill.data.files import SERVING, read
 from fedstill.data.groups import limit_groups as limit_groups
 from fedstill.data.groups import numbered
-from fedstill.data.image_tables import Columns
 from fedstill.data.loaders import CLASSIFICATION
 from fedstill.data.owner_tensors import check_range, groups_of, inputs_in, labels_in
-from fedstill.data.pictures import read_pictures
+from fedstill.data.pictures import SLIDE, cases_of, cut, read_pictures, whose
 from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
 from fedstill.data.spec import InputSpec
+from fedstill.data.tables import Columns
+from fedstill.data.text import HASH
 from fedstill.data.units import Ints
-from fedstill.data.words import HASH
 from fedstill.tasks import TaskConfig
 
 
@@ -285,12 +285,12 @@ def _pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, mos
         raise DataError(f"{what}: all pictures are for testing: allowed is one or more to train on")
     sides = [one.instances.shape for one in pictures]
     memory.check_examples(sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most)
-    cases = nuclei.cases_of(pictures, height)
-    data = nuclei.cut(pictures, cases, np.arange(len(cases.of)), height)
+    cases = cases_of(pictures, height)
+    data = cut(pictures, cases, np.arange(len(cases.of)), height)
     # Patches of one picture overlap, and so are protected together or not at all.
-    known, _ = nuclei.whose(pictures)
-    if config.group not in ("", nuclei.SLIDE, known):
-        allowed = f"empty ({known!r}) or {nuclei.SLIDE!r} for task instances here"
+    known, _ = whose(pictures)
+    if config.group not in ("", SLIDE, known):
+        allowed = f"empty ({known!r}) or {SLIDE!r} for task instances here"
         raise ArgumentError("data.group", config.group, allowed)
     patient = (config.group or known) == PATIENT
     names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]

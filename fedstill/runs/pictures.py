@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import TensorData
-from fedstill.tasks.stitching import stitch
+from fedstill.tasks.instances import stitch
 from fedstill.tasks.task import Task
 
 SIDE = 192  # pixels: of a larger picture the window of this side that holds most of the truth is shown

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstill.attacks import copy_tests as module
-from fedstill.attacks import neighbours
-from fedstill.attacks.copy_tests import copying, data_copying, wilson
+from fedstill.attacks.copy_tests import Neighbours, copying, data_copying, nearest, wilson
 from fedstill.attacks.features import Extractor, penultimate, pixels
-from fedstill.attacks.neighbours import Neighbours, nearest
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.data import Digits, load
 from fedstill.models.classifiers import LeNet5
@@ -70,7 +68,7 @@ def test_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = nearest(x, y)
     sizes: list[int] = []
     split = torch.split
-    monkeypatch.setattr(neighbours, "NUMBERS", 300)
+    monkeypatch.setattr(module, "NUMBERS", 300)
     monkeypatch.setattr(torch, "split", lambda a, n: sizes.append(n) or split(a, n))
     in_pieces = nearest(x, y)
     # 3 rows of 91 products of vectors; of the nearest 4, of 8 numbers each, 9 rows.

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from fedstill.attacks.membership_scores import Seen, lira, rmia
-from fedstill.attacks.proxy import proxies
 from fedstill.attacks.rates import rates
-from fedstill.attacks.shadows import halves, together
+from fedstill.attacks.shadows import halves, proxies, together
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator

@@ -8,10 +8,9 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import augmented, drawn, moved, posed, shifted
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
-from fedstill.tasks.text import TextConfig
 
 HOWS = ("shift", "shift-flip", "turn")
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import DataError
+from fedstill.data.files import read
 from fedstill.data.folders import read_folder
-from fedstill.data.formats import read
 from fedstill.data.raw import Raw
 
 

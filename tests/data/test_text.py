@@ -19,9 +19,8 @@ from fedstill.data.dividing import split
 from fedstill.data.loaders import load
 from fedstill.data.public import PublicConfig, held_out
 from fedstill.data.splits import Dirichlet
-from fedstill.data.text import code, read_table
-from fedstill.data.words import hashed, looked_up, read_words, texts_of, words_of
-from fedstill.tasks.text import TextConfig
+from fedstill.data.text import code, hashed, looked_up, read_table, read_words, texts_of, words_of
+from fedstill.tasks.classification import TextConfig
 
 ROWS = "text,label,split\nA good film,1,train\nbad,0,dev\n,0,train\ngood good bad film!,1,test\n"
 SENTENCES = st.lists(st.text(alphabet="abc '!", max_size=12), min_size=1, max_size=6)

@@ -16,12 +16,11 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, named
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
-from fedstill.tasks.text import TextConfig
 from tests.experiments.packs import DATA, pack
 
 INSTANCES = InstancesConfig()

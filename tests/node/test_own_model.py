@@ -16,8 +16,7 @@ from fedstill.models.vgg import BLOCKS, _places
 from fedstill.node import own_model, owner
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.method import METHODS
-from fedstill.tasks.classification import ClassificationConfig
-from fedstill.tasks.text import TextConfig
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from tests.models.test_vgg import weights
 
 TEXTS = InputSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)

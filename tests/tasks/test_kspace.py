@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError
-from fedstill.tasks.kspace import lines, undersample
+from fedstill.tasks.reconstruction import lines, undersample
 
 whole = st.sampled_from([8, 16, 30, 64, 128, 320])
 

@@ -7,7 +7,7 @@ import torch
 
 from fedstill.core.dataset import Cases
 from fedstill.core.errors import DataError
-from fedstill.tasks.stitching import stitch
+from fedstill.tasks.instances import stitch
 
 
 def cut(picture: torch.Tensor, places: list[tuple[int, int]], size: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedstill.core.dataset import TensorData
-from fedstill.tasks.text import TextClassification, TextConfig
+from fedstill.tasks.classification import TextClassification, TextConfig
 
 TASK = TextClassification(3)
 IDS, LABELS = torch.tensor([[4, 1, 0], [0, 0, 0], [2, 2, 2]]), torch.tensor([0, 2, 1])

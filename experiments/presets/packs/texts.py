@@ -8,10 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedstill.data import TextData, find_file
-from fedstill.data.npz import read_npz
-from fedstill.data.raw import need
-from fedstill.data.text import HF, Labelled, read_table
-from fedstill.data.words import Texts
+from fedstill.data.raw import need, read_npz
+from fedstill.data.text import HF, Labelled, Texts, read_table
 
 
 @dataclass(frozen=True, kw_only=True)
