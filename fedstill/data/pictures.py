@@ -8,7 +8,7 @@ any patient, as far as it is known whose pictures are.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -19,13 +19,13 @@ import torch
 
 from fedstill.core import deadline
 from fedstill.core.checked import Share
-from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalised
+from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
 from fedstill.core.errors import DataError
 from fedstill.data.config import MEAN, STD, DataConfig, Side
 from fedstill.data.folders import map_files
-from fedstill.data.images import Bytes, decoded, instance_map
+from fedstill.data.images import decoded, instance_map
 from fedstill.data.preparation import PATIENT, Source, check_sites, prepared
-from fedstill.data.rasters import grown, nearest, places, resized
+from fedstill.data.rasters import Pixels, grown, nearest, places, resized
 from fedstill.data.raw import from_arrays, need, read_npz
 from fedstill.tasks import Targets, TaskConfig
 
@@ -43,7 +43,7 @@ class Picture:
         patient: whose picture it is; empty where that is not known.
     """
 
-    image: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    image: Pixels
     instances: npt.NDArray[np.int32]
     name: str
     site: str = ""
@@ -52,13 +52,20 @@ class Picture:
 
 
 def picture(
-    image: Bytes, instances: npt.NDArray[np.int32], name: str, site: str, test: int | None, what: str
+    image: Pixels,
+    instances: npt.NDArray[np.int32],
+    name: str,
+    site: str,
+    test: int | None,
+    what: str,
+    patient: str = "",
 ) -> Picture:
     """A picture in colour, grey repeated; a DataError if objects are of another size than the image."""
     if image.shape[1:] != instances.shape:
         sizes = f"{image.shape[1]} x {image.shape[2]} and its objects {instances.shape}"
         raise DataError(f"{what}: the image is {sizes}: allowed are equal sizes")
-    return Picture(image if len(image) == 3 else np.repeat(image[:1], 3, axis=0), instances, name, site, test)
+    image = np.repeat(image, 3, axis=0) if len(image) == 1 else image
+    return Picture(image, instances, name, site, test, patient)
 
 
 def read_pictures(place: Path) -> list[Picture]:
@@ -68,42 +75,27 @@ def read_pictures(place: Path) -> list[Picture]:
     pixel (16 bits for more than 255), below ``train`` and ``test`` if it has these; sites, patients and parts
     may also be told by ``cases.csv``, in an ``.npz`` by arrays ``site``, ``patient`` and ``split``.
     """
+    each: Iterator[tuple[Pixels, npt.NDArray[np.int32], str, str]]
     if place.suffix == ".npz":
-        return _picture_arrays(place, read_npz(place))
-    found = map_files(place, masks=True)
-    nothing = np.full(len(found.names), "")
-    sites, patients = (found.columns.get(name, nothing) for name in ("site", "patient"))
-    pictures = []
-    for row, (image, mask) in enumerate(zip(found.images, found.masks, strict=True)):
-        test = None if found.test is None else bool(found.test[row])
-        instances = instance_map(mask, str(mask))
-        name, site = found.names[row], str(sites[row])
-        one = picture(decoded(image, str(image)), instances, name, site, test, str(image))
-        pictures.append(replace(one, patient=str(patients[row])))
-    return pictures
-
-
-def _picture_arrays(path: Path, arrays: Mapping[str, Column]) -> list[Picture]:
-    raw, instances = from_arrays(path, arrays, "image"), need(path, arrays, "instances")
-    images, count = raw.images, len(raw.images)
-    if instances.shape != (count, *images.shape[2:]) or instances.dtype.kind not in "iu":
+        arrays = read_npz(place)
+        raw, instances = from_arrays(place, arrays, "image"), need(place, arrays, "instances")
         form = f"{instances.dtype} of shape {instances.shape}"
-        raise DataError(f"{path}: instances are {form}: allowed is one whole number for each pixel")
-    if images.shape[1] == 1:
-        images = np.repeat(images, 3, axis=1)
-    nothing = np.full(count, "")
-    sites, patients = (raw.columns.get(name, nothing) for name in ("site", "patient"))
-    return [
-        Picture(
-            images[row],
-            instances[row].astype(np.int32),
-            str(row),
-            str(sites[row]),
-            None if raw.test is None else int(raw.test[row]),
-            str(patients[row]),
-        )
-        for row in range(count)
-    ]
+        if instances.shape != (len(raw.images), *raw.images.shape[2:]) or instances.dtype.kind not in "iu":
+            raise DataError(f"{place}: instances are {form}: allowed is one whole number for each pixel")
+        maps = enumerate(instances.astype(np.int32))
+        each = ((raw.images[row], objects, str(row), str(place)) for row, objects in maps)
+        columns, test = raw.columns, raw.test
+    else:
+        found = map_files(place, masks=True)
+        files = zip(found.images, found.masks, found.names, strict=True)
+        each = ((decoded(i, str(i)), instance_map(m, str(m)), name, str(i)) for i, m, name in files)
+        columns, test = found.columns, found.test
+    pictures = []
+    for row, (image, objects, name, what) in enumerate(each):
+        site, patient = (str(columns[of][row]) if of in columns else "" for of in ("site", "patient"))
+        part = None if test is None else int(test[row])
+        pictures.append(picture(image, objects, name, site, part, what, patient))
+    return pictures
 
 
 PATCH = 256  # unless data.patch says otherwise

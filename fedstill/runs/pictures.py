@@ -158,7 +158,7 @@ def _whole(here: TensorData, values: torch.Tensor, part: int | None) -> torch.Te
     together, or one of the slices."""
     if part is not None or here.cases is None:
         return values[part or 0]
-    return next(stitch(values, here.cases)).values
+    return next(stitch(values, here.cases))[0]
 
 
 def _truth(task: Task, here: TensorData, part: int | None) -> torch.Tensor:
