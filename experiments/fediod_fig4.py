@@ -34,8 +34,8 @@ from torch import nn
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.features import Extractor, penultimate
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
+from fedstill.attacks.heard import Overheard, Release
 from fedstill.attacks.quality import frechet
-from fedstill.attacks.tap import Overheard, Release
 from fedstill.attacks.updates import Observed, gradients
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData

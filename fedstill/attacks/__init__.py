@@ -1,7 +1,7 @@
 """What an adversary gets of private data from what has left a node.
 
 Audits of privacy mechanisms (``audits``, ``canary``, ``releases``, ``worlds``) are by somebody who knows
-all records but one. Attacks on runs: ``attack`` says what one is, ``heard`` and ``tap`` what it hears,
+all records but one. Attacks on runs: ``attack`` says what one is, ``heard`` what it hears,
 ``rows`` how it tells what it got; ``leakage`` tries those that a ``config`` names. There are four:
 
 - ``gradient_inversion``: images whose update is the one that was released. ``victims`` release it,

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedstill.attacks.heard import Heard, hear, replay
-from fedstill.attacks.tap import Overheard, Release
+from fedstill.attacks.heard import Heard, Overheard, Release, hear, replay
 from fedstill.core.errors import ArgumentError, RunFolderError
 from tests import audited
 from tests.attacks.runs import FEDIOD, FEDKD, made

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks.tap import Enough, Overheard, Release
+from fedstill.attacks.heard import Enough, Overheard, Release
 from fedstill.federation import LinkConfig
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.groups import limit_groups, numbered
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
 from fedstill.data.spec import InputSpec
+from fedstill.data.units import limit_groups, numbered
 from fedstill.tasks.classification import ClassificationConfig
 
 SPEC = InputSpec(ClassificationConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.tables import read_table
-from fedstill.data.concealed import conceal
 from fedstill.data.dividing import SPLITS, SplitConfig, split
 from fedstill.data.public import PublicConfig, held_out
-from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives
+from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, conceal
 from fedstill.data.units import drawn_units, labels_of, whole
 
 

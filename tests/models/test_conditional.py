@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.models.conditional import ConditionalGenerator, ResidualBlock
+from fedstill.models.generator import ConditionalGenerator, ResidualBlock
 
 
 def generator() -> ConditionalGenerator:
