@@ -32,10 +32,9 @@ import tyro
 from torch import nn
 
 from fedstill.attacks.copy_tests import copying
-from fedstill.attacks.features import Extractor, penultimate
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
 from fedstill.attacks.heard import Overheard, Release
-from fedstill.attacks.quality import frechet
+from fedstill.attacks.quality import Extractor, frechet, penultimate
 from fedstill.attacks.updates import Observed, gradients
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData

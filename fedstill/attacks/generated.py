@@ -13,8 +13,14 @@ from typing import Any
 
 import torch
 
-from fedstill.attacks.features import Extractor, penultimate, pixels
-from fedstill.attacks.quality import frechet, inception_scores, kernel_distance
+from fedstill.attacks.quality import (
+    Extractor,
+    frechet,
+    inception_scores,
+    kernel_distance,
+    penultimate,
+    pixels,
+)
 from fedstill.attacks.recovered import Pixels
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError, ModelError

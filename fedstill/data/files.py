@@ -119,7 +119,7 @@ def read(
         targets: class, labels, map or image.
         size: height and width to which images of other targets than classes are averaged; 0: as they are.
         slices: of each NIfTI volume at most; 0: all.
-        gaps: as :func:`fedstill.data.rasters.mask_classes` takes it.
+        gaps: as :func:`fedstill.data.images.mask_classes` takes it.
         columns: what those of a csv mean.
         classes: the findings wanted of a csv; empty: all.
         shape: of a csv's pixels, if these are as many.

@@ -20,7 +20,7 @@ import torch
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import DataError
 from fedstill.core.imports import first_line
-from fedstill.data.rasters import mask_classes
+from fedstill.data.images import mask_classes
 from fedstill.data.units import Ints
 from fedstill.tasks import Targets
 
@@ -57,7 +57,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
         path: where they come from, for errors.
         arrays: by name.
         targets: class, labels, map or image.
-        gaps: as :func:`fedstill.data.rasters.mask_classes` takes it.
+        gaps: as :func:`fedstill.data.images.mask_classes` takes it.
 
     Raises:
         DataError: an array is missing, or of another form.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -35,42 +36,7 @@ MOST_WORDS = 10_000_000
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 
 Ids = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """Texts as words, each different word kept once.
-
-    Args:
-        words: W different words.
-        at: all texts' words one behind another, as places in ``words``, ``(T,)``.
-        lengths: words of each text, ``(N,)``; together T.
-        sentences: the texts as they were, for tokenizers that part them in another way.
-    """
-
-    words: Sequence[str]
-    at: Ids
-    lengths: Ids
-    sentences: Sequence[str] = ()
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def padded(self, ids: Ids, length: int) -> Ids:
-        """Texts as token ids ``(N, length)`` by the ids ``(W,)`` of :attr:`words`, cut or filled with
-        padding.
-
-        >>> Texts(["a", "b"], np.array([0, 1, 1, 0]), np.array([3, 0, 1])).padded(np.array([7, 9]), 2)
-        array([[7, 9],
-               [0, 0],
-               [7, 0]])
-        """
-        column = np.arange(length)
-        starts = np.cumsum(self.lengths) - self.lengths
-        inside = column < self.lengths[:, None]  # (N, L)
-        padded = np.full(inside.shape, PADDING, dtype=np.int64)
-        padded[inside] = ids[self.at[(starts[:, None] + column)[inside]]]
-        return padded
+Text = str | Sequence[str]  # as it is, or parted into words already
 
 
 def words_of(text: str) -> list[str]:
@@ -82,34 +48,28 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def texts_of(sentences: Sequence[str]) -> Texts:
-    """Texts parted into words."""
-    place: dict[str, int] = {}
-    at = [[place.setdefault(word, len(place)) for word in words_of(text)] for text in sentences]
-    lengths = np.array([len(text) for text in at], dtype=np.int64)
-    flat = np.fromiter((one for text in at for one in text), dtype=np.int64, count=int(lengths.sum()))
-    return Texts(list(place), flat, lengths, sentences)
-
-
-def hashed(words: Iterable[str], buckets: int) -> Ids:
-    """Ids 1..buckets of words by their CRC-32: the same everywhere, whatever other words there are.
+def hashed(word: str, buckets: int) -> int:
+    """The id 1..buckets of a word by its CRC-32: the same everywhere, whatever other words there are.
 
     Who guesses a word can check the guess: hashing needs no vocabulary, it does not hide text.
 
-    >>> hashed(["good", "bad", "good"], 8192).tolist()
-    [3731, 6652, 3731]
+    >>> hashed("good", 8192), hashed("bad", 8192)
+    (3731, 6652)
     """
-    return np.fromiter((1 + zlib.crc32(word.encode()) % buckets for word in words), dtype=np.int64)
+    return 1 + zlib.crc32(word.encode()) % buckets
 
 
-def looked_up(words: Iterable[str], vocabulary: Sequence[str]) -> Ids:
-    """Ids of words: 2 is the first of the vocabulary's, and 1 stands for all that it lacks.
+def padded(texts: Sequence[Text], number: Callable[[str], int], length: int) -> Ids:
+    """Texts as token ids ``(N, length)`` by the number of each word, cut or filled with padding.
 
-    >>> looked_up(["good", "film", "zyx"], ["film", "good"]).tolist()
-    [3, 2, 1]
+    >>> padded(["A b, b", "", ["b"]], {"a": 7, "b": 9, ",": 2}.__getitem__, 3).tolist()
+    [[7, 9, 2], [0, 0, 0], [9, 0, 0]]
     """
-    place = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
-    return np.fromiter((place.get(word, UNKNOWN) for word in words), dtype=np.int64)
+    ids = np.full((len(texts), length), PADDING, dtype=np.int64)
+    for row, text in zip(ids, texts, strict=True):
+        words = words_of(text) if isinstance(text, str) else text
+        row[: len(words)] = [number(word) for word in words[:length]]
+    return ids
 
 
 def read_words(path: Path) -> list[str]:
@@ -139,7 +99,7 @@ HF = "hf:"
 class Labelled:
     """What a source of texts holds, as it is."""
 
-    texts: Texts
+    texts: Sequence[Text]
     labels: npt.NDArray[np.int64]  # (N,)
     classes: tuple[str, ...]
     test: npt.NDArray[np.bool_] | None = None  # (N,), None where the source has no split
@@ -208,23 +168,28 @@ def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSe
 
 
 def code(
-    texts: Texts, *, length: int | None, words: int | None = None, vocabulary: str = ""
+    texts: Sequence[Text], *, length: int | None, words: int | None = None, vocabulary: str = ""
 ) -> tuple[Ids, int, str]:
-    """Token ids ``(N, L)``; how many there are; what is to be said of it. Options as of :class:`TextData`."""
+    """Token ids ``(N, L)``; how many there are; what is to be said of it. Options as of :class:`TextData`.
+
+    Of a public list 2 is the first word's id, and 1 stands for all that it lacks.
+    """
     length, how = length or LENGTH, vocabulary or HASH
     if how.startswith(HF):
         from fedstill.models.hub import tokenize  # an extra
 
         where = how.removeprefix(HF)
-        tokens, count = tokenize(where, list(texts.sentences), length)
+        sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
+        tokens, count = tokenize(where, sentences, length)
         return tokens.numpy(), count, f"{length} tokens of the tokenizer {where}"
     if how == HASH:
         buckets = words or WORDS
-        ids = hashed(texts.words, buckets)
-        return texts.padded(ids, length), buckets + 1, f"{length} words, hashed to {buckets} ids"
+        ids = padded(texts, cache(lambda word: hashed(word, buckets)), length)
+        return ids, buckets + 1, f"{length} words, hashed to {buckets} ids"
     known = read_words(Path(how).expanduser())
+    place = {word: number for number, word in enumerate(known, UNKNOWN + 1)}
     told = f"{length} words; {len(known)} are known, of {Path(how).name}, a public list"
-    return texts.padded(looked_up(texts.words, known), length), len(known) + 2, told
+    return padded(texts, lambda word: place.get(word, UNKNOWN), length), len(known) + 2, told
 
 
 def read_table(path: Path) -> Labelled:
@@ -234,7 +199,7 @@ def read_table(path: Path) -> Labelled:
     or dev is for training. All other columns are kept: a site, a writer.
     """
     table = read_csv(path, "text", "label")
-    texts, cells = texts_of(table.pop("text")), table.pop("label")
+    texts, cells = table.pop("text"), table.pop("label")
     labels, classes = by_name(cells)
     if whole_numbers(classes) and int(classes[-1]) < len(cells):  # some may not occur
         labels, classes = np.array(cells, dtype=np.int64), tuple(map(str, range(int(classes[-1]) + 1)))

@@ -24,11 +24,10 @@ from fedstill.core.dataset import Cases, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
 from fedstill.tasks import fidelity
-from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.outline import outline
 from fedstill.tasks.synthetic import regions
-from fedstill.tasks.task import Figure, Task
+from fedstill.tasks.task import Figure, Task, case_of, mean_by
 
 MEAN, STD = 0.5, 0.5  # the declared normalisation of all images
 ACCELERATION, CENTRE = 4, 0.08  # unless a configuration has others

@@ -13,9 +13,8 @@ from fedstill.attacks import generated as module
 from fedstill.attacks.attack import Found
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.data_copying import DataCopying, looked_at
-from fedstill.attacks.features import penultimate, pixels
 from fedstill.attacks.leakage import described
-from fedstill.attacks.quality import frechet, inception_scores, kernel_distance
+from fedstill.attacks.quality import frechet, inception_scores, kernel_distance, penultimate, pixels
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load

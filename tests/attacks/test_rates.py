@@ -21,17 +21,6 @@ SCORES = st.lists(st.integers(0, 12), min_size=1, max_size=40).map(lambda s: tor
 # --- AUC ------------------------------------------------------------------------------------------
 
 
-def test_delong_by_hand() -> None:
-    members, others = torch.tensor([0.8, 0.4, 0.6]), torch.tensor([0.5, 0.3])
-    # V10 = 1, 1/2, 1 and V01 = 2/3, 1: variances 1/12 and 1/18.
-    area, variance = 5 / 6, 1 / 12 / 3 + 1 / 18 / 2
-    found = auc(members, others, 0.95)
-    assert found["value"] == pytest.approx(area)
-    reach = 1.959964 * math.sqrt(variance) / (area * (1 - area))
-    for end, sign in ((found["low"], -1), (found["high"], 1)):
-        assert math.log(end / (1 - end)) == pytest.approx(math.log(5) + sign * reach, rel=1e-5)
-
-
 @given(SCORES, SCORES)
 def test_auc_is_that_of_all_pairs_and_of_scikit_learn(members: torch.Tensor, others: torch.Tensor) -> None:
     pairs = [float(a > b) + float(a == b) / 2 for a in members for b in others]

@@ -16,7 +16,7 @@ from fedstill.core.errors import ArgumentError, DataError, UnknownName
 from fedstill.core.tables import as_table
 from fedstill.data import DATA, ArrayData, Digits, Files, Targets, load, named, private
 from fedstill.data.private_config import PrivateConfig
-from fedstill.data.text import Labelled, TextData, texts_of
+from fedstill.data.text import Labelled, TextData
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
 from fedstill.tasks.classification import TextConfig
@@ -65,7 +65,7 @@ class Letters(TextData):
     def labelled(self) -> Labelled:
         """Ten of each."""
         labels = np.arange(20) % 2
-        return Labelled(texts_of([("good film", "bad")[n] for n in labels]), labels, ("good", "bad"))
+        return Labelled([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))
 
 
 class Loose(ArrayData):

@@ -40,9 +40,6 @@ def parted(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
     return sum(map(len, sets)) > len(set().union(*sets))
 
 
-# Labels to draw by
-
-
 # Draws
 
 

@@ -125,7 +125,7 @@ def test_word_numbers_by_hand(tmp_path: Path) -> None:
     assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
     assert data.classes == ("x", "y")
     told = named("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labelled()  # type: ignore[attr-defined]
-    assert told.texts.sentences == ["film \ufffd last", "film"]
+    assert told.texts == [["film", "\ufffd", "last"], ["film"]]
 
 
 def test_jpeg_copies_of_cifar() -> None:
