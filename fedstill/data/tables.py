@@ -8,7 +8,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -155,27 +155,24 @@ def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> R
     """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``."""
     found = rows(path)
     _, header = next(found)
-    label = column_of(header, columns.label, "data.label", path)
-    image = column_of(header, columns.image, "data.image", path) if columns.image else None
-    group = column_of(header, columns.group, "data.group", path) if columns.group else None
-    rest = [column for column in range(len(header)) if column not in (label, group)]
-    labels: list[str] = []
-    groups: list[str] = []
-    files: list[str] = []
+    options = {option: name for option, name in asdict(columns).items() if name or option == "label"}
+    places = {option: column_of(header, name, f"data.{option}", path) for option, name in options.items()}
+    cells: dict[str, list[str]] = {option: [] for option in places}
+    rest = [column for column in range(len(header)) if column not in places.values()]
     pixels: list[npt.NDArray[np.float32]] = []
     for line, row in found:  # pixels become numbers row by row: as texts they would take far more memory
-        labels.append(row[label])
-        groups.append("" if group is None else row[group])
-        if image is not None:
-            files.append(row[image])
+        for option, place in places.items():
+            cells[option].append(row[place])
+        if "image" in places:
             continue
         try:
             pixels.append(np.array([row[column] for column in rest], dtype=np.float32))
         except ValueError as error:
             raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
-    numbers, classes = by_name(labels)
-    images = _files(path, files) if image is not None else _pixels(np.stack(pixels), path, shape)
-    return Raw(images, numbers, classes, columns={columns.group: np.array(groups)} if columns.group else {})
+    labels, classes = by_name(cells["label"])
+    images = _pixels(np.stack(pixels), path, shape) if pixels else _files(path, cells["image"])
+    groups = {columns.group: np.array(cells["group"])} if columns.group else {}
+    return Raw(images, labels, classes, columns=groups)
 
 
 def _pixels(table: npt.NDArray[np.float32], path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
