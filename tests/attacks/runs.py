@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +19,11 @@ from fedstill.core.dataset import TensorData
 from fedstill.node.training import predict
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, from_dict
+
+PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+needs_fashion = pytest.mark.skipif(
+    not (PACKS / "fashion_mnist.npz").is_file(), reason="needs fashion_mnist.npz in FEDSTILL_DATA"
+)
 
 FEDAVG = {"name": "fedavg", "rounds": 2}
 FEDIOD = {

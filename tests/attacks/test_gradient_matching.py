@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,12 +25,8 @@ from fedstill.attacks.updates import Observed, Part, Schedule, trained
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load, named
 from fedstill.models import build
-from tests.attacks.runs import released
+from tests.attacks.runs import PACKS, needs_fashion, released
 
-PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
-needs_fashion = pytest.mark.skipif(
-    not (PACKS / "fashion_mnist.npz").is_file(), reason="needs fashion_mnist.npz in FEDSTILL_DATA"
-)
 DIGIT = (1, 8, 8)
 
 
