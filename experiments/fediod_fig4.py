@@ -32,10 +32,9 @@ import tyro
 from torch import nn
 
 from fedstill.attacks.copy_tests import copying
-from fedstill.attacks.features import Extractor, penultimate
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
-from fedstill.attacks.quality import distance
-from fedstill.attacks.tap import Overheard, Release
+from fedstill.attacks.heard import Overheard, Release
+from fedstill.attacks.quality import Extractor, frechet, penultimate
 from fedstill.attacks.updates import Observed, gradients
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -161,7 +160,8 @@ def recovered(
     psnr: list[float] = []
     for at in range(len(images)):
         image, label = images[at : at + 1], labels[at : at + 1]
-        release = Observed(victim, gradients(victim, own, image, label, differentiable=False))
+        slopes = gradients(victim, own, image, label)
+        release = Observed(victim, {name: slope.detach() for name, slope in slopes.items()})
         channels, height, width = image.shape[1:]
         got = invert(release, (channels, height, width), 1, config, seed=seed + at).against(image)
         found.append(got.images)
@@ -236,10 +236,11 @@ def main(
     lines = {}
     for name, those in found.items():
         told = copying(those, private, held_out, space, seed=seed, drawings=199)
+        share, low, high = (100 * told[key] for key in ("share", "low", "high"))
         lines[name] = (
-            f"{100 * told.share:.1f} % of {told.generated} ({100 * told.low:.1f} to {100 * told.high:.1f}) "
-            f"nearer to a private than to a held-out image, p {told.p_value:.3g}, data-copying z "
-            f"{told.z:.1f}, closest pair {told.pairs[0].ratio:.2f}"
+            f"{share:.1f} % of {told['generated']} ({low:.1f} to {high:.1f}) nearer to a private than to a "
+            f"held-out image, p {told['p_value']:.3g}, data-copying z {told['z']:.1f}, "
+            f"closest pair {told['pairs'][0]['ratio']:.2f}"
         )
     seconds = time.monotonic() - began
     average = {name: sum(row["fid"][name] for row in rows) / nodes for name in SETS}
@@ -274,7 +275,7 @@ def main(
 
 def fids(sets: dict[str, torch.Tensor], private: torch.Tensor, space: Extractor) -> dict[str, float]:
     """FID of each set of images from private ones."""
-    return {name: distance(space(those), space(private)).fid for name, those in sets.items()}
+    return {name: frechet(space(those), space(private)) for name, those in sets.items()}
 
 
 if __name__ == "__main__":

@@ -19,67 +19,91 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedstill.attacks.features import Extractor
-from fedstill.attacks.neighbours import Neighbours, nearest
+from fedstill.attacks.quality import Extractor
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 
-SURE = 1.959964  # standard deviations to each side of a 95 % interval
-ROUNDING = 1e-12  # by which two equal statistics may differ
+NUMBERS = 1 << 23  # float64 in memory at once while neighbours are looked for, beside the vectors: 64 MiB
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A generated image and those that it is nearest to, private and held-out, by their places."""
-
-    generated: int
-    private: int
-    held_out: int
-    distance: float  # from the generated to the private image
-    other: float  # from the generated to the held-out image
-    ratio: float  # of the two: 0 is a copy; 1 where both are 0
-
-
-@dataclass(frozen=True)
-class Copying:
-    """What the neighbours of generated images say.
+def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each vector in x the nearest one in y: Euclidean distances ``(N,)`` float64, and places ``(N,)``.
 
     Args:
-        statistic: the mean of ``(h - p) / (h + p)`` over generated images, where p and h are distances to the
-            nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of private images).
-        expected: its mean over drawings of who is private, which is 0 only for as many private as held-out.
-        p_value: how often, among drawings and the truth, the statistic is as large as in truth.
-        share: of generated images that are nearer to a private than to a held-out image, the larger set cut
-            to the size of the smaller, on average over all ways. About 0.5 for images that copy nothing.
-        low, high: 95 % interval of the share, over more images of the same generator (Wilson; private and
-            held-out images held as they are).
-        z, z_p_value: of data-copying (Meehan et al.'s Z_U): far below 0 where generated images lie nearer to
-            private images than held-out ones do; one-sided.
-        pairs: the closest in proportion, each private image once.
-        fresh: the smallest ratio that a held-out image has, were it generated: what a fresh image comes to by
-            chance. None for fewer than two held-out images.
+        x: ``(N, d)``.
+        y: ``(M, d)``; of equally near ones the first is told.
+        other: the second nearest, which is the nearest other one where x is y, of two vectors or more.
+
+    >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
+    (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
+    """
+    distances, places = _sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
+    return distances[:, int(other)], places[:, int(other)]
+
+
+class Neighbours:
+    """Vectors, and others sorted by their distance to each, so that the nearest of any part is found fast.
+
+    Args:
+        x: ``(N, d)``.
+        y: the others ``(M, d)``.
+        width: how long the lists are; they grow where a part is not met in them.
     """
 
-    extractor: str
-    generated: int
-    private: int
-    held_out: int
-    statistic: float
-    expected: float
-    p_value: float
-    drawings: int
-    share: float
-    low: float
-    high: float
-    z: float
-    z_p_value: float
-    pairs: tuple[Pair, ...]
-    fresh: float | None
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, width: int = 32) -> None:
+        self.x, self.y, self.width = x.double(), y.double(), width
+        self.distances, self.places = _sorted(self.x, self.y, width)  # (N, width), ascending
+
+    def first(self, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
+        while True:
+            met, column = among[self.places].byte().max(1, keepdim=True)  # of equal ones the first
+            if met.all():
+                return self.distances.gather(1, column).squeeze(1), self.places.gather(1, column).squeeze(1)
+            self.width *= 2
+            self.distances, self.places = _sorted(self.x, self.y, self.width)
+
+    def count(self, among: torch.Tensor, limit: torch.Tensor, *, ties: bool) -> torch.Tensor:
+        """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.
+
+        Args:
+            ties: whether those count that are as far as the limit.
+        """
+        bound = limit.unsqueeze(1)
+        near = self.distances <= bound if ties else self.distances < bound
+        return (near & among[self.places]).sum(1)
+
+
+def _sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest ``width`` of y, or all: distances and places ``(N, width)``, of equal ones the first first.
+
+    Who they are is found by ``|x|^2 - 2 x y + |y|^2``, a product of matrices; how far they are, and their
+    order, by the differences themselves, since the former loses digits where distances are small.
+    """
+    width = min(width, len(y))
+    middle = y.mean(0)
+    centred = y - middle
+    norms = centred.square().sum(1)
+    found, where = [], []
+    for part in torch.split(x, max(1, NUMBERS // len(y))):
+        squares = torch.addmm(norms.unsqueeze(0), part - middle, centred.T, alpha=-2)  # less |x|^2 (B, M)
+        near = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
+        rows = max(1, NUMBERS // (width * x.shape[1]))
+        for few, places in zip(torch.split(part, rows), torch.split(near, rows), strict=True):
+            exact = (few.unsqueeze(1) - y[places]).norm(dim=2)
+            order = exact.argsort(dim=1, stable=True)
+            found.append(exact.gather(1, order))
+            where.append(places.gather(1, order))
+    return torch.cat(found), torch.cat(where)
+
+
+SURE = 1.959964  # standard deviations to each side of a 95 % interval
+ROUNDING = 1e-12  # by which two equal statistics may differ
 
 
 def copying(
@@ -92,7 +116,7 @@ def copying(
     drawings: int = 999,
     closest: int = 10,
     groups: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Copying:
+) -> dict[str, Any]:
     """Measure whether generated images copy private ones.
 
     Args:
@@ -102,6 +126,24 @@ def copying(
         closest: pairs to tell.
         groups: whose each private and each held-out image is, ``(N,)`` int64 each (patients). Then patients
             are drawn, not images, since slices of one patient are near each other without any copy.
+
+    Returns:
+        ``extractor``, and the numbers of ``generated``, ``private`` and ``held_out`` images and of
+        ``drawings``. ``statistic``: the mean of ``(h - p) / (h + p)`` over generated images, where p and h
+        are distances to the nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of
+        private images). ``expected``: its mean over drawings of who is private, which is 0 only for as many
+        private as held-out. ``p_value``: how often, among drawings and the truth, it is as large as in truth.
+
+        ``share``: of generated images that are nearer to a private than to a held-out image, the larger set
+        cut to the size of the smaller, on average over all ways: about 0.5 for images that copy nothing.
+        ``low``, ``high``: its 95 % interval, over more images of the same generator (Wilson; private and
+        held-out images held as they are). ``z``, ``z_p_value``: of :func:`data_copying`, far below 0 where
+        generated images lie nearer to private images than held-out ones do; one-sided.
+
+        ``pairs``: the closest in proportion, each private image once: places of ``generated``, ``private``
+        and ``held_out`` image, its ``distance`` to the private and to the ``other`` one, and their ``ratio``,
+        0 for a copy and 1 where both are 0. ``fresh``: the smallest ratio that a held-out image has, were it
+        generated: what a fresh image comes to by chance; None for fewer than two held-out images.
 
     Raises:
         ArgumentError: no images, or a group that has both kinds of images.
@@ -125,23 +167,23 @@ def copying(
     fresh = None
     if len(held_out) > 1:
         fresh = float(_ratio(to_private, nearest(held_out, held_out, other=True)[0]).min())
-    return Copying(
-        extractor=extractor.name,
-        generated=len(generated),
-        private=len(private),
-        held_out=len(held_out),
-        statistic=truth,
-        expected=float(drawn.mean()),
-        p_value=(1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
-        drawings=drawings,
-        share=share,
-        low=low,
-        high=high,
-        z=z,
-        z_p_value=z_p_value,
-        pairs=_closest(pool, is_private, closest),
-        fresh=fresh,
-    )
+    return {
+        "extractor": extractor.name,
+        "generated": len(generated),
+        "private": len(private),
+        "held_out": len(held_out),
+        "statistic": truth,
+        "expected": float(drawn.mean()),
+        "p_value": (1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
+        "drawings": drawings,
+        "share": share,
+        "low": low,
+        "high": high,
+        "z": z,
+        "z_p_value": z_p_value,
+        "pairs": _closest(pool, is_private, closest),
+        "fresh": fresh,
+    }
 
 
 def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
@@ -234,17 +276,21 @@ def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return torch.where((p == 0) & (h == 0), 1.0, p / h)
 
 
-def _closest(pool: Neighbours, is_private: torch.Tensor, count: int) -> tuple[Pair, ...]:
+def _closest(pool: Neighbours, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
     """The pairs of the smallest ratio of distances, and of these of the smallest distance; each private image
     once, with the generated image that is nearest to it in proportion."""
     (p, private), (h, held_out) = pool.first(is_private), pool.first(~is_private)
-    ratio = _ratio(p, h)
-    order = sorted(range(len(p)), key=lambda row: (float(ratio[row]), float(p[row])))
-    before = int(is_private.sum())  # private images come first in the pool
-    found: dict[int, Pair] = {}
-    for row in order:
-        of, other = int(private[row]), int(held_out[row]) - before
-        found.setdefault(of, Pair(row, of, other, float(p[row]), float(h[row]), float(ratio[row])))
-        if len(found) == count:
-            break
-    return tuple(found.values())
+    columns = {
+        "generated": torch.arange(len(p)),
+        "private": private,
+        "held_out": held_out - is_private.sum(),  # private images come first in the pool
+        "distance": p,
+        "other": h,
+        "ratio": _ratio(p, h),
+    }
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in values]
+    found: dict[int, dict[str, Any]] = {}
+    for pair in sorted(rows, key=lambda row: (row["ratio"], row["distance"])):
+        found.setdefault(pair["private"], pair)
+    return list(found.values())[:count]

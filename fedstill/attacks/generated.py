@@ -8,15 +8,19 @@ come to each node's own (:mod:`fedstill.attacks.quality`), and what the nodes' m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from fedstill.attacks.copy_tests import Copying
-from fedstill.attacks.features import Extractor, penultimate, pixels
-from fedstill.attacks.quality import distance, inception_scores
+from fedstill.attacks.quality import (
+    Extractor,
+    frechet,
+    inception_scores,
+    kernel_distance,
+    penultimate,
+    pixels,
+)
 from fedstill.attacks.recovered import Pixels
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError, ModelError
@@ -75,25 +79,25 @@ class Sample:
         mine = torch.cat([each[self.place[self.owner == index]] for index, each in enumerate(own)])
         return mine, other[self.test_place]
 
-    def told(self, found: Copying) -> dict[str, Any]:
-        """A result ready for JSON, with places in the node's data and in the test part, and what to mind."""
+    def told(self, found: dict[str, Any]) -> dict[str, Any]:
+        """A result with places in the node's data and in the test part, and what to mind."""
         pairs = [
             {
-                **asdict(pair),
-                "private": int(self.place[pair.private]),
-                "held_out": int(self.test_place[pair.held_out]),
-                "node": self.names[int(self.owner[pair.private])],
+                **pair,
+                "private": int(self.place[pair["private"]]),
+                "held_out": int(self.test_place[pair["held_out"]]),
+                "node": self.names[int(self.owner[pair["private"]])],
             }
-            for pair in found.pairs
+            for pair in found["pairs"]
         ]
-        mind = []
-        if (found.private, found.held_out) != self.of:
-            drawn = f"{found.private} of {self.of[0]} private and {found.held_out} of {self.of[1]} held-out"
+        mind, (private, held_out) = [], (found["private"], found["held_out"])
+        if (private, held_out) != self.of:
+            drawn = f"{private} of {self.of[0]} private and {held_out} of {self.of[1]} held-out"
             mind.append(f"{drawn} images were drawn to compare with")
         if self.known and self.groups is None:
             unknown = "images of one patient go together, but which held-out ones do is not known"
             mind.append(f"{unknown}, so that p is too small")
-        return {**asdict(found), "pairs": pairs, "mind": mind}
+        return {**found, "pairs": pairs, "mind": mind}
 
 
 def spaces(images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]) -> list[Extractor]:
@@ -135,21 +139,24 @@ def apart(
     # Real images that are nobody's, as many or all there are, spread over all of them, lest they be sorted.
     spread = torch.linspace(0, len(test) - 1, min(len(test), len(images))).long()
     others = space(task.pictured(test).float()[spread]) if len(test) > 1 else None
-    far, held_out = (
-        {} if from_ is None else {name: distance(from_, each) for name, each in real.items()}
-        for from_ in (made, others)
-    )
+
+    def far(from_: torch.Tensor) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"fid": frechet(from_, each), "kid": kernel_distance(from_, each), "real": len(each)}
+            for name, each in real.items()
+        }
+
+    nodes, held_out = far(made), {} if others is None else far(others)
     return {
         "extractor": space.name,
         "dimensions": dimensions,
         "generated": len(images),
-        "average": fmean(of.fid for of in far.values()),
-        "average_held_out": fmean(of.fid for of in held_out.values()) if held_out else None,
-        "full_rank": all(of.full_rank for of in far.values()),
-        **{
-            key: {name: {"fid": of.fid, "kid": of.kid, "real": of.real} for name, of in each.items()}
-            for key, each in (("nodes", far), ("held_out", held_out))
-        },
+        "average": fmean(of["fid"] for of in nodes.values()),
+        "average_held_out": fmean(of["fid"] for of in held_out.values()) if held_out else None,
+        # Vectors enough for all covariances to be known in every direction.
+        "full_rank": min(len(made), *map(len, real.values())) > dimensions,
+        "nodes": nodes,
+        "held_out": held_out,
     }
 
 
@@ -172,15 +179,12 @@ def scores(
 
 
 def closest(
-    found: Copying, images: torch.Tensor, sample: Sample, experiment: Simulation
+    found: dict[str, Any], images: torch.Tensor, sample: Sample, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
     shown = Pixels.of(*(part.cpu() for part in normalisation(experiment.setting))).shown
-    return {
-        "generated": shown(images[[pair.generated for pair in found.pairs]]),
-        "private": shown(sample.private[[pair.private for pair in found.pairs]]),
-        "held_out": shown(sample.held_out[[pair.held_out for pair in found.pairs]]),
-    }
+    sets = {"generated": images, "private": sample.private, "held_out": sample.held_out}
+    return {name: shown(those[[pair[name] for pair in found["pairs"]]]) for name, those in sets.items()}
 
 
 def _some(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:

@@ -187,7 +187,7 @@ def read_labels(
     if count == 1:
         return slope.argmin().view(1)
     noise = torch.rand(64, *shape, generator=torch_generator(seed, "inversion", "labels")).to(slope)
-    model = copy.deepcopy(release.model).train(how.training)
+    model = copy.deepcopy(release.model).train()
     with torch.no_grad():
         p = model(pixels.low + noise * (pixels.high - pixels.low)).softmax(1).mean(0)
     shares = count * (p - slope - how.smoothing / len(p)) / (1 - how.smoothing)

@@ -20,8 +20,7 @@ from safetensors.torch import save_file
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.found import FILE
-from fedstill.attacks.heard import hear, replay
-from fedstill.attacks.tap import Release
+from fedstill.attacks.heard import Release, hear, replay
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.records import holding, read_result, write_text
 from fedstill.core.version import __version__

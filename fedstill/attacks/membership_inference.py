@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -26,10 +26,9 @@ from fedstill.attacks.candidates import Candidates, candidates, merged
 from fedstill.attacks.heard import Replay
 from fedstill.attacks.membership_scores import Seen, lira, lira_offline, loss, rmia
 from fedstill.attacks.outsider import OF, federation, outsider, taught
-from fedstill.attacks.proxy import proxies
 from fedstill.attacks.rates import rates
 from fedstill.attacks.rows import Column, Row, in_percent
-from fedstill.attacks.shadows import Make, halves, together
+from fedstill.attacks.shadows import Make, halves, proxies, together
 from fedstill.core.checked import NonNegativeInt
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -259,8 +258,8 @@ def _told(
         "others": int((~asked.inside).sum()),
         "shadows": how.shadows,
         "trained": how.trained,
-        "attacks": [{"name": name, "title": TITLES[name], **asdict(each)} for name, each in found.items()],
-        "best": max(found, key=lambda name: found[name].auc.value),
+        "attacks": [{"name": name, "title": TITLES[name], **each} for name, each in found.items()],
+        "best": max(found, key=lambda name: found[name]["auc"]["value"]),
     }
 
 

@@ -12,9 +12,8 @@ from dataclasses import replace
 import torch
 
 from fedstill.attacks.candidates import Candidates
-from fedstill.attacks.heard import Heard, Replay
+from fedstill.attacks.heard import Heard, Overheard, Replay
 from fedstill.attacks.membership_scores import confidence
-from fedstill.attacks.tap import Overheard
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import numpy_generator

@@ -1,5 +1,8 @@
 """How far generated images are from real ones, and how good: FID, KID, inception scores.
 
+Distances are in pixels or in a network's features, and mean little without the space that they are measured
+in. So each extractor has a name, and every result that used one carries it.
+
 Far from private images is no protection, as noise is far from all; near to them is no leak, as held-out
 images are near too. So beside a node's FID stands that of held-out images, real ones that are nobody's.
 Whether private images come out, copy_tests.py asks.
@@ -13,44 +16,112 @@ part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from fedstill.attacks.features import Extractor
-from fedstill.core.errors import DataError
+from fedstill.core.errors import ArgumentError, DataError, ModelError
+
+AT_ONCE = 256  # images whose features are computed at once
 
 
-@dataclass(frozen=True)
-class Distance:
-    """How far two sets of vectors are from each other.
+@dataclass(frozen=True, eq=False)
+class Extractor:
+    """Images to vectors, with a name to be printed beside every number that came of them.
 
     Args:
-        fid: the Frechet distance of Gaussians with the sets' means and covariances, 0 or more.
-        kid: the squared kernel distance, without bias, so that it may be below 0 where the sets are alike.
-        real: how many vectors of real images.
-        full_rank: whether there are vectors enough for both covariances to be known in every direction.
+        of: a batch ``(B, C, H, W)`` to vectors ``(B, d)``, without state.
+        device: where ``of`` computes; None: where the images are.
+
+    >>> space = pixels()
+    >>> space.name, space(torch.tensor([[[[0.25, 2.0]]]])).tolist()
+    ('pixels', [[0.25, 1.0]])
     """
 
-    fid: float
-    kid: float
-    real: int
-    full_rank: bool
+    name: str
+    of: Callable[[torch.Tensor], torch.Tensor]
+    device: torch.device | None = None
+
+    @torch.no_grad()
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Images as the networks take them ``(N, C, H, W)`` to vectors ``(N, d)``, float64, on the CPU.
+
+        Raises:
+            ArgumentError: there are no images.
+            DataError: a vector holds NaN or infinity: distances would be none.
+        """
+        if not len(images):
+            raise ArgumentError("images", 0, "one or more")
+        parts = (self.of(part.to(self.device or part.device)) for part in torch.split(images, AT_ONCE))
+        found = torch.cat([part.cpu().double() for part in parts])
+        if not found.isfinite().all():
+            raise DataError(f"{self.name}: NaN or infinity, so that there are no distances")
+        return found
 
 
-def distance(generated: torch.Tensor, real: torch.Tensor) -> Distance:
-    """FID and KID of two sets of images in one space: ``(N, d)``, ``(M, d)``, two vectors or more of each."""
-    full_rank = min(len(generated), len(real)) > generated.shape[1]
-    return Distance(frechet(generated, real), kernel_distance(generated, real), len(real), full_rank)
+def pixels(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Extractor:
+    """Pixels in 0..1, all in one vector; what is outside is cut off, as a picture is.
+
+    Args:
+        mean, std: one a channel, by which the images that it will be given were normalised.
+    """
+    scale = [torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std)]
+
+    def of(images: torch.Tensor) -> torch.Tensor:
+        shift, width = (part.to(images.device) for part in scale)
+        return (images.double() * width + shift).clamp(0, 1).flatten(1)
+
+    return Extractor("pixels", of)
+
+
+def penultimate(model: nn.Module, example: torch.Tensor, whose: str) -> Extractor:
+    """What goes into a network's last layer: of a copy, in evaluation mode, as the network is now.
+
+    The last layer is the last one with parameters of its own that an input passes, so that any architecture
+    will do. Features with places ``(B, p, h, w)`` are averaged over these.
+
+    Args:
+        example: one input or more ``(B, ...)``, to find the layer by.
+        whose: as in "student": stands in the name.
+
+    Raises:
+        ModelError: no layer with parameters, or it takes something else than ``(B, p)`` or ``(B, p, h, w)``.
+    """
+    network = copy.deepcopy(model).eval().requires_grad_(False)
+    device = next((own.device for own in network.parameters()), None)
+    layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
+
+    def last(x: torch.Tensor, among: Sequence[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+        passed: list[tuple[nn.Module, object]] = [(network, None)]
+
+        def see(layer: nn.Module, given: tuple[object, ...]) -> None:
+            passed.append((layer, given[0] if given else None))
+
+        handles = [layer.register_forward_pre_hook(see) for layer in among]
+        try:
+            network(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        layer, features = passed[-1]
+        if not isinstance(features, torch.Tensor) or features.ndim not in (2, 4) or len(features) != len(x):
+            form = tuple(features.shape) if isinstance(features, torch.Tensor) else "no tensor"
+            allowed = f"for {len(x)} inputs: allowed is (B, p) or (B, p, h, w)"
+            raise ModelError(f"the last layer of {whose} takes {form} {allowed}")
+        return layer, features if features.ndim == 2 else features.mean((2, 3))
+
+    with torch.no_grad():
+        layer, _ = last(example.to(device or example.device), layers)
+    return Extractor(f"features before the last layer of {whose}", lambda x: last(x, [layer])[1], device)
 
 
 def frechet(x: torch.Tensor, y: torch.Tensor) -> float:
     """Frechet distance of the Gaussians with the means and covariances of two sets: ``(N, d)``, ``(M, d)``.
 
     ``|m_x - m_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2))``, S with N - 1 (Heusel et al.: "GANs Trained by a Two
-    Time-Scale Update Rule", NeurIPS 2017); torchmetrics', in float64.
+    Time-Scale Update Rule", NeurIPS 2017); torchmetrics', in float64. 0 or more.
 
     >>> x = torch.tensor([[-1.0], [1.0]])  # variance 2
     >>> round(frechet(x, 2 * x + 3), 6)  # 3^2 + 2 + 8 - 2 * sqrt(2 * 8)
@@ -68,7 +139,7 @@ def frechet(x: torch.Tensor, y: torch.Tensor) -> float:
 def kernel_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     """Squared maximum mean discrepancy without bias, of the kernel ``(x . y / d + 1)^3``: KID.
 
-    Binkowski et al.: "Demystifying MMD GANs", ICLR 2018; of all pairs at once, not a mean over subsets.
+    Of all pairs at once, not a mean over subsets; it may be below 0 where the sets are alike.
 
     >>> kernel_distance(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [1.0]]))  # 1 + 8 - 2 * (1 + 8) / 2
     0.0

@@ -7,7 +7,7 @@ same data is another model, and no interval here speaks of it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,59 +16,21 @@ from fedstill.privacy.audit import CONFIDENCE, most
 LOW = (0.01, 0.001)  # false positive rates at which members are counted
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A figure, and between what it lies at the confidence that was asked for."""
-
-    value: float
-    low: float
-    high: float
+Figures = dict[str, Any]  # as JSON has them; an interval is a value with its low and high end
 
 
-@dataclass(frozen=True)
-class At:
-    """What is found at a false positive rate: the strictest test of that kind that the records allow.
+def rates(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Figures:
+    """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``.
 
-    Args:
-        allowed: false positives among the non-members, the whole part of rate times their number.
-        accused: how many of them there are; fewer where scores are equal.
-        found: true positives.
-        true_positives: rate of what was found, with its Clopper-Pearson interval, for the threshold as it is.
-        false_positives: rate of the accused, with its own: it may well reach beyond ``rate``.
+    ``auc`` is :func:`auc`, ``at`` are :func:`at_rate` at low rates of false positives.
     """
-
-    rate: float
-    allowed: int
-    accused: int
-    found: int
-    members: int
-    others: int
-    true_positives: Interval
-    false_positives: Interval
-
-
-@dataclass(frozen=True)
-class Rates:
-    """How often an attack is right.
-
-    Args:
-        auc: how often a member's score is above another's, of all pairs; equal scores count half.
-        at: at low rates of false positives.
-    """
-
-    auc: Interval
-    at: tuple[At, ...]
-
-
-def rates(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Rates:
-    """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``."""
     members, others = scores[inside], scores[~inside]
-    low = tuple(at_rate(members, others, rate, confidence) for rate in LOW)
-    return Rates(auc(members, others, confidence), low)
+    low = [at_rate(members, others, rate, confidence) for rate in LOW]
+    return {"auc": auc(members, others, confidence), "at": low}
 
 
-def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Interval:
-    """Area under the ROC curve, with DeLong's interval.
+def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Figures:
+    """Area under the ROC curve, how often a member's score is above another's, with DeLong's interval.
 
     DeLong, DeLong, Clarke-Pearson, Biometrics 1988: V10 of a member is the share of others below it, V01 of
     another the share of members above it, ties half; AUC is the mean of either, its variance
@@ -77,7 +39,7 @@ def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDE
     The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1; where the variance
     is 0, it is that of Clopper and Pearson for min(n, n') pairs without a record in common, which is wide.
 
-    >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])).value  # pairs: 1, 1/2, 1, 1
+    >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))["value"]  # pairs: 1, 1/2, 1, 1
     0.875
     """
     from scipy.stats import rankdata
@@ -93,21 +55,26 @@ def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDE
     variance = float(of_members.var() / n + of_others.var() / m) if min(n, m) > 1 else 0.0
     if not 0 < area < 1 or variance < 1e-15:
         pairs = min(n, m)
-        return Interval(area, *_clopper_pearson(area * pairs, pairs, confidence))
+        return _interval(area, _clopper_pearson(area * pairs, pairs, confidence))
     from scipy.special import expit, logit, ndtri
 
     reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance) / (area * (1 - area))
-    return Interval(area, float(expit(logit(area) - reach)), float(expit(logit(area) + reach)))
+    return _interval(area, (float(expit(logit(area) - reach)), float(expit(logit(area) + reach))))
 
 
-def at_rate(members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE) -> At:
-    """True positives at a false positive rate, without interpolation.
+def at_rate(
+    members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE
+) -> Figures:
+    """True positives at a false positive rate, without interpolation: the strictest there is.
 
     A record is accused if its score is above that of the first non-member that must not be: of n' others, at
-    most floor(rate n') are accused. A rate of 0.1 % with fewer than 1000 others thus means none at all.
+    most floor(rate n') are ``allowed`` to be, and so many are ``accused``, fewer where scores are equal. A
+    rate of 0.1 % with fewer than 1000 others thus means none at all. ``true_positives`` is the rate of
+    members ``found``, ``false_positives`` that of the accused, each with its Clopper-Pearson interval for the
+    threshold as it is: the latter may well reach beyond ``rate``.
 
     >>> at = at_rate(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
-    >>> at.allowed, at.accused, at.found  # above 1.5 are one other and two members
+    >>> at["allowed"], at["accused"], at["found"]  # above 1.5 are one other and two members
     (1, 1, 2)
     """
     members, others = members.double(), others.double()
@@ -117,16 +84,20 @@ def at_rate(members: torch.Tensor, others: torch.Tensor, rate: float, confidence
     accused, found = int((others > threshold).sum()), int((members > threshold).sum())
     if allowed == m:  # everybody, also those of score -inf
         accused, found = m, n
-    return At(
-        rate,
-        allowed,
-        accused,
-        found,
-        n,
-        m,
-        Interval(found / n, *_clopper_pearson(found, n, confidence)),
-        Interval(accused / m, *_clopper_pearson(accused, m, confidence)),
-    )
+    return {
+        "rate": rate,
+        "allowed": allowed,
+        "accused": accused,
+        "found": found,
+        "members": n,
+        "others": m,
+        "true_positives": _interval(found / n, _clopper_pearson(found, n, confidence)),
+        "false_positives": _interval(accused / m, _clopper_pearson(accused, m, confidence)),
+    }
+
+
+def _interval(value: float, ends: tuple[float, float]) -> Figures:
+    return {"value": value, "low": ends[0], "high": ends[1]}
 
 
 def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]:

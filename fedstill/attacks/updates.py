@@ -46,7 +46,6 @@ class Schedule:
         batch: examples a step.
         optimiser: from a fresh start.
         smoothing: share of each label spread over all classes.
-        training: whether batch norm used the batch's own statistics, as in training, or its running ones.
     """
 
     rates: tuple[float, ...] = ()
@@ -55,7 +54,6 @@ class Schedule:
     momentum: float = 0.0
     weight_decay: float = 0.0
     smoothing: float = 0.0
-    training: bool = True
 
     @classmethod
     def of(cls, local: LocalConfig, examples: int, span: Span = WHOLE) -> Schedule:
@@ -96,33 +94,30 @@ def gradients(
     parameters: Tensors,
     inputs: torch.Tensor,
     labels: torch.Tensor,
-    *,
     smoothing: float = 0.0,
-    training: bool = True,
-    differentiable: bool = True,
 ) -> dict[str, torch.Tensor]:
-    """Gradients of the mean cross-entropy, by the parameters' names; the model itself stays as it is.
+    """Gradients of the mean cross-entropy in training mode, by the parameters' names, differentiable.
+
+    The model itself stays as it is.
 
     Args:
         parameters: those that count, by name; the model's own stand in for others.
         labels: classes ``(B,)`` int64, or how much of each class, ``(B, classes)``.
-        training: whether batch norm uses the batch's own statistics.
-        differentiable: whether gradients of these gradients can be taken.
     """
     used = {name: value.detach() for name, value in model.named_parameters()} | dict(parameters)
     buffers = {name: value.clone() for name, value in model.named_buffers()}  # batch norm writes to its own
-    own = {name: used[name] for name in parameters}
     leaves = {
-        name: value if value.requires_grad else value.clone().requires_grad_() for name, value in own.items()
+        name: value if value.requires_grad else value.clone().requires_grad_()
+        for name, value in parameters.items()
     }
     mode = model.training
-    model.train(training)
+    model.train()
     try:
         with torch.enable_grad():
             outputs = functional_call(model, ({**used, **leaves}, buffers), (inputs,))
             loss = F.cross_entropy(outputs, labels, label_smoothing=smoothing)
             found = torch.autograd.grad(
-                loss, list(leaves.values()), create_graph=differentiable, materialize_grads=True
+                loss, list(leaves.values()), create_graph=True, materialize_grads=True
             )
     finally:
         model.train(mode)
@@ -136,30 +131,19 @@ def trained(
     labels: torch.Tensor,
     schedule: Schedule,
     order: Sequence[torch.Tensor] | None = None,
-    *,
-    differentiable: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Parameters after all steps of local training on some examples, as a function of them.
 
     Args:
         before: the parameters that are trained, by name, at the start.
         order: which examples each step takes; None: as :meth:`Schedule.batches` has it.
-        differentiable: whether gradients of the result can be taken.
     """
     now = {name: value.detach().clone() for name, value in before.items()}
     first: dict[str, torch.Tensor] = {}
     second: dict[str, torch.Tensor] = {}
     order = schedule.batches(len(inputs)) if order is None else order
     for step, (rate, indices) in enumerate(zip(schedule.rates, order, strict=True), 1):
-        slopes = gradients(
-            model,
-            now,
-            inputs[indices],
-            labels[indices],
-            smoothing=schedule.smoothing,
-            training=schedule.training,
-            differentiable=differentiable,
-        )
+        slopes = gradients(model, now, inputs[indices], labels[indices], schedule.smoothing)
         for name, slope in slopes.items():
             g = slope + schedule.weight_decay * now[name]
             if schedule.optimiser == "sgd":
@@ -168,8 +152,6 @@ def trained(
             else:
                 first[name], second[name], move = _adam(g, first.get(name), second.get(name), step)
                 now[name] = now[name] - rate * move
-        if not differentiable:
-            now = {name: value.detach() for name, value in now.items()}
     return now
 
 
@@ -215,8 +197,8 @@ class Observed:
         """What these examples would have released; gradients pass."""
         before = {name: value.detach() for name, value in self.model.named_parameters()}
         if self.is_gradient:
-            own, how = {name: before[name] for name in self.target}, self.schedule
-            return gradients(self.model, own, inputs, labels, smoothing=how.smoothing, training=how.training)
+            own = {name: before[name] for name in self.target}
+            return gradients(self.model, own, inputs, labels, self.schedule.smoothing)
         after = trained(self.model, before, inputs, labels, self.schedule)
         return {name: before[name] - after[name] for name in self.target}
 

@@ -19,10 +19,9 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.gradient_matching import SEARCHES, invert
-from fedstill.attacks.heard import Replay
+from fedstill.attacks.heard import Enough, Overheard, Release, Replay
 from fedstill.attacks.layerwise import invert_layers
 from fedstill.attacks.recovered import Pixels, Recovered
-from fedstill.attacks.tap import Enough, Overheard, Release
 from fedstill.attacks.updates import Observed, Part, Schedule, shared
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError

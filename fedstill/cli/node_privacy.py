@@ -8,7 +8,7 @@ from pathlib import Path
 from fedstill.cli.privacy import left, up
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
-from fedstill.data.groups import limit_groups
+from fedstill.data.units import limit_groups
 from fedstill.node import own_audit
 from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.node_file import NodeFile

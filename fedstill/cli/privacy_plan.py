@@ -14,7 +14,7 @@ from fedstill.cli.privacy_tables import Place, Plan, Run, show
 from fedstill.cli.run import configured
 from fedstill.cli.usage import Given, number
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.data.groups import limit_groups
+from fedstill.data.units import limit_groups
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.own_audit import Balance
 from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts

@@ -1,10 +1,10 @@
 """Data sets, and how they are divided over nodes.
 
-A data set is one class below ``config.DataConfig``: ``vision``, ``medical``, ``nuclei`` and ``text`` have the
-package's own, ``arrays`` the base of one's own (docs/own-data.md), ``files`` reads paths, ``private`` what a
-node's owner has. Forms of files have a reader each (``npz``, ``tables``, ``folders``, ``nifti``), which
-``formats`` chooses, and all end as ``raw``; ``preparation`` makes the data set. ``splits`` divide it,
-``dividing`` is what they share, ``public`` sets public data aside.
+A data set is one class below ``config.DataConfig``: ``vision`` has the package's own, ``arrays``,
+``pictures`` and ``text`` the bases of one's own (docs/own-data.md), ``files`` reads paths, ``private`` what a
+node's owner has. Forms of files have a reader each (``tables``, ``folders``, ``nifti``), which ``files``
+chooses, and all end as ``raw``; ``preparation`` makes the data set. ``splits`` divide it, ``dividing`` is
+what they share, ``public`` sets public data aside.
 
 May import models, tasks and core. A newcomer adds a reader or a split: a class in a file here, or anywhere.
 
@@ -21,10 +21,9 @@ from fedstill.core.dataset import DataSet, TensorData
 from fedstill.data.arrays import ArrayData
 from fedstill.data.config import DATA, DataConfig, named
 from fedstill.data.dividing import Items, SplitConfig, split
-from fedstill.data.files import Files
+from fedstill.data.files import Files, find_file
 from fedstill.data.loaders import load
-from fedstill.data.located import find_file
-from fedstill.data.nuclei import PictureData
+from fedstill.data.pictures import PictureData
 from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, Shards, Sorted
 from fedstill.data.text import TextData
 from fedstill.data.units import stratified

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.words import times
-from fedstill.data.images import SUFFIXES, image_files, instance_map, size_of, stacked
-from fedstill.data.masks import mask_classes
+from fedstill.data.images import SUFFIXES, image_files, instance_map, mask_classes, size_of, stacked
 from fedstill.data.raw import Raw
 from fedstill.data.tables import CASES, about
 

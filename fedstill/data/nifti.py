@@ -15,8 +15,7 @@ from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.imports import first_line
 from fedstill.core.words import times
-from fedstill.data.masks import mask_classes
-from fedstill.data.rasters import resized
+from fedstill.data.images import mask_classes, resized
 from fedstill.data.raw import Raw
 from fedstill.data.tables import about
 
@@ -56,7 +55,7 @@ def read_volumes(
     Rows go from front to back, columns from left to right. The 1st percentile of a volume becomes 0, the 99th
     1. Slices below the first and above the last that shows anything are left out; with ``size`` they are
     filled up to squares with the darkest value and averaged. Other arguments as
-    :func:`fedstill.data.formats.read`; a DataError names the file.
+    :func:`fedstill.data.files.read`; a DataError names the file.
     """
     found = cases(folder, masks=masks)
     told, test = about(folder, [case.name for case in found])
@@ -97,38 +96,29 @@ def read_volumes(
 
 def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
     """The cases of a folder, by name; if ``masks`` are wanted each has one."""
-    found = []
+    files: dict[str, dict[str, Path]] = {}  # by case and kind
     for file in sorted(folder.iterdir()):
         stem = _stem(file)
-        if file.is_file() and stem is not None and stem.endswith("_image"):
-            name = stem.removesuffix("_image")
-            beside = [folder / f"{name}_{kind}{suffix}" for kind in MASKS for suffix in SUFFIXES]
-            mask = next((path for path in beside if path.is_file()), None)
-            found.append(CaseFiles(name, (file,), ("image",), mask))
-        elif file.is_dir() and not file.name.startswith("."):
-            found += _case(file)
-    if not found:
-        raise DataError(f"{folder}: has no <case>_image.nii.gz, and no folder with NIfTI files for each case")
-    for case in found:
-        if masks and case.mask is None:
-            kinds = ", ".join(MASKS)
-            raise DataError(f"{case.images[0]}: case {case.name!r} has no mask ({kinds}) beside it")
-    return found
-
-
-def _case(folder: Path) -> list[CaseFiles]:
-    files = {}
-    for file in sorted(folder.iterdir()):
-        stem = _stem(file)
-        if stem is not None:
-            files[stem.removeprefix(f"{folder.name}_").lower()] = file
+        if file.is_dir() and not file.name.startswith("."):
+            own = {each: kind for each in sorted(file.iterdir()) if (kind := _stem(each)) is not None}
+            kinds = {kind.removeprefix(f"{file.name}_").lower(): each for each, kind in own.items()}
+            files.update({file.name: kinds} if kinds else {})
+        elif stem is not None and stem.endswith(tuple(f"_{kind}" for kind in ("image", *MASKS))):
+            name, _, kind = stem.rpartition("_")
+            files.setdefault(name, {})[kind] = file
     if not files:
-        return []
-    mask = next((files[kind] for kind in MASKS if kind in files), None)
-    images = {kind: file for kind, file in files.items() if kind not in MASKS}
-    if not images:
-        raise DataError(f"{folder}: has a mask and no image: allowed is one file or more beside it")
-    return [CaseFiles(folder.name, tuple(images.values()), tuple(images), mask)]
+        raise DataError(f"{folder}: has no <case>_image.nii.gz, and no folder with NIfTI files for each case")
+    found = []
+    for name, kinds in files.items():
+        images = {kind: file for kind, file in kinds.items() if kind not in MASKS}
+        mask = next((kinds[kind] for kind in MASKS if kind in kinds), None)
+        if not images:
+            raise DataError(f"{mask}: case {name!r} has a mask and no image: allowed is one beside it")
+        if masks and mask is None:
+            first = next(iter(images.values()))
+            raise DataError(f"{first}: case {name!r} has no mask ({', '.join(MASKS)}) beside it")
+        found.append(CaseFiles(name, tuple(images.values()), tuple(images), mask))
+    return found
 
 
 def _stem(file: Path) -> str | None:

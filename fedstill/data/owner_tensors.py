@@ -11,13 +11,12 @@ import torch
 from fedstill.core.dataset import DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.words import times
-from fedstill.data.groups import numbered
 from fedstill.data.private_config import PrivateConfig
 from fedstill.data.public import conform
 from fedstill.data.raw import MOST_CLASSES, Images, Raw, whole_numbers
 from fedstill.data.spec import InputSpec
 from fedstill.data.text import Labelled
-from fedstill.data.units import Ints
+from fedstill.data.units import Ints, numbered
 
 
 def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:

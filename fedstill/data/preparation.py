@@ -16,10 +16,9 @@ from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig
-from fedstill.data.groups import numbered
-from fedstill.data.rasters import resized, resized_maps
+from fedstill.data.images import resized, resized_maps
 from fedstill.data.raw import Images, Raw
-from fedstill.data.units import Ints, drawn_units, labels_of, strata, stratified, whole
+from fedstill.data.units import Ints, drawn_units, labels_of, numbered, strata, stratified, whole
 from fedstill.tasks import TaskConfig
 
 PATIENT, SITE = "patient", "site"

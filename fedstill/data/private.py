@@ -20,22 +20,20 @@ from safetensors.torch import load_file
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.imports import OWN, find, first_line, is_path
-from fedstill.data import memory, nuclei, text
+from fedstill.data import text
 from fedstill.data.arrays import ArrayData
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
-from fedstill.data.formats import SERVING, read
-from fedstill.data.groups import limit_groups as limit_groups
-from fedstill.data.groups import numbered
-from fedstill.data.image_tables import Columns
+from fedstill.data.files import SERVING, read
 from fedstill.data.loaders import CLASSIFICATION
 from fedstill.data.owner_tensors import check_range, groups_of, inputs_in, labels_in
-from fedstill.data.pictures import read_pictures
+from fedstill.data.pictures import SLIDE, cases_of, cut, read_pictures, whose
 from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.private_config import SOURCES, PrivateConfig
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
-from fedstill.data.spec import InputSpec
-from fedstill.data.units import Ints
-from fedstill.data.words import HASH
+from fedstill.data.spec import InputSpec, check_examples
+from fedstill.data.tables import Columns
+from fedstill.data.text import HASH
+from fedstill.data.units import Ints, numbered
 from fedstill.tasks import TaskConfig
 
 
@@ -189,7 +187,7 @@ def _read(
         columns=Columns(config.label, config.image, config.group),
         classes=spec.classes if spec is not None else (),
         shape=spec.shape if spec is not None else (),
-        **({} if spec is None else {"counted": partial(memory.check_examples, spec=spec, most=most)}),
+        **({} if spec is None else {"counted": partial(check_examples, spec=spec, most=most)}),
     )
 
 
@@ -228,7 +226,7 @@ def _function(config: PrivateConfig, folder: Path) -> Any:
 
 
 def _images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
-    memory.check_examples(len(raw.images), spec, most)
+    check_examples(len(raw.images), spec, most)
     rows, groups = _training(raw, config, what)
     raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
     labels = torch.from_numpy(labels_in(raw, spec, what))
@@ -284,13 +282,13 @@ def _pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, mos
     if not pictures:
         raise DataError(f"{what}: all pictures are for testing: allowed is one or more to train on")
     sides = [one.instances.shape for one in pictures]
-    memory.check_examples(sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most)
-    cases = nuclei.cases_of(pictures, height)
-    data = nuclei.cut(pictures, cases, np.arange(len(cases.of)), height)
+    check_examples(sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most)
+    cases = cases_of(pictures, height)
+    data = cut(pictures, cases, np.arange(len(cases.of)), height)
     # Patches of one picture overlap, and so are protected together or not at all.
-    known, _ = nuclei.whose(pictures)
-    if config.group not in ("", nuclei.SLIDE, known):
-        allowed = f"empty ({known!r}) or {nuclei.SLIDE!r} for task instances here"
+    known, _ = whose(pictures)
+    if config.group not in ("", SLIDE, known):
+        allowed = f"empty ({known!r}) or {SLIDE!r} for task instances here"
         raise ArgumentError("data.group", config.group, allowed)
     patient = (config.group or known) == PATIENT
     names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]
@@ -301,7 +299,7 @@ def _pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, mos
 def _texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
     """An owner's texts, with the ids that the server's words have."""
     source = text.read_table(path)
-    memory.check_examples(len(source.texts), spec, most)
+    check_examples(len(source.texts), spec, most)
     how = config.vocabulary or HASH
     words = spec.vocabulary - 1 if how == HASH else None
     ids, vocabulary, _ = text.code(source.texts, length=spec.shape[0], words=words, vocabulary=how)

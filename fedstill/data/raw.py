@@ -1,10 +1,13 @@
 """What a source holds, before it is divided or normalised: arrays by name, checked for what they teach.
 
-Every form of files ends here: each reader gives arrays as an ``.npz`` has them, or a :class:`Raw` itself.
+Every form of files ends here: each reader gives arrays as an ``.npz`` has them, or a :class:`Raw` itself. No
+pickle is read: an ``.npz`` is opened with ``allow_pickle=False``, and an array of objects is an error.
 """
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +19,8 @@ import torch
 
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import DataError
-from fedstill.data.masks import mask_classes
+from fedstill.core.imports import first_line
+from fedstill.data.images import mask_classes
 from fedstill.data.units import Ints
 from fedstill.tasks import Targets
 
@@ -53,7 +57,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
         path: where they come from, for errors.
         arrays: by name.
         targets: class, labels, map or image.
-        gaps: as :func:`fedstill.data.masks.mask_classes` takes it.
+        gaps: as :func:`fedstill.data.images.mask_classes` takes it.
 
     Raises:
         DataError: an array is missing, or of another form.
@@ -182,3 +186,50 @@ def need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
     if name not in arrays:
         raise DataError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays)) or 'nothing'}")
     return arrays[name]
+
+
+# What numpy and zipfile raise for a file that is damaged, of another format, or holds a pickle.
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+MEDMNIST = ("train", "test", "val")  # parts of its files, as "split" numbers them
+
+
+def read_npz(path: Path) -> dict[str, Column]:
+    """All arrays of an ``.npz``, by name.
+
+    The files of MedMNIST, known by ``train_images``, become ``images``, ``labels`` and ``split``.
+
+    Raises:
+        DataError: a file that cannot be read or holds Python objects.
+    """
+    arrays: dict[str, Column] = {}
+    what = str(path)
+    try:
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: holds a single array: allowed is an .npz with named arrays")
+            for name in file.files:
+                what = f"{path}: array {name!r}"
+                arrays[name] = np.asarray(file[name])
+    except DataError:
+        raise
+    except UNREADABLE as error:
+        # numpy takes a file that it does not know for a pickle.
+        unknown = "Python objects or an unknown format; pickle is never read"
+        raise DataError(
+            f"{what} cannot be read ({unknown if 'pickle' in str(error) else first_line(error)})"
+        ) from error
+    return _medmnist(path, arrays) if "train_images" in arrays else arrays
+
+
+def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
+    """The three parts of MedMNIST's files in one, of which ``split`` tells them apart."""
+    images, labels = (
+        np.concatenate([need(path, arrays, f"{part}_{name}") for part in MEDMNIST])
+        for name in ("images", "labels")
+    )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    split = np.repeat(np.arange(len(MEDMNIST)), [len(arrays[f"{part}_images"]) for part in MEDMNIST])
+    return {"images": images, "labels": labels, "split": split}

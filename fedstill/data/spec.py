@@ -1,15 +1,19 @@
-"""What a server declares about inputs and classes, and every node's data and model must have."""
+"""What a server declares about inputs and classes, and every node's data and model must have; and what
+examples of that take of a node's memory, before any is read."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedstill.core.dataset import DataSet
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, TooLarge
 from fedstill.core.tables import as_table, read_table
 from fedstill.tasks import TASKS, Task, TaskConfig
+
+COPIES = 3  # of a node's data while they are read: as they come, as they are brought into spec, and joined
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,29 @@ def check_task(spec: Any, tasks: Collection[str] = ()) -> None:
         raise ArgumentError("spec", type(spec).__name__, "a table, with a table task in it")
     named = task.get(TaskConfig.key, TaskConfig.default)
     TASKS.require(named, tasks, "task.name", "policy.tasks")
+
+
+def of_example(spec: InputSpec) -> int:
+    """Bytes of one input with its target, in a spec.
+
+    >>> from fedstill.tasks.classification import ClassificationConfig
+    >>> of_example(InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
+    264
+    """
+    task = spec.make_task()
+    target = {"class": 1, "labels": task.classes, "map": math.prod(spec.shape[1:])}
+    inputs = math.prod(spec.shape) * (8 if task.tokens else 4)
+    return inputs + (8 * target[task.kind] if task.kind in target else inputs)
+
+
+def fits(what: str, need: float, most: int) -> None:
+    """Refuse (TooLarge) what would take more bytes than are allowed; 0 is no limit."""
+    if most and need > most:
+        raise TooLarge(what, need, most)
+
+
+def check_examples(count: int, spec: InputSpec, most: int) -> None:
+    """Refuse (TooLarge) to bring so many examples into a spec, if they took more bytes than are allowed."""
+    sizes = " x ".join(map(str, spec.shape))
+    need = COPIES * count * of_example(spec)
+    fits(f"its data as inputs of {sizes} with {len(spec.classes)} classes", need, most)

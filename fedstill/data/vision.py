@@ -15,8 +15,7 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError
 from fedstill.data.arrays import ArrayData
 from fedstill.data.config import DataConfig
-from fedstill.data.formats import read
-from fedstill.data.located import folders, listed
+from fedstill.data.files import folders, listed, read
 from fedstill.data.preparation import of_images
 from fedstill.data.raw import Raw
 from fedstill.tasks import Targets, TaskConfig

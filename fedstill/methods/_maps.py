@@ -24,7 +24,7 @@ from fedstill.data.augment import posed
 from fedstill.methods._histogram import Tensors
 from fedstill.methods._noise import Wish
 from fedstill.methods.server import Server
-from fedstill.models.conditional import ConditionalGenerator
+from fedstill.models.generator import ConditionalGenerator
 from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.protocol import kinds

@@ -1,8 +1,8 @@
 """Networks, and how a name in a configuration becomes one.
 
-``classifiers``, ``unet`` and ``transformer`` are for nodes and student; ``generator``, ``conditional``,
-``critic`` and ``features`` are what methods add. ``split`` parts a network in two, ``vector`` makes it one
-vector. ``foreign`` is a model that is no torch module, ``hub`` one of Hugging Face.
+``classifiers``, ``unet`` and ``transformer`` are for nodes and student; ``generator`` and ``features`` are
+what methods add. ``split`` parts a network in two, ``vector`` makes it one vector. ``foreign`` is a model
+that is no torch module, ``hub`` one of Hugging Face.
 
 May import tasks and core. A newcomer adds a network: a class in one of these files, and a line in ``MODELS``.
 """
@@ -20,8 +20,7 @@ from fedstill.core.imports import OWN, first_line, is_path
 from fedstill.core.registry import Registry
 from fedstill.core.seeds import seeded
 from fedstill.models.classifiers import MLP, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
-from fedstill.models.critic import PatchCritic
-from fedstill.models.generator import Generator
+from fedstill.models.generator import Generator, PatchCritic
 
 __all__ = [
     "MLP",

@@ -1,14 +1,32 @@
-"""The server's generator of inputs: noise in, images out (FedIOD, classification)."""
+"""What FedIOD adds to classifiers: the server's generators of images, from noise or from label maps
+(AsynDGAN's, too), and the critic of patches that each node trains on its own data."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 
 
-class Generator(nn.Module):
+class _Normalised(nn.Module):
+    """Gives images normalised by a data set's declared mean and standard deviation, per channel."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+        return (pixels - self.mean) / self.std
+
+
+class Generator(_Normalised):
     """Noise to images of any height and width divisible by 4.
 
     As published for 32x32: a linear layer to ``2w x H/4 x W/4``, batch norm, twice (nearest
@@ -22,9 +40,6 @@ class Generator(nn.Module):
         mean, std: the data set's declared normalisation, per channel.
     """
 
-    mean: torch.Tensor
-    std: torch.Tensor
-
     def __init__(
         self,
         shape: tuple[int, int, int],
@@ -33,7 +48,7 @@ class Generator(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
-        super().__init__()
+        super().__init__(mean, std)
         channels, height, side = shape
         half = width // 2
         self.start = (2 * width, height // 4, side // 4)
@@ -52,11 +67,100 @@ class Generator(nn.Module):
             nn.Conv2d(half, channels, 3, padding=1),
             nn.Sigmoid(),
         )
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
         """``w`` (B, noise) to ``x`` (B, channels, H, W), normalised like the data."""
-        x = self.body(self.linear(w).view(-1, *self.start))  # (B, channels, H, W) in [0, 1]
-        images: torch.Tensor = (x - self.mean) / self.std
-        return images
+        return self.normalised(self.body(self.linear(w).view(-1, *self.start)))
+
+
+def _layer(convolution: nn.Conv2d | nn.ConvTranspose2d) -> tuple[nn.Module, ...]:
+    """A convolution, which has no bias: the instance norm behind it would take that away again."""
+    return convolution, nn.InstanceNorm2d(convolution.out_channels), nn.ReLU()
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with instance norm around a shortcut (Johnson et al. 2016)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *_layer(nn.Conv2d(width, width, 3, padding=1, padding_mode="reflect", bias=False)),
+            nn.Conv2d(width, width, 3, padding=1, padding_mode="reflect", bias=False),
+            nn.InstanceNorm2d(width),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(B, width, H, W)`` to the same."""
+        y: torch.Tensor = self.body(x)
+        return x + y
+
+
+class ConditionalGenerator(_Normalised):
+    """Label maps, as a network takes them, to images of their size: the residual generator of pix2pix.
+
+    Isola et al., "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017, in the form
+    of Johnson et al., "Perceptual Losses for Real-Time Style Transfer", ECCV 2016: a 7x7 convolution to w
+    channels, two of 3x3 and stride 2 to 2w and 4w, residual blocks, two transposed ones back to w, a 7x7
+    convolution; instance norm without weights and ReLU behind each but the last, borders reflected. Then a
+    sigmoid and the data set's normalisation. Published: w = 64, nine blocks.
+
+    Args:
+        conditions: channels of a map, ``Task.conditions``.
+        channels: of the images, as ``mean`` and ``std``, the data set's declared normalisation, have them.
+        width: w.
+        blocks: residual blocks.
+    """
+
+    def __init__(
+        self,
+        conditions: int,
+        channels: int,
+        width: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        *,
+        blocks: int = 9,
+    ) -> None:
+        super().__init__(mean, std)
+        self.body = nn.Sequential(
+            *_layer(nn.Conv2d(conditions, width, 7, padding=3, padding_mode="reflect", bias=False)),
+            *_layer(nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False)),
+            *_layer(nn.Conv2d(2 * width, 4 * width, 3, 2, 1, bias=False)),
+            *(ResidualBlock(4 * width) for _ in range(blocks)),
+            *_layer(nn.ConvTranspose2d(4 * width, 2 * width, 3, 2, 1, output_padding=1, bias=False)),
+            *_layer(nn.ConvTranspose2d(2 * width, width, 3, 2, 1, output_padding=1, bias=False)),
+            nn.Conv2d(width, channels, 7, padding=3, padding_mode="reflect"),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, condition: torch.Tensor) -> torch.Tensor:
+        """Maps ``(B, conditions, H, W)``, H and W multiples of 4, to ``(B, channels, H, W)``, normalised."""
+        return self.normalised(self.body(condition))
+
+
+class PatchCritic(nn.Sequential):
+    """``(B, channels, H, W)`` to one value a patch, ``(B, H/4, W/4)``: large where it looks generated.
+
+    As published: 4x4 stride-2 convolution to w, leaky ReLU 0.2; 4x4 stride-2 to 2w, batch norm, leaky
+    ReLU; 1x1 to one map. Published width w: 128. Batch norm always uses the batch's own statistics.
+
+    Args:
+        channels: of the input.
+        width: w.
+        norm: ``group`` puts group norm, of up to 8 groups, in place of batch norm, which mixes examples: a
+            critic that learns privately must not.
+    """
+
+    def __init__(self, channels: int, width: int, norm: Literal["batch", "group"] = "batch") -> None:
+        wide = 2 * width
+        super().__init__(
+            nn.Conv2d(channels, width, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, wide, 4, 2, 1),
+            nn.BatchNorm2d(wide, track_running_stats=False)
+            if norm == "batch"
+            else nn.GroupNorm(math.gcd(8, wide), wide),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(wide, 1, 1),
+            nn.Flatten(1, 2),
+        )

@@ -19,16 +19,20 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what the networks learned with
-# Convolutions of each of the five blocks, with a ReLU behind each and a pooling behind each block.
-BLOCKS = {"VGG-16": (2, 2, 3, 3, 3), "VGG-19": (2, 2, 4, 4, 4)}
-TOLD = (2, 2, 3, 3)  # relu1_2, relu2_2, relu3_3 and relu4_3: which ReLU of each block is an activation
+# Where torchvision has the convolutions among its layers: a ReLU behind each, a pooling behind each block.
+PLACES = {
+    "VGG-16": [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28],
+    "VGG-19": [0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34],
+}
+TOLD = {"VGG-16": (2, 7, 14, 21), "VGG-19": (2, 7, 14, 23)}  # those of relu1_2, relu2_2, relu3_3 and relu4_3
 NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
 
 
 class VGGFeatures(nn.Module):
-    """Frozen convolutions, given block by block: images to relu1_2, relu2_2, relu3_3 and relu4_3.
+    """Frozen convolutions, given by their places: images to relu1_2, relu2_2, relu3_3 and relu4_3.
 
-    ``mean`` and ``std`` are those with which images were normalised, per channel; pixels are 0..1.
+    ``told`` are the places of these; ``mean`` and ``std`` are what images were normalised with, per channel;
+    pixels are 0..1.
     """
 
     imagenet_mean: torch.Tensor
@@ -38,20 +42,21 @@ class VGGFeatures(nn.Module):
 
     def __init__(
         self,
-        convolutions: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
-        mean: Sequence[float] = (0.0,),
-        std: Sequence[float] = (1.0,),
+        convolutions: Mapping[int, nn.Conv2d],
+        told: Sequence[int],
+        mean: Sequence[float],
+        std: Sequence[float],
     ) -> None:
         super().__init__()
         parts: list[nn.Module] = []
         layers: list[nn.Module] = []
-        for block, last in zip(convolutions, TOLD, strict=False):
-            for number, (weight, bias) in enumerate(block, 1):
-                layers += [_convolution(weight, bias), nn.ReLU()]
-                if number == last:
-                    parts.append(nn.Sequential(*layers))
-                    layers = []
-            layers.append(nn.MaxPool2d(2))
+        for place, convolution in convolutions.items():
+            layers += [convolution, nn.ReLU()]
+            if place in told:
+                parts.append(nn.Sequential(*layers))
+                layers = []
+            if place + 2 not in convolutions:
+                layers.append(nn.MaxPool2d(2))
         self.parts = nn.ModuleList(parts)
         known = {"mean": mean, "std": std, "imagenet_mean": IMAGENET_MEAN, "imagenet_std": IMAGENET_STD}
         for name, values in known.items():
@@ -92,7 +97,8 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
         raise DataError(f"VGG weights {str(path)!r}: there is no such file") from error
     except (SafetensorError, OSError) as error:
         raise DataError(f"VGG weights {str(path)!r}: allowed is a safetensors file ({error})") from error
-    return VGGFeatures(_convolutions(tensors, str(path)), mean, std)
+    form, convolutions = _convolutions(tensors, str(path))
+    return VGGFeatures(convolutions, TOLD[form], mean, std)
 
 
 def perceptual(
@@ -106,21 +112,19 @@ def perceptual(
     return torch.stack([(mine - theirs).square().flatten(1).mean(1) for mine, theirs in pairs]).mean(0)
 
 
-def _convolutions(
-    tensors: Mapping[str, torch.Tensor], path: str
-) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Weight and bias of each convolution, block by block.
+def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, dict[int, nn.Conv2d]]:
+    """Which form a file has, and its convolutions by their places.
 
     Raises:
         ModelError: places, shapes or numbers that no VGG has.
     """
     whose = f"VGG weights {path!r}"
     places = sorted(int(name.split(".")[1]) for name in tensors if name.endswith(".weight"))
-    blocks = next((form for form in BLOCKS.values() if _places(form) == places), None)
-    if blocks is None:
-        allowed = " or ".join(f"those of {name}, features.{_places(form)}" for name, form in BLOCKS.items())
+    form = next((form for form, known in PLACES.items() if known == places), None)
+    if form is None:
+        allowed = " or ".join(f"those of {name}, features.{known}" for name, known in PLACES.items())
         raise ModelError(f"{whose} have convolutions at {places}: allowed are {allowed}")
-    channels, pairs = 3, []
+    channels, convolutions = 3, {}
     for place in places:
         found = [tensors.get(f"features.{place}.{part}", torch.zeros(0)) for part in ("weight", "bias")]
         shapes = [tuple(tensor.shape) for tensor in found]
@@ -130,26 +134,7 @@ def _convolutions(
             raise ModelError(f"{whose}: features.{place} has shapes {shapes}: allowed are {wanted}")
         if not all(tensor.isfinite().all() for tensor in found):
             raise ModelError(f"{whose}: features.{place} holds NaN or infinity")
-        channels = out
-        pairs.append((found[0].float(), found[1].float()))
-    steps = iter(pairs)
-    return [[next(steps) for _ in range(count)] for count in blocks]
-
-
-def _places(blocks: Sequence[int]) -> list[int]:
-    """Where torchvision has the convolutions among its layers.
-
-    >>> _places((2, 2, 3))
-    [0, 2, 5, 7, 10, 12, 14]
-    """
-    found, place = [], 0
-    for count in blocks:
-        found += [place + 2 * number for number in range(count)]
-        place += 2 * count + 1  # a pooling behind them
-    return found
-
-
-def _convolution(weight: torch.Tensor, bias: torch.Tensor) -> nn.Conv2d:
-    layer = nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1, device="meta")  # draws nothing
-    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
-    return layer
+        layer = nn.Conv2d(channels, out, 3, padding=1, device="meta")  # draws nothing
+        layer.weight, layer.bias = (nn.Parameter(tensor.float()) for tensor in found)
+        convolutions[place], channels = layer, out
+    return form, convolutions

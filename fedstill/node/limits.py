@@ -9,9 +9,8 @@ from functools import cached_property
 
 from fedstill.core import deadline
 from fedstill.core.errors import QuestionRefused, TooLarge
-from fedstill.data.memory import fits
 from fedstill.data.public import Public
-from fedstill.data.spec import InputSpec
+from fedstill.data.spec import InputSpec, fits
 from fedstill.node import memory
 from fedstill.node.node import Node
 from fedstill.protocol.kinds import INDICES, INPUTS

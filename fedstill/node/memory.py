@@ -17,8 +17,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedstill.data.memory import _data, fits, of_example
-from fedstill.data.spec import InputSpec
+from fedstill.data.spec import COPIES, InputSpec, fits, of_example
 from fedstill.models import FORWARD, example
 
 SHARE = 0.75  # of a machine's memory, where its owner says nothing
@@ -180,7 +179,8 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     fits(_model(spec), need, most)
     answers = public * (of_example(spec) + 2 * 4 * math.prod(spec.outputs))
     fits(f"{public} public inputs with answers about them", need + answers, most)
-    fits("its data beside its model and public data", need + answers + _data(examples, spec), most)
+    own = COPIES * examples * of_example(spec)
+    fits("its data beside its model and public data", need + answers + own, most)
 
 
 def _model(spec: InputSpec) -> str:

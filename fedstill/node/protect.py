@@ -14,7 +14,7 @@ import torch
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.tables import as_table
-from fedstill.data.groups import largest, limit_groups
+from fedstill.data.units import largest, limit_groups
 from fedstill.models import private
 from fedstill.models.vector import to_vector
 from fedstill.node.budgets import Budgets

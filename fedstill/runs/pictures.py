@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import TensorData
-from fedstill.tasks.stitching import stitch
+from fedstill.tasks.instances import stitch
 from fedstill.tasks.task import Task
 
 SIDE = 192  # pixels: of a larger picture the window of this side that holds most of the truth is shown
@@ -158,7 +158,7 @@ def _whole(here: TensorData, values: torch.Tensor, part: int | None) -> torch.Te
     together, or one of the slices."""
     if part is not None or here.cases is None:
         return values[part or 0]
-    return next(stitch(values, here.cases)).values
+    return next(stitch(values, here.cases))[0]
 
 
 def _truth(task: Task, here: TensorData, part: int | None) -> torch.Tensor:

@@ -29,7 +29,7 @@ from fedstill.core.progress import following
 from fedstill.core.records import holding
 from fedstill.core.state import load_state
 from fedstill.core.tables import as_table
-from fedstill.data.located import usual_folders
+from fedstill.data.files import usual_folders
 from fedstill.data.private_config import PrivateConfig
 from fedstill.federation import site
 from fedstill.federation.admin import Admin

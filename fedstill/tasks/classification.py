@@ -1,4 +1,5 @@
-"""One label an input: what is learned, and what counts as good."""
+"""One label an image or a text, and what all tasks share whose outputs are logits of classes that exclude
+each other, one or one a pixel."""
 
 from __future__ import annotations
 
@@ -9,9 +10,52 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData
+from fedstill.tasks import functional
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.softmax import SoftmaxTask
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Figure, Task
+
+
+class SoftmaxTask(Task):
+    """Logits ``(B, C, ...)``, of which a softmax over C is a distribution; further axes are like examples."""
+
+    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_conf, FedIOD Eq. 3."""
+        return functional.mean_entropy(answers, pi)
+
+    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_unique, FedIOD Eq. 5."""
+        return -functional.divergence(answers, pi)
+
+    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+        """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
+
+        0 where inputs are made from label maps, which settle how often each class is met.
+        """
+        if self.conditions:
+            return ensembled.new_zeros(())
+        return -functional.entropy_of(ensembled.softmax(1).mean(0), 0)
+
+    def normalised(self, answers: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities."""
+        return answers.log_softmax(2)
+
+    def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the weighted mean of probabilities."""
+        return functional.log_mixture(answers.log_softmax(2), weights)
+
+    def consensus(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities, :func:`fedstill.tasks.functional.consensus`, pixel by pixel for maps."""
+        return functional.consensus(answers.log_softmax(2), weights)
+
+    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The importance weights, averaged over the classes as the ensemble predicts them."""
+        q = ensembled.softmax(1).flatten(2).mean(2) if ensembled.ndim > 2 else ensembled.softmax(1)  # (B, C)
+        share = (weights * q).sum(2)  # (K, B)
+        return share / share.sum(0, keepdim=True).clamp_min(1e-30)
+
+    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+        """How far the student is from the ensemble, FedIOD Eq. 6 and 10; of maps the mean over pixels."""
+        return functional.distance(student, target, tau)
 
 
 class Classification(SoftmaxTask):
@@ -47,3 +91,20 @@ class ClassificationConfig(TaskConfig):
     """One label an image."""
 
     makes = Classification
+
+
+class TextClassification(Classification):
+    """Single-label classification of texts ``(B, L)`` int64, 0 for padding; outputs are logits ``(B, C)``.
+
+    What is learned of a text is what is learned of an image; only what an input is differs.
+    """
+
+    name = "text"
+    tokens = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(TaskConfig):
+    """One label a text."""
+
+    makes = TextClassification

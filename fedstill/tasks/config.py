@@ -73,7 +73,7 @@ TASKS: Registry[type[TaskConfig]] = Registry(
     "task",
     {
         "classification": "fedstill.tasks.classification:ClassificationConfig",
-        "text": "fedstill.tasks.text:TextConfig",
+        "text": "fedstill.tasks.classification:TextConfig",
         "multi-label": "fedstill.tasks.multi_label:MultiLabelConfig",
         "segmentation": "fedstill.tasks.segmentation:SegmentationConfig",
         "instances": "fedstill.tasks.instances:InstancesConfig",

@@ -1,4 +1,5 @@
-"""Objects that touch, each by itself: nuclei under the microscope."""
+"""Objects that touch, each by itself: nuclei under the microscope, judged by whole pictures that patches are
+put back into."""
 
 from __future__ import annotations
 
@@ -17,9 +18,38 @@ from fedstill.tasks import objects, overlap
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.maps import MapTask
 from fedstill.tasks.shapes import objects_of, separate, three_classes
-from fedstill.tasks.stitching import stitch
 from fedstill.tasks.synthetic import nuclei
 from fedstill.tasks.task import Figure
+
+
+def stitch(outputs: torch.Tensor, cases: Cases) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Whole pictures from patches with places ``(N, C, h, w)``, one case after another; where they overlap
+    they are averaged.
+
+    Average probabilities, not logits: a patch that is sure does not outweigh one that is not. What sticks out
+    of a picture at its right or lower end is cut off.
+
+    Yields:
+        ``(C, height, width)``, 0 where no patch is, and where patches are, ``(height, width)`` bool.
+
+    >>> cases = Cases(torch.tensor([0, 0]), ("a",), ("",), torch.tensor([[0, 0], [0, 1]]), ((1, 3),))
+    >>> patches = torch.tensor([[1.0, 1.0], [3.0, 3.0]]).view(2, 1, 1, 2)
+    >>> [picture.tolist() for picture, _ in stitch(patches, cases)]
+    [[[[1.0, 2.0, 3.0]]]]
+    """
+    places = [] if cases.places is None else cases.places.tolist()
+    for case in cases.present():
+        height, width = cases.sizes[case]
+        total = outputs.new_zeros(outputs.shape[1], height, width)
+        count = outputs.new_zeros(height, width)
+        for n in torch.nonzero(cases.of == case).flatten().tolist():
+            top, left = places[n]
+            patch = outputs[n, :, : height - top, : width - left]
+            bottom, right = top + patch.shape[1], left + patch.shape[2]
+            total[:, top:bottom, left:right] += patch
+            count[top:bottom, left:right] += 1
+        yield total / count.clamp_min(1), count > 0
+
 
 Objects = npt.NDArray[np.int32]  # (H, W), 0 where there is none
 
@@ -89,9 +119,8 @@ class Instances(MapTask):
                 yield separate(p, SMALLEST), objects_of(truth)
             return
         known = self._known(targets, cases)
-        for picture in stitch(probabilities, cases):
-            covered = picture.covered.cpu().numpy()
-            found = separate(picture.values.cpu().numpy(), SMALLEST)
+        for picture, there in stitch(probabilities, cases):
+            covered, found = there.cpu().numpy(), separate(picture.cpu().numpy(), SMALLEST)
             yield np.where(covered, found, 0), np.where(covered, next(known), 0)
 
     def _known(self, targets: torch.Tensor, cases: Cases) -> Iterator[Objects]:
@@ -100,8 +129,8 @@ class Instances(MapTask):
             yield from (cases.instances[case] for case in cases.present())
             return
         classes = F.one_hot(targets, self.classes).movedim(-1, 1).float()  # (N, C, h, w)
-        for picture in stitch(classes, cases):
-            yield objects_of(np.where(picture.covered.cpu(), picture.values.argmax(0).cpu(), 0))
+        for picture, covered in stitch(classes, cases):
+            yield objects_of(np.where(covered.cpu(), picture.argmax(0).cpu(), 0))
 
     # --- inputs made to order ---
 

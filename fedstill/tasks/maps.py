@@ -11,7 +11,7 @@ from annotated_types import Interval
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.tasks.softmax import SoftmaxTask
+from fedstill.tasks.classification import SoftmaxTask
 
 SMOOTH = 1.0  # pixels: keeps the soft Dice of an image without a class defined, and its slope finite
 

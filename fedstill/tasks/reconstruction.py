@@ -1,8 +1,12 @@
 """Reconstruction: the whole image from what was measured of it, a few lines of its k-space.
 
 Images are ``(1, H, W)``, normalised with mean and standard deviation 0.5: black is -1, white 1. What a
-network sees is the zero-filled image in the same scale (:mod:`fedstill.tasks.kspace`). One mask serves the
-whole federation, so that nodes, server and test set measure alike.
+network sees is the zero-filled image in the same scale.
+
+Masks of k-space follow the fastMRI convention (Zbontar et al., arXiv:1811.08839, section 4.9): a band in the
+middle is always measured (0.08 of the lines at 4x, 0.04 at 8x), and of the others so many, drawn at random,
+that one line in ``acceleration`` is. Unlike there, their number is fixed, and one mask serves the whole
+federation: scans of one protocol, so that nodes, server and test set measure alike.
 """
 
 from __future__ import annotations
@@ -18,18 +22,53 @@ from annotated_types import Ge, Interval
 
 from fedstill.core.dataset import Cases, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.tasks import fidelity, kspace
-from fedstill.tasks.by_case import case_of, mean_by
+from fedstill.core.seeds import torch_generator
+from fedstill.tasks import fidelity
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.outline import outline
 from fedstill.tasks.synthetic import regions
-from fedstill.tasks.task import Figure, Task
+from fedstill.tasks.task import Figure, Task, case_of, mean_by
 
 MEAN, STD = 0.5, 0.5  # the declared normalisation of all images
 ACCELERATION, CENTRE = 4, 0.08  # unless a configuration has others
 ROUNDING = 1e-3  # how far a pixel may be outside its range: resampled images are, a little
+SEED = 0  # of the mask: the same in every run, at every node and at the server
 
-_lines = lru_cache(maxsize=32)(kspace.lines)  # nobody changes what it gives
+
+@lru_cache(maxsize=32)  # nobody changes what it gives
+def lines(width: int, acceleration: int, centre: float, seed: int = SEED) -> torch.Tensor:
+    """Which of ``width`` lines of k-space are measured: ``(width,)`` bool, the zero frequency in the middle.
+
+    One line in ``acceleration`` is; a share ``centre`` of all, in the middle, always, the others by ``seed``.
+
+    Raises:
+        ArgumentError: the centre alone has more lines than may be measured.
+
+    >>> mask = lines(64, 4, 0.08)
+    >>> int(mask.sum()), mask[30:35].tolist()
+    (16, [True, True, True, True, True])
+    """
+    measured, middle = max(round(width / acceleration), 1), round(width * centre)
+    if middle > measured:
+        allowed = f"up to {measured / width:.3g}, as one line of {acceleration} is measured"
+        raise ArgumentError("task.centre", centre, allowed)
+    mask = torch.zeros(width, dtype=torch.bool)
+    first = (width - middle + 1) // 2
+    mask[first : first + middle] = True
+    others = torch.nonzero(~mask).flatten()
+    order = torch.randperm(len(others), generator=torch_generator(seed, "k-space", width, acceleration))
+    mask[others[order[: measured - middle]]] = True
+    return mask
+
+
+def undersample(images: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
+    """The zero-filled image, ``|F^-1(mask F(x))|``, of pixels ``(..., H, W)`` from 0 and lines ``(W,)``.
+
+    Differentiable; F is orthonormal, so that nothing gets more energy than it had.
+    """
+    keep = torch.fft.ifftshift(measured).to(images.device)  # zero frequency first, as torch has it
+    found: torch.Tensor = torch.fft.ifft2(torch.fft.fft2(images, norm="ortho") * keep, norm="ortho").abs()
+    return found
 
 
 class Reconstruction(Task):
@@ -155,8 +194,8 @@ class Reconstruction(Task):
 
     def observe(self, x: torch.Tensor) -> torch.Tensor:
         """The zero-filled twin of images ``(..., 1, H, W)``, in their scale, differentiably."""
-        measured = _lines(x.shape[-1], self.acceleration, self.centre)
-        return (kspace.undersample(pixels(x), measured) - MEAN) / STD
+        measured = lines(x.shape[-1], self.acceleration, self.centre)
+        return (undersample(pixels(x), measured) - MEAN) / STD
 
     def pictured(self, data: TensorData) -> torch.Tensor:
         """The whole images."""

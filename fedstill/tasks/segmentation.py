@@ -12,12 +12,11 @@ from annotated_types import Interval
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import overlap
-from fedstill.tasks.by_case import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.maps import MapTask, Weights
 from fedstill.tasks.outline import outline
 from fedstill.tasks.synthetic import regions
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Figure, case_of, mean_by
 
 
 class Segmentation(MapTask):

@@ -39,12 +39,12 @@ def three_classes(instances: Labels) -> npt.NDArray[np.uint8]:
 
 def _beside(labels: Labels) -> npt.NDArray[np.bool_]:
     """Pixels with one of their four neighbours of another number."""
-    beside = np.zeros(labels.shape, dtype=bool)
-    down, right = labels[1:] != labels[:-1], labels[:, 1:] != labels[:, :-1]
-    beside[1:] |= down
-    beside[:-1] |= down
-    beside[:, 1:] |= right
-    beside[:, :-1] |= right
+    from scipy import ndimage
+
+    around = {"footprint": ndimage.generate_binary_structure(2, 1), "mode": "nearest"}
+    beside: npt.NDArray[np.bool_] = ndimage.maximum_filter(labels, **around) != ndimage.minimum_filter(
+        labels, **around
+    )
     return beside
 
 
@@ -71,14 +71,13 @@ def separate(probabilities: npt.NDArray[np.floating], smallest: int) -> npt.NDAr
 
 def grow(objects: npt.NDArray[np.int32], where: npt.NDArray[np.bool_], steps: int) -> npt.NDArray[np.int32]:
     """Objects ``(H, W)`` grown by ``steps`` pixels in four directions, over free pixels of ``where`` only."""
-    grown = np.pad(objects, 1)
-    middle = grown[1:-1, 1:-1]
+    from scipy import ndimage
+
+    around = ndimage.generate_binary_structure(2, 1)
     for _ in range(steps):
-        nearest = np.maximum(
-            np.maximum(grown[:-2, 1:-1], grown[2:, 1:-1]), np.maximum(grown[1:-1, :-2], grown[1:-1, 2:])
-        )
-        np.copyto(middle, nearest, where=where & (middle == 0))
-    return middle.copy()
+        largest = ndimage.maximum_filter(objects, footprint=around, mode="nearest")
+        objects = np.where(where & (objects == 0), largest, objects)
+    return objects
 
 
 def objects_of(classes: Labels) -> npt.NDArray[np.int32]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +19,11 @@ from fedstill.core.dataset import TensorData
 from fedstill.node.training import predict
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, from_dict
+
+PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+needs_fashion = pytest.mark.skipif(
+    not (PACKS / "fashion_mnist.npz").is_file(), reason="needs fashion_mnist.npz in FEDSTILL_DATA"
+)
 
 FEDAVG = {"name": "fedavg", "rounds": 2}
 FEDIOD = {
@@ -65,15 +72,11 @@ def released(
     targets: torch.Tensor,
     part: Part = "all",
     smoothing: float = 0.0,
-    training: bool = True,
 ) -> Observed:
     """One gradient of a batch."""
     own = {name: value.detach() for name, value in model.named_parameters()}
-    how = Schedule(smoothing=smoothing, training=training)
-    found = gradients(
-        model, own, inputs, targets, smoothing=smoothing, training=training, differentiable=False
-    )
-    return Observed(model, {name: found[name] for name in shared(model, part)}, how)
+    how, found = Schedule(smoothing=smoothing), gradients(model, own, inputs, targets, smoothing)
+    return Observed(model, {name: found[name].detach() for name in shared(model, part)}, how)
 
 
 def replay(method: dict[str, Any], **changes: Any) -> Replay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstill.attacks import copy_tests as module
-from fedstill.attacks import neighbours
-from fedstill.attacks.copy_tests import Copying, copying, data_copying, wilson
-from fedstill.attacks.features import Extractor, penultimate, pixels
-from fedstill.attacks.neighbours import Neighbours, nearest
+from fedstill.attacks.copy_tests import Neighbours, copying, data_copying, nearest, wilson
+from fedstill.attacks.quality import Extractor, penultimate, pixels
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.data import Digits, load
 from fedstill.models.classifiers import LeNet5
@@ -69,7 +68,7 @@ def test_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = nearest(x, y)
     sizes: list[int] = []
     split = torch.split
-    monkeypatch.setattr(neighbours, "NUMBERS", 300)
+    monkeypatch.setattr(module, "NUMBERS", 300)
     monkeypatch.setattr(torch, "split", lambda a, n: sizes.append(n) or split(a, n))
     in_pieces = nearest(x, y)
     # 3 rows of 91 products of vectors; of the nearest 4, of 8 numbers each, 9 rows.
@@ -99,17 +98,17 @@ def test_by_hand() -> None:
     found = copying(
         torch.tensor([[0.0]]), torch.tensor([[-3.0], [1.0]]), torch.tensor([[3.0]]), PLAIN, seed=0
     )
-    assert found.statistic == pytest.approx(0.5)
+    assert found["statistic"] == pytest.approx(0.5)
     # One private image is kept of two: nearer with 1/2, not farther for sure.
-    assert found.share == pytest.approx(0.75)
-    assert (found.low, found.high) == wilson(0.75, 1)
-    assert found.fresh is None
-    (pair,) = found.pairs
-    assert (pair.generated, pair.private, pair.held_out) == (0, 1, 0)
-    assert (pair.distance, pair.other, pair.ratio) == (1.0, 3.0, pytest.approx(1 / 3))
+    assert found["share"] == pytest.approx(0.75)
+    assert (found["low"], found["high"]) == wilson(0.75, 1)
+    assert found["fresh"] is None
+    (pair,) = found["pairs"]
+    assert (pair["generated"], pair["private"], pair["held_out"]) == (0, 1, 0)
+    assert (pair["distance"], pair["other"], pair["ratio"]) == (1.0, 3.0, pytest.approx(1 / 3))
     # Any of the three places may be the held-out one: (h - p) / (h + p) is 1/2, 1/2 or (1 - 3) / (1 + 3).
-    assert found.expected == pytest.approx((0.5 + 0.5 - 0.5) / 3, abs=0.05)
-    assert found.p_value == pytest.approx(2 / 3, abs=0.06)
+    assert found["expected"] == pytest.approx((0.5 + 0.5 - 0.5) / 3, abs=0.05)
+    assert found["p_value"] == pytest.approx(2 / 3, abs=0.06)
 
 
 def test_fewer_private_than_held_out_by_hand() -> None:
@@ -117,9 +116,9 @@ def test_fewer_private_than_held_out_by_hand() -> None:
     found = copying(
         torch.tensor([[0.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0], [4.0], [5.0]]), PLAIN, seed=0
     )
-    assert found.share == pytest.approx(2 / 3)
+    assert found["share"] == pytest.approx(2 / 3)
     # Of the held-out ones: 1 to 2 by 1 to 4; 4 to 2 by 4 to 5; 5 to 2 by 5 to 4.
-    assert found.fresh == pytest.approx(min(1 / 3, 2 / 1, 3 / 1))
+    assert found["fresh"] == pytest.approx(min(1 / 3, 2 / 1, 3 / 1))
 
 
 def test_p_value_counts_drawings_as_a_slow_loop_does() -> None:
@@ -133,9 +132,9 @@ def test_p_value_counts_drawings_as_a_slow_loop_does() -> None:
 
     truth = torch.arange(14) < 9
     drawn = [statistic(mine) for mine in module._drawings(truth, None, 3, 60)]
-    assert found.statistic == pytest.approx(statistic(truth))
-    assert found.expected == pytest.approx(sum(drawn) / 60)
-    assert found.p_value == (1 + sum(value >= found.statistic for value in drawn)) / 61
+    assert found["statistic"] == pytest.approx(statistic(truth))
+    assert found["expected"] == pytest.approx(sum(drawn) / 60)
+    assert found["p_value"] == (1 + sum(value >= found["statistic"] for value in drawn)) / 61
 
 
 def test_share_is_that_of_subsets_of_equal_size() -> None:
@@ -147,7 +146,7 @@ def test_share_is_that_of_subsets_of_equal_size() -> None:
         h, _ = nearest(generated, held_out)
         slow.append(float((p < h).double().mean()))
     found = copying(generated, private, held_out, PLAIN, seed=0, drawings=1)
-    assert found.share == pytest.approx(sum(slow) / len(slow), abs=0.01)
+    assert found["share"] == pytest.approx(sum(slow) / len(slow), abs=0.01)
 
 
 def test_data_copying_as_scipy_has_it() -> None:
@@ -187,15 +186,15 @@ SPACE = pixels((0.5,), (0.5,))
 def test_a_generator_that_memorises_is_caught(noise: float) -> None:
     private, held_out, _ = digits(0)
     found = copying(noisy(private[:200], noise), private, held_out, SPACE, seed=0, drawings=199)
-    assert found.p_value < 0.01
+    assert found["p_value"] < 0.01
     if noise < 0.4:  # more noise, and the other test sees images that are poorer than held-out ones
-        assert found.z_p_value < 0.01
-        assert found.fresh is not None
-        assert found.pairs[9].ratio < found.fresh / 2
+        assert found["z_p_value"] < 0.01
+        assert found["fresh"] is not None
+        assert found["pairs"][9]["ratio"] < found["fresh"] / 2
     # 200 of 800 private images are kept: a copy's own is among them with 1/4, and half of the others win.
-    assert found.share == pytest.approx(0.625, abs=0.07)
-    assert found.low > 0.5
-    assert found.extractor == "pixels"
+    assert found["share"] == pytest.approx(0.625, abs=0.07)
+    assert found["low"] > 0.5
+    assert found["extractor"] == "pixels"
 
 
 def test_fresh_images_are_no_copies() -> None:
@@ -204,7 +203,7 @@ def test_fresh_images_are_no_copies() -> None:
     for seed in range(150):
         generated, private, held_out = three(seed, 60, 80, 40)
         found = copying(generated, private, held_out, PLAIN, seed=seed, drawings=79)
-        values.append(found.p_value)
+        values.append(found["p_value"])
     small = sum(value <= 0.05 for value in values)
     assert 2 <= small <= 15, "7.5 of 150 are expected; chance alone is outside once in a hundred times"
     from scipy.stats import kstest
@@ -215,7 +214,7 @@ def test_fresh_images_are_no_copies() -> None:
 def test_patients_are_drawn_and_not_their_slices() -> None:
     """Slices of a patient are near each other: drawing slices would find copies where there are none."""
 
-    def measure(seed: int) -> tuple[Copying, Copying]:
+    def measure(seed: int) -> tuple[dict[str, Any], ...]:
         centres = gauss(18, seed, 3)
         of = torch.arange(18).repeat_interleave(10)
         slices = centres[of] + 0.05 * gauss(180, seed + 1000, 3)
@@ -228,7 +227,7 @@ def test_patients_are_drawn_and_not_their_slices() -> None:
         )
 
     found = [measure(seed) for seed in range(40)]
-    by_slice, by_patient = (sum(each[which].p_value <= 0.05 for each in found) for which in (0, 1))
+    by_slice, by_patient = (sum(each[which]["p_value"] <= 0.05 for each in found) for which in (0, 1))
     assert by_slice > 8
     assert by_patient <= 6, "2 of 40 are expected"
 
@@ -242,12 +241,12 @@ def test_a_patient_on_both_sides_is_refused() -> None:
 def test_copies_and_equal_images_need_no_division_by_zero() -> None:
     x = torch.tensor([[0.0], [1.0]])
     found = copying(x, x, x, PLAIN, seed=0, drawings=9)
-    assert (found.statistic, found.share, found.z) == (0.0, 0.5, 0.0)
-    assert [pair.ratio for pair in found.pairs] == [1.0, 1.0]
-    assert len(copying(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, drawings=9).pairs) == 1  # once each
+    assert (found["statistic"], found["share"], found["z"]) == (0.0, 0.5, 0.0)
+    assert [pair["ratio"] for pair in found["pairs"]] == [1.0, 1.0]
+    assert len(copying(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, drawings=9)["pairs"]) == 1  # once each
     of_held_out = copying(x[:1], x[1:], x[:1], PLAIN, seed=0, drawings=9)
-    assert of_held_out.statistic == -1
-    assert of_held_out.pairs[0].ratio == math.inf
+    assert of_held_out["statistic"] == -1
+    assert of_held_out["pairs"][0]["ratio"] == math.inf
 
 
 # --- spaces -----------------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from fedstill.attacks import generated as module
 from fedstill.attacks.attack import Found
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.data_copying import DataCopying, looked_at
-from fedstill.attacks.features import penultimate, pixels
 from fedstill.attacks.leakage import described
-from fedstill.attacks.quality import distance, inception_scores
+from fedstill.attacks.quality import frechet, inception_scores, kernel_distance, penultimate, pixels
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load
@@ -114,24 +113,26 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
         same = copying(last, everyone, TEST.inputs, extractor, seed=3, drawings=199, closest=5)
         assert copies["extractor"] == apart["extractor"] == extractor.name
         for name in ("generated", "private", "held_out", "statistic", "expected", "p_value", "drawings"):
-            assert copies[name] == getattr(same, name)
+            assert copies[name] == same[name]
         for name in ("share", "low", "high", "z", "z_p_value", "fresh"):
-            assert copies[name] == getattr(same, name)
-        for told, pair in zip(copies["pairs"], same.pairs, strict=True):
-            assert (told["generated"], told["held_out"]) == (pair.generated, pair.held_out)
-            assert (told["distance"], told["other"]) == (pair.distance, pair.other)
-            assert told["ratio"] == pair.ratio
+            assert copies[name] == same[name]
+        for told, pair in zip(copies["pairs"], same["pairs"], strict=True):
+            assert (told["generated"], told["held_out"]) == (pair["generated"], pair["held_out"])
+            assert (told["distance"], told["other"]) == (pair["distance"], pair["other"])
+            assert told["ratio"] == pair["ratio"]
             own = run.nodes[int(told["node"][-1])].data.inputs
-            assert torch.equal(own[told["private"]], everyone[pair.private])
+            assert torch.equal(own[told["private"]], everyone[pair["private"]])
         nodes = {node.name: node.data.inputs for node in run.nodes}
-        far = {name: distance(extractor(last), extractor(own)) for name, own in nodes.items()}
+        real = {name: extractor(own) for name, own in nodes.items()}
+        far = {name: frechet(extractor(last), each) for name, each in real.items()}
         spread = TEST.inputs[torch.linspace(0, 299, 60).long()]
-        beside = {name: distance(extractor(spread), extractor(own)) for name, own in nodes.items()}
+        beside = {name: frechet(extractor(spread), each) for name, each in real.items()}
         for key, found_ in (("average", far), ("average_held_out", beside)):
-            assert apart[key] == pytest.approx(sum(of.fid for of in found_.values()) / 3)
-        assert (apart["generated"], apart["full_rank"]) == (60, all(of.full_rank for of in far.values()))
-        assert apart["nodes"]["node-2"] == {"fid": far["node-2"].fid, "kid": far["node-2"].kid, "real": 100}
-        assert apart["held_out"]["node-0"]["fid"] == beside["node-0"].fid
+            assert apart[key] == pytest.approx(sum(found_.values()) / 3)
+        assert (apart["generated"], apart["full_rank"]) == (60, apart["dimensions"] == 16)
+        kid = kernel_distance(extractor(last), real["node-2"])
+        assert apart["nodes"]["node-2"] == {"fid": far["node-2"], "kid": kid, "real": 100}
+        assert apart["held_out"]["node-0"]["fid"] == beside["node-0"]
     assert [space["dimensions"] for space in found.part["distances"]] == [64, 16]
     scores = inception_scores(last, {node.name: node.model for node in run.nodes})
     student = inception_scores(last, {"student": run.student})["student"]
@@ -186,8 +187,8 @@ def test_patients_are_drawn_whole() -> None:
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
     same = copying(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5, groups=whose)
     alone = copying(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5)
-    assert (space["expected"], space["p_value"]) == (same.expected, same.p_value)
-    assert space["expected"] != alone.expected
+    assert (space["expected"], space["p_value"]) == (same["expected"], same["p_value"])
+    assert space["expected"] != alone["expected"]
 
     by_cases = replace(TEST, cases=Cases(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
     experiment = Simulation(setting(Standalone(), parts=parts, test=by_cases))
@@ -196,7 +197,7 @@ def test_patients_are_drawn_whole() -> None:
     # Of held-out images nothing is known: drawn one by one, and said so.
     experiment = Simulation(setting(Standalone(), parts=parts))
     (space,) = spaces(looked_at(FRESH, experiment, FEW, 0))
-    assert space["expected"] == alone.expected
+    assert space["expected"] == alone["expected"]
     assert "p is too small" in space["mind"][0]
 
 

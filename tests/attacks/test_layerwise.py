@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,12 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data import load, named
 from fedstill.models import build
 from fedstill.models.split import split
-from tests.attacks.runs import released
-
-PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
-needs_fashion = pytest.mark.skipif(
-    not (PACKS / "fashion_mnist.npz").is_file(), reason="needs fashion_mnist.npz in FEDSTILL_DATA"
-)
+from tests.attacks.runs import PACKS, needs_fashion, released
 
 
 def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

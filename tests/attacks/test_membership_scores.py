@@ -253,7 +253,7 @@ def against_one_population(seen: Seen, others: Seen) -> torch.Tensor:
 
 
 def mean_auc(attack: Attack, leaks: Leak) -> float:
-    found = [rates(attack(seen, others), inside).auc.value for seen, others, inside in leaks]
+    found = [rates(attack(seen, others), inside)["auc"]["value"] for seen, others, inside in leaks]
     return sum(found) / len(found)
 
 
@@ -284,5 +284,5 @@ def test_at_chance_on_a_model_that_saw_no_record_and_not_on_one_that_did(
     for leaks, chance in zip(leak, (False, True), strict=True):
         for seen, others, inside in leaks:
             found = rates(attack(seen, others), inside, 0.99)
-            assert (found.auc.low <= 0.5 <= found.auc.high) == chance
-            assert found.auc.high - found.auc.low < 0.25, "records enough to tell"
+            assert (found["auc"]["low"] <= 0.5 <= found["auc"]["high"]) == chance
+            assert found["auc"]["high"] - found["auc"]["low"] < 0.25, "records enough to tell"

@@ -7,11 +7,10 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.data.augment import augmented, drawn, moved, posed, shifted
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.data.augment import augmented, drawn, moved, shifted
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
-from fedstill.tasks.text import TextConfig
 
 HOWS = ("shift", "shift-flip", "turn")
 
@@ -66,10 +65,3 @@ def test_shifting_draws_as_it_always_did() -> None:
     images = torch.rand(5, 2, 16, 16, generator=torch_generator(3))
     ours = moved(images, draws(5), flip=True)
     assert torch.equal(ours, shifted(images, torch_generator(0, "draws"), flip=True))
-
-
-def test_poses_turn_square_images() -> None:
-    image = torch.arange(4).view(1, 2, 2)
-    assert posed(image, torch.tensor([0])).tolist() == image.tolist()
-    assert posed(image, torch.tensor([4])).tolist() == [[[3, 2], [1, 0]]]  # half a turn
-    assert posed(image, torch.tensor([5])).tolist() == [[[2, 3], [0, 1]]]  # mirrored, then half a turn

@@ -14,10 +14,9 @@ import fedstill
 from fedstill.core.errors import DataError
 from fedstill.data.hugging_face import tensors
 from fedstill.models import MLP
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
-from fedstill.tasks.text import TextConfig
 
 CLASSES = ClassificationConfig().make(2)
 

@@ -17,12 +17,11 @@ from fedstill.core.tables import as_table
 from fedstill.data import DATA, ArrayData, Digits, Files, Targets, load, named, private
 from fedstill.data.private_config import PrivateConfig
 from fedstill.data.text import Labelled, TextData
-from fedstill.data.words import texts_of
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
+from fedstill.tasks.classification import TextConfig
 from fedstill.tasks.config import TASKS
 from fedstill.tasks.segmentation import SegmentationConfig
-from fedstill.tasks.text import TextConfig
 
 HERE = __name__
 PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
@@ -66,7 +65,7 @@ class Letters(TextData):
     def labelled(self) -> Labelled:
         """Ten of each."""
         labels = np.arange(20) % 2
-        return Labelled(texts_of([("good film", "bad")[n] for n in labels]), labels, ("good", "bad"))
+        return Labelled([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))
 
 
 class Loose(ArrayData):

@@ -9,9 +9,12 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import DataError
+from fedstill.data import load, named, private
+from fedstill.data.files import read
 from fedstill.data.folders import read_folder
-from fedstill.data.formats import read
+from fedstill.data.private_config import PrivateConfig
 from fedstill.data.raw import Raw
+from fedstill.tasks.multi_label import MultiLabelConfig
 
 
 def read_npz(path: Path) -> Raw:
@@ -228,3 +231,53 @@ def test_a_test_class_that_is_not_trained(tmp_path: Path) -> None:
     put(tmp_path / "test" / "dog" / "1.png", pixels(8, 8))
     with pytest.raises(DataError, match=r"test/dog: has no folder of that name in .*train"):
         read_folder(tmp_path)
+
+
+SIZES = {"train": 12, "val": 4, "test": 6}
+START = {"train": 0, "val": 100, "test": 200}
+
+
+def medmnist(path: Path, labels: int = 1, **changes: Any) -> Path:
+    """Image i of a part is of one colour, which tells part and number; MedMNIST's labels have two axes."""
+    arrays: dict[str, Any] = {}
+    for part, count in SIZES.items():
+        number = (START[part] + np.arange(count)).astype(np.uint8)
+        arrays[f"{part}_images"] = np.broadcast_to(number[:, None, None, None], (count, 28, 28, 3))
+        arrays[f"{part}_labels"] = np.stack([(number + k) % 2 for k in range(labels)], axis=1)
+    arrays.update(changes)
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return path
+
+
+def numbered(data: Any) -> list[int]:
+    return [round(float(x) * 127.5 + 127.5) for x in data.inputs[:, 0, 0, 0]]
+
+
+def test_parts_are_the_authors_and_validation_is_their_own(tmp_path: Path) -> None:
+    path = str(medmnist(tmp_path / "pathmnist.npz"))
+    data = load(named(path))
+    assert (data.name, data.classes, data.train.inputs.shape[1:]) == ("pathmnist", ("0", "1"), (3, 28, 28))
+    assert (numbered(data.train), numbered(data.test)) == (list(range(12)), list(range(200, 206)))
+    assert data.train.targets.tolist() == [n % 2 for n in range(12)]
+    assert data.note == "its own validation part of 4 is not used"
+    chosen = load(named(path, validation=0.1))
+    assert (numbered(chosen.train), numbered(chosen.test)) == (list(range(12)), list(range(100, 104)))
+    assert chosen.note == "measured on 4 of its own validation part; the test part is not used"
+
+
+def test_several_labels_are_findings_and_grey_images_have_one_channel(tmp_path: Path) -> None:
+    grey = {f"{part}_images": np.zeros((count, 28, 28), np.uint8) for part, count in SIZES.items()}
+    data = load(named(str(medmnist(tmp_path / "chestmnist.npz", labels=3, **grey))), MultiLabelConfig())
+    assert data.train.inputs.shape == (12, 1, 28, 28)
+    assert data.test.targets[:2].tolist() == [[0, 1, 0], [1, 0, 1]]
+
+
+def test_a_node_has_the_training_part_alone(tmp_path: Path) -> None:
+    medmnist(tmp_path / "data.npz")
+    data, spec = private.load(PrivateConfig(), tmp_path)
+    assert (numbered(data), spec.shape) == (list(range(12)), (3, 28, 28))
+
+
+def test_a_part_that_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no array 'val_labels', only test_images"):
+        load(named(str(medmnist(tmp_path / "part.npz", val_labels=None))))

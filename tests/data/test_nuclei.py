@@ -12,8 +12,7 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Files, load, named
-from fedstill.data.nuclei import cases_of, cut, data_set
-from fedstill.data.pictures import Picture
+from fedstill.data.pictures import Picture, cases_of, cut, data_set
 from fedstill.data.public import PublicConfig, held_out
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.shapes import three_classes

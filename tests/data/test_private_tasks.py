@@ -13,17 +13,16 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded, TooLarge
 from fedstill.data import named
-from fedstill.data.groups import limit_groups
 from fedstill.data.loaders import load as load_data
 from fedstill.data.private import load
 from fedstill.data.private_config import PrivateConfig
 from fedstill.data.spec import InputSpec
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.data.units import limit_groups
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
-from fedstill.tasks.text import TextConfig
 
 HALF = (0.5,)
 MAPS = InputSpec(SegmentationConfig(), ("background", "tumour"), (1, 8, 8), HALF, HALF)

@@ -19,9 +19,8 @@ from fedstill.data.dividing import split
 from fedstill.data.loaders import load
 from fedstill.data.public import PublicConfig, held_out
 from fedstill.data.splits import Dirichlet
-from fedstill.data.text import code, read_table
-from fedstill.data.words import hashed, looked_up, read_words, texts_of, words_of
-from fedstill.tasks.text import TextConfig
+from fedstill.data.text import code, read_table, read_words, words_of
+from fedstill.tasks.classification import TextConfig
 
 ROWS = "text,label,split\nA good film,1,train\nbad,0,dev\n,0,train\ngood good bad film!,1,test\n"
 SENTENCES = st.lists(st.text(alphabet="abc '!", max_size=12), min_size=1, max_size=6)
@@ -37,7 +36,7 @@ def table(folder: Path, content: str = ROWS, name: str = "reviews.csv") -> Files
 
 
 def ids_of(sentences: list[str], vocabulary: str = "") -> list[list[int]]:
-    return code(texts_of(sentences), length=8, vocabulary=vocabulary)[0].tolist()  # type: ignore[no-any-return]
+    return code(sentences, length=8, vocabulary=vocabulary)[0].tolist()  # type: ignore[no-any-return]
 
 
 # --- words --------------------------------------------------------------------------------------------
@@ -50,21 +49,10 @@ def test_words_by_hand() -> None:
     assert words_of("  \n") == []
 
 
-@given(SENTENCES, st.integers(1, 6))
-def test_padding_is_that_of_a_loop(sentences: list[str], length: int) -> None:
-    texts = texts_of(sentences)
-    ids = hashed(texts.words, 50)
-    slow = np.zeros((len(sentences), length), dtype=np.int64)
-    for row, text in enumerate(sentences):
-        for column, word in enumerate(words_of(text)[:length]):
-            slow[row, column] = 1 + zlib.crc32(word.encode()) % 50
-    np.testing.assert_array_equal(texts.padded(ids, length), slow)
-
-
 def test_a_list_of_words(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("Film\n\n good \nfilm\n", encoding="utf-8")
     assert read_words(tmp_path / "words.txt") == ["film", "good"]
-    assert looked_up(["good", "bad", "film"], ["film", "good"]).tolist() == [3, 1, 2]
+    assert ids_of(["good bad film"], str(tmp_path / "words.txt"))[0][:4] == [3, 1, 2, 0]
     for content, said in (("two words\n", "a line 'two words'"), ("\n", "holds no words")):
         (tmp_path / "words.txt").write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=said):
@@ -122,7 +110,7 @@ def test_names_of_classes_other_columns_and_tabs(tmp_path: Path) -> None:
     assert source.classes == ("ham", "spam")
     assert source.labels.tolist() == [1, 0, 0]
     assert source.columns["site"].tolist() == ["north", "south", "north"]
-    assert source.texts.sentences == ["buy, now", "hello", "hi"]
+    assert source.texts == ["buy, now", "hello", "hi"]
     assert source.test is None
 
 

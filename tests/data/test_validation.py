@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, DataSet, Digits, TensorData, named
 from fedstill.data.loaders import load
-from fedstill.data.nuclei import data_set as nuclei_data_set
 from fedstill.data.pictures import Picture
+from fedstill.data.pictures import data_set as nuclei_data_set
 from fedstill.data.preparation import Source, prepared
 from fedstill.runs import assemble, bundles, run
 from fedstill.runs.config import load as run_config

@@ -16,12 +16,11 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, named
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
-from fedstill.tasks.text import TextConfig
 from tests.experiments.packs import DATA, pack
 
 INSTANCES = InstancesConfig()
@@ -126,7 +125,7 @@ def test_word_numbers_by_hand(tmp_path: Path) -> None:
     assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
     assert data.classes == ("x", "y")
     told = named("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labelled()  # type: ignore[attr-defined]
-    assert told.texts.sentences == ["film \ufffd last", "film"]
+    assert told.texts == [["film", "\ufffd", "last"], ["film"]]
 
 
 def test_jpeg_copies_of_cifar() -> None:

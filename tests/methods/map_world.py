@@ -13,7 +13,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.methods.asyndgan import AsynDGAN
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models import build
-from fedstill.models.vgg import VGGFeatures
+from fedstill.models.vgg import PLACES, TOLD, VGGFeatures
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
@@ -62,14 +62,13 @@ def vgg(width: int = 3) -> VGGFeatures:
     """Features of the form of VGG-16's, narrow and random."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        channels, blocks = 3, []
-        for count in (2, 2, 3, 3, 3):
-            block = []
-            for _ in range(count):
-                block.append((0.5 * torch.randn(width, channels, 3, 3), 0.1 * torch.randn(width)))
-                channels = width
-            blocks.append(block)
-    return VGGFeatures(blocks, (0.5,), (0.5,))
+        channels, convolutions = 3, {}
+        for place in PLACES["VGG-16"]:
+            layer = nn.Conv2d(channels, width, 3, padding=1, device="meta")  # draws nothing
+            layer.weight = nn.Parameter(0.5 * torch.randn(width, channels, 3, 3))
+            layer.bias = nn.Parameter(0.1 * torch.randn(width))
+            convolutions[place], channels = layer, width
+    return VGGFeatures(convolutions, TOLD["VGG-16"], (0.5,), (0.5,))
 
 
 def world(

@@ -135,12 +135,6 @@ def test_first_weights_follow_from_seed_and_names() -> None:
     assert not same_weights(first, build("mlp:8", IMAGE, 3, 0, "model", 2))
 
 
-def test_building_leaves_torchs_own_generator_where_it_was() -> None:
-    before = torch.get_rng_state()
-    build("small-cnn:4", IMAGE, 3, 0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.fixture
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("my_networks")

@@ -63,13 +63,6 @@ class Parted(nn.Module):
 # --- where a network parts -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", [8, 28, 32])
-def test_the_head_of_lenet5_is_its_three_linear_layers(side: int) -> None:
-    parts = split(build("lenet5", (1, side, side), 10, 0), "model")
-    assert kinds(parts.head) == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
-    assert kinds(parts.extractor) == ["Conv2d", "ReLU", "MaxPool2d", "Conv2d", "ReLU", "MaxPool2d", "Flatten"]
-
-
 HEADS = {
     "small-cnn": ["Linear"],
     "lenet5": ["Linear", "ReLU", "Linear", "ReLU", "Linear"],

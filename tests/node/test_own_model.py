@@ -12,12 +12,11 @@ from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.spec import InputSpec
-from fedstill.models.vgg import BLOCKS, _places
+from fedstill.models.vgg import PLACES
 from fedstill.node import own_model, owner
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.method import METHODS
-from fedstill.tasks.classification import ClassificationConfig
-from fedstill.tasks.text import TextConfig
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from tests.models.test_vgg import weights
 
 TEXTS = InputSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
@@ -62,7 +61,7 @@ def test_features_that_cannot_see_the_images_are_a_fault(tmp_path: Path) -> None
     folder = tmp_path / "clinic"
     owner.init(folder)
     np.savez(folder / "data.npz", images=np.zeros((4, 2, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
-    save_file(weights(_places(BLOCKS["VGG-16"])), folder / "vgg.safetensors")
+    save_file(weights(PLACES["VGG-16"]), folder / "vgg.safetensors")
     text = 'name = "clinic"\nonline = false\n[model]\nname = "mlp:8"\nperceptual = "vgg.safetensors"\n'
     (folder / "node.toml").write_text(text, encoding="utf-8")
     (fault,) = owner.faults(folder)

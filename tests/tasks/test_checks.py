@@ -10,12 +10,11 @@ import torch
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError
 from fedstill.tasks import Task
-from fedstill.tasks.classification import Classification
+from fedstill.tasks.classification import Classification, TextClassification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.multi_label import MultiLabel
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation
-from fedstill.tasks.text import TextClassification
 
 IMAGES, WHOLE = torch.zeros(2, 1, 8, 12), (2, 8, 12)
 CLASSES, FINDINGS, MAPS = (

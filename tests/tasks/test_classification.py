@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import UnknownName
 from fedstill.tasks import TASKS
-from fedstill.tasks.classification import Classification, ClassificationConfig
+from fedstill.tasks.classification import Classification, ClassificationConfig, TextClassification, TextConfig
 
 TASK = Classification(3)
 SURE = 1e4
@@ -75,3 +75,16 @@ def test_tasks_are_made_by_name() -> None:
     assert ClassificationConfig().make(7).classes == 7
     with pytest.raises(UnknownName, match="unknown task 'juggling'"):
         TASKS["juggling"]
+
+
+def test_the_task_is_found_by_name_and_says_that_inputs_are_tokens() -> None:
+    task = TextConfig().make(("negative", "positive"))
+    assert isinstance(task, TextClassification)
+    assert (task.name, task.metric, task.tokens, task.conditions, task.classes) == (
+        "text",
+        "accuracy",
+        True,
+        0,
+        2,
+    )
+    assert task.outputs((64,)) == (2,)

@@ -64,7 +64,7 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         "from dataclasses import dataclass\n"
         "from fedstill.tasks import Figure, Task, TaskConfig\n"
         "from fedstill.tasks.classification import Classification\n"
-        "from fedstill.tasks.softmax import SoftmaxTask\n"
+        "from fedstill.tasks.classification import SoftmaxTask\n"
         "class Half(SoftmaxTask):\n    name, kind, figures = 'half', 'class', (Figure('a', 'A'),)\n"
         "class Kindless(Classification):\n    kind = 'classes'\n"
         "class Figureless(Classification):\n    figures = ('accuracy',)\n"

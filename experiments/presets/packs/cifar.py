@@ -15,8 +15,7 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column
 from fedstill.data import ArrayData, Targets, find_file
 from fedstill.data.images import Bytes, decoded
-from fedstill.data.npz import read_npz
-from fedstill.data.raw import need
+from fedstill.data.raw import need, read_npz
 
 SIDE = 32  # of an image
 ROWS, COLUMNS = 30, 20  # tiles of a mosaic, all of one class

@@ -10,9 +10,8 @@ import numpy as np
 from fedstill.core.dataset import DataSet
 from fedstill.data import DataConfig, Targets, find_file
 from fedstill.data.config import Side
-from fedstill.data.npz import read_npz
 from fedstill.data.preparation import PATIENT, SITE, of_images
-from fedstill.data.raw import Raw, need
+from fedstill.data.raw import Raw, need, read_npz
 from fedstill.tasks import TaskConfig
 
 FLAIR = 1  # of pre-contrast, FLAIR, post-contrast

@@ -12,11 +12,9 @@ from typing import ClassVar
 from fedstill.core.dataset import Column, DataSet
 from fedstill.data import PictureData, find_file
 from fedstill.data.images import decoded, instance_map
-from fedstill.data.npz import read_npz
-from fedstill.data.nuclei import data_set
-from fedstill.data.pictures import Picture, picture
+from fedstill.data.pictures import Picture, data_set, picture
 from fedstill.data.preparation import check_sites
-from fedstill.data.raw import need
+from fedstill.data.raw import need, read_npz
 from fedstill.tasks import TaskConfig
 
 TISSUE = "he_256x320"  # the stained one among the kinds of DSB 2018

@@ -8,10 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedstill.data import TextData, find_file
-from fedstill.data.npz import read_npz
-from fedstill.data.raw import need
+from fedstill.data.raw import need, read_npz
 from fedstill.data.text import HF, Labelled, read_table
-from fedstill.data.words import Texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +41,8 @@ class AGNews(TextData):
         )
         numbers, lengths = low.astype(np.int64) + (high.astype(np.int64) << 16), lengths.astype(np.int64)
         words = vocabulary.tobytes().decode("utf-8").split("\n")
-        sentences: list[str] = []
-        if self.vocabulary.startswith(HF):
-            # A token that the tokenizer does not know is its unknown one, so any rare mark will do.
-            written = np.array([word or "\ufffd" for word in words], dtype=object)[numbers]
-            sentences = [" ".join(text) for text in np.split(written, np.cumsum(lengths)[:-1])]
-        told = [word or f"#{number}" for number, word in enumerate(words)]
-        texts = Texts(told, numbers, lengths, sentences)
+        # A token that a tokenizer does not know is its unknown one, so any rare mark will do.
+        rare = "\ufffd" if self.vocabulary.startswith(HF) else "#{}"
+        told = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
+        texts = [text.tolist() for text in np.split(told[numbers], np.cumsum(lengths)[:-1])]
         return Labelled(texts, labels.astype(np.int64), tuple(map(str, names)), split == 1)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.data.rasters import places, resized, resized_maps
+from fedstill.data.images import places, resized, resized_maps
 
 
 def test_images_are_box_averaged() -> None:
