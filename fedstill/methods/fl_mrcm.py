@@ -25,8 +25,8 @@ from torch import nn
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
 from fedstill.core.seeds import seeded
-from fedstill.methods._averaging import Averaged, Averaging
-from fedstill.methods._histogram import Tensors
+from fedstill.methods._averaging import Averaging
+from fedstill.methods._histogram import Tensors, Told
 from fedstill.methods.server import Server
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import load_vector, to_vector
@@ -47,7 +47,7 @@ SENT = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
 @dataclass
-class Aligning(Averaged):
+class Aligning(Told):
     """What changes from round to round, beside the student."""
 
     features: torch.Tensor | None = None  # z_t, as the target told last (M, p)
@@ -207,7 +207,7 @@ class FLMRCM(Averaging):
         if self.lambda_adv and target in federation.present:
             z_t = server.ask_or_none("tell_features", of=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
-        names = self.drawn([name for name in federation.present if name in state.sizes], server.seed, t)
+        names = self.drawn(state.histogram.present(federation), server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]
         others = [name for name in names if name not in sources]
         asked = [
@@ -219,6 +219,6 @@ class FLMRCM(Averaging):
             raise NodeFault(", ".join(names), "train", "none of the nodes that were asked is left")
         # In the order of the nodes, whichever question they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
-        n = torch.tensor([state.sizes[name] for name in updates], device=w.device)  # (K,)
+        n = state.histogram.of(list(updates)).sizes  # (K,)
         load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))
         return {"moved": (to_vector(student) - w).norm().item()}
