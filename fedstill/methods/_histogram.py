@@ -66,27 +66,22 @@ class CountsLabels:
         return {"counts": counts, **({"sizes": sizes(nodes)} if _several(nodes.at) else {})}
 
 
+@dataclass(eq=False)
 class LabelHistogram:
     """Who holds how many examples, by class ``(K, C)`` and in all ``(K,)``; empty until nodes are asked.
 
     Of nodes that tell no more than their sizes, C is 0.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str] = (),
-        counts: torch.Tensor | None = None,
-        sizes: torch.Tensor | None = None,
-    ) -> None:
-        self.names = tuple(names)
-        self.counts = torch.zeros(0, 0) if counts is None else counts
-        self.sizes = torch.zeros(0) if sizes is None else sizes
+    names: tuple[str, ...] = ()
+    counts: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    sizes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
 
     @classmethod
     def even(cls, names: Sequence[str], classes: int, device: torch.device) -> LabelHistogram:
         """As if each node held one example of each class: for methods that weigh nodes equally."""
         ones = torch.ones(len(names), classes, device=device)
-        return cls(names, ones, ones.sum(1))
+        return cls(tuple(names), ones, ones.sum(1))
 
     @staticmethod
     def among(state: Any) -> LabelHistogram | None:

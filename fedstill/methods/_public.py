@@ -7,7 +7,7 @@ seed of an augmentation, never inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
 from fedstill.data.public import Public
 from fedstill.federation.contract import Answers
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
@@ -132,6 +133,15 @@ def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Te
     """
     order = torch.randperm(count, generator=generator)
     return torch.tensor_split(order, math.ceil(count / batch))
+
+
+def batches(
+    x: torch.Tensor, target: torch.Tensor, size: int, seed: int, *purpose: str | int
+) -> Iterator[Batch]:
+    """One shuffled pass over inputs ``(N, ...)`` and targets ``(N, C, ...)``; ``purpose`` names its order."""
+    for rows in passes(len(x), size, torch_generator(seed, *purpose)):
+        chosen = rows.to(x.device)
+        yield x[chosen], target[chosen]
 
 
 # --- answering and learning ----------------------------------------------------------------------------

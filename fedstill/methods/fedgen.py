@@ -29,7 +29,7 @@ from fedstill.methods._generators import (
     uploaded,
 )
 from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods.server import Server, descend
+from fedstill.methods.server import Server, adam, descend
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
@@ -123,7 +123,7 @@ class FedGEN(FeatureGenerators):
 
     def begin(self, server: Server) -> Teaching:
         G = self.first_generator(server)
-        return Teaching(G, torch.optim.Adam(G.parameters(), self.server_lr, fused=True), LabelHistogram())
+        return Teaching(G, adam(G, self.server_lr), LabelHistogram())
 
     def turn(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
         shared, histogram = split(server.student, "the student").get_submodule(self.part), state.histogram

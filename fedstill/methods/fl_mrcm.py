@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +28,7 @@ from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionR
 from fedstill.core.seeds import seeded
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import Tensors, Told
-from fedstill.methods.server import Server
+from fedstill.methods.server import Server, adam
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import load_vector, to_vector
 from fedstill.node.group import Group, stack
@@ -110,11 +111,7 @@ class FLMRCM(Averaging):
                 raise ModelError(f"latent features of {node.name} are {found}: allowed is (C, h, w) or (p,)")
             with seeded(node.seed, node.name, "identifier"):
                 layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
-            node.add("identifier", nn.Sequential(*layers), self.adam)
-
-    def adam(self, module: nn.Module) -> torch.optim.Optimizer:
-        """The identifiers' optimiser."""
-        return torch.optim.Adam(module.parameters(), self.identifier_lr, betas=(0.5, 0.999), fused=True)
+            node.add("identifier", nn.Sequential(*layers), partial(adam, lr=self.identifier_lr, beta=0.5))
 
     @question(
         sends=SENT,
