@@ -60,7 +60,7 @@ class Run(ABC):
         self.method: Method = setting.method
         self.needs = self.method.needs()
         self.compute, self.audit = Compute(setting.engine), AuditLog(durable=False)
-        check_method(setting)
+        check_method(setting.method, setting.task, setting.public)
         check_server(setting)
         self.shape = shape_of(setting)
         self.mean, self.std = normalisation(setting)  # (C, 1, 1) each

@@ -27,7 +27,7 @@ from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.loop import Run
-from fedstill.runs.setting import Setting, check_architectures, check_nodes
+from fedstill.runs.setting import Setting, check_networks, check_nodes
 
 
 class Prepared(Run, ABC):
@@ -60,7 +60,13 @@ class Prepared(Run, ABC):
         ]
         learned = {node.name: node.data for node in self.nodes}
         self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
-        check_architectures(setting, self.nodes, self.student)
+        kind = signature(self.student)
+        check_networks(
+            self.method.title,
+            self.needs,
+            {node.name: len(node.frozen["model"]) == len([*node.model.parameters()]) for node in self.nodes},
+            {node.name: signature(node.model) == kind for node in self.nodes},
+        )
         self.kinds = self._kinds()
         self.at_nodes = NodeSetting(
             self.task, setting.local, self.compute, self.public, self._perceptual_features()
