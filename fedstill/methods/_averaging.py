@@ -13,18 +13,12 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.core.checked import PositiveInt, Share
-from fedstill.core.seeds import torch_generator
+from fedstill.methods import Group, Method, Needs, Server, Span, Work, question, torch_generator, train_round
 from fedstill.methods._histogram import TellsSize, Tensors, Told
-from fedstill.methods.server import Server
 from fedstill.models.split import EXTRACTOR, HEAD
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
-from fedstill.node.group import Group
-from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
-from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import question
-from fedstill.protocol.schedule import Span
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
 

@@ -19,21 +19,14 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import seeded
 from fedstill.data.augment import posed
+from fedstill.methods import ArgumentError, Group, Method, Node, NodeSetting, TensorData, adam, seeded, stack
 from fedstill.methods._maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
-from fedstill.methods.server import adam
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import private_training
-from fedstill.node.group import Group, stack
-from fedstill.node.node import Node
 from fedstill.privacy.dpsgd import rate
 from fedstill.protocol.kinds import CRITIC, SOURCES
-from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting
 
 GANForm = Literal["eq2", "bce"]
 

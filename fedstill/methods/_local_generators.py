@@ -16,18 +16,13 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat
-from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import seeded
+from fedstill.methods import ArgumentError, Group, LabelHistogram, Node, Tensors, Work, seeded, train_round
 from fedstill.methods._generators import FeatureGenerators, Received, imagined, uploaded
-from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods.server import Server, adam, descend
 from fedstill.models.features import condition
 from fedstill.models.split import HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
-from fedstill.node.group import Group
-from fedstill.node.node import Node
-from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import (
     GENERATOR_PARAMETERS,
     HEAD_PARAMETERS,

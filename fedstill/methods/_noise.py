@@ -11,11 +11,8 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.seeds import seeded, torch_generator
-from fedstill.methods.server import Server, adam
+from fedstill.methods import Method, Question, Server, adam, seeded, torch_generator
 from fedstill.models.generator import Generator
-from fedstill.protocol.method import Method
-from fedstill.protocol.questions import Question
 
 
 @dataclass(frozen=True)

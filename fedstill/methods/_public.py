@@ -15,15 +15,9 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import torch_generator
-from fedstill.data.public import Public
-from fedstill.federation.contract import Answers
+from fedstill.methods import Answers, ArgumentError, Group, Node, Public, TensorData, stack, torch_generator
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
 from fedstill.methods.server import Server, descend
-from fedstill.node.group import Group, stack
-from fedstill.node.node import Node
 from fedstill.node.training import at_once, make_optimiser
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting, Question

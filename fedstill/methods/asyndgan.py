@@ -18,19 +18,14 @@ from annotated_types import Interval
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.errors import NodeFault
-from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import augmented, drawn
-from fedstill.federation.contract import Answers
+from fedstill.methods import Answers, Group, NodeFault, Server, descend, question, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
 from fedstill.methods._maps import FromMaps, Maps
 from fedstill.methods._noise import Imagines, made
 from fedstill.methods._public import optimiser_of
-from fedstill.methods.server import Server, descend
-from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS
-from fedstill.protocol.questions import question
 from fedstill.protocol.schedule import cosine, set_lr
 
 

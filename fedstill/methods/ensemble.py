@@ -13,12 +13,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.methods._histogram import Tensors, Told
+from fedstill.methods import Group, Server, Tensors, Told, question
 from fedstill.methods._public import WeighsNodes
-from fedstill.methods.server import Server
-from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS, LOGITS
-from fedstill.protocol.questions import question
 from fedstill.tasks import Ensemble
 
 

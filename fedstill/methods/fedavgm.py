@@ -14,9 +14,8 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.checked import NonNegativeFloat
+from fedstill.methods import Server, Told
 from fedstill.methods._averaging import Averaging
-from fedstill.methods._histogram import Told
-from fedstill.methods.server import Server
 from fedstill.models.vector import to_vector, weighted_mean
 
 

@@ -20,17 +20,12 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import torch_generator
+from fedstill.methods import ArgumentError, Needs, NodeSetting, Question, Server, predict, torch_generator
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
 from fedstill.methods._public import Batch, distil, known, optimiser_of
-from fedstill.methods.server import Server
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node.group import signature
-from fedstill.node.training import predict
-from fedstill.protocol.method import Needs
-from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble
 

@@ -23,12 +23,9 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
-from fedstill.data.public import Public
-from fedstill.methods._histogram import Tensors
+from fedstill.methods import ArgumentError, Ask, Group, Needs, Node, Public, Server, TensorData, Tensors
 from fedstill.methods._one_shot import STUDENT, Asked, OneShot
 from fedstill.methods._perturbing import dequantise, laplace, quantise
 from fedstill.methods._public import (
@@ -41,11 +38,7 @@ from fedstill.methods._public import (
     optimiser_of,
     parts,
 )
-from fedstill.methods.server import Server
-from fedstill.node.group import Group
-from fedstill.node.node import Node
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE, Kind
-from fedstill.protocol.method import Ask, Needs
 from fedstill.protocol.questions import NodeSetting, Question, question
 from fedstill.tasks import Ensemble
 

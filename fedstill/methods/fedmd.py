@@ -24,8 +24,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.core.seeds import torch_generator
-from fedstill.methods._histogram import Tensors
+from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine, set_lr, torch_generator, train_round
 from fedstill.methods._public import (
     AT_ONCE,
     Weighed,
@@ -38,14 +37,9 @@ from fedstill.methods._public import (
     optimiser_of,
     study,
 )
-from fedstill.methods.server import Server
 from fedstill.node import training
-from fedstill.node.group import Group
-from fedstill.node.training import train_round
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.method import Needs
 from fedstill.protocol.questions import NodeSetting, question
-from fedstill.protocol.schedule import Span, cosine, set_lr
 from fedstill.tasks import Task
 
 TAKEN = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}

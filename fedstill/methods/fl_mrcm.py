@@ -25,17 +25,11 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
-from fedstill.core.seeds import seeded
+from fedstill.methods import Group, Needs, Node, Server, Tensors, Told, Work, adam, seeded, stack, train_round
 from fedstill.methods._averaging import Averaging
-from fedstill.methods._histogram import Tensors, Told
-from fedstill.methods.server import Server, adam
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import load_vector, to_vector
-from fedstill.node.group import Group, stack
-from fedstill.node.node import Node
-from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import PARAMETERS, SCHEDULE, Kind
-from fedstill.protocol.method import Needs
 from fedstill.protocol.questions import NodeSetting, question
 
 FEATURES = Kind(
