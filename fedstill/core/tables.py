@@ -151,12 +151,8 @@ def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> di
     """Two tables of one configuration as one: where both have a value, the one above holds.
 
     Where the table above chooses another method, task or split, the one below keeps only such options as all
-    of them have, or as that one has where options of one name mean the same in all (``alike``).
-
-    Args:
-        kind: the type that they describe; None: of no type that is known.
-        below: a table.
-        above: a table.
+    of them have, or as that one has where options of one name mean the same in all (``alike``). A ``kind`` of
+    None is no type that is known.
     """
     fields = {} if kind is None else _fields(kind)
     merged = dict(below)
@@ -179,11 +175,7 @@ def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> di
 
 
 def full_path(error: ArgumentError, names: Iterable[str]) -> ArgumentError:
-    """The same error with the whole dotted name: a part of a configuration does not know where it stands.
-
-    Args:
-        error: names an argument by the end of its dotted name, or something else altogether.
-        names: the whole names that it may mean.
+    """The same error with the whole one of these dotted names: a part does not know where it stands.
 
     >>> full_path(ArgumentError("local.lr", -1.0, "0 or more"), ["nodes.local.lr"])
     ArgumentError('nodes.local.lr is -1.0: allowed is 0 or more')
@@ -298,13 +290,8 @@ def _is_chosen(kind: Any) -> bool:
 def refuse_anothers(config: Any, name: str, value: Any) -> None:
     """Refuses an option that something else has which could have been chosen, as :func:`read_table` does.
 
-    Args:
-        config: a configuration that has no such option.
-        name: its dotted name.
-        value: what was given.
-
     Raises:
-        ArgumentError: naming what was chosen.
+        ArgumentError: ``config`` has no such option; it names what was chosen.
     """
     for choice, base in choices(config).items():
         table = choice.rpartition(".")[0]
