@@ -23,7 +23,6 @@ from fedstill.methods.lg_fedavg import LGFedAvg
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import to_vector
 from fedstill.node import training
-from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.protocol.schedule import LocalConfig
 from tests.methods import small_world
@@ -180,26 +179,6 @@ def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
     training.train([twin], TASK, local, Compute())
     run(one)
     near(to_vector(one.server.student), to_vector(twin.model))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rounds", [1, 3, 5])
-def test_all_rounds_together_take_exactly_the_local_budget(
-    rounds: int, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: Counter[str] = Counter()
-    taken = Group.step
-
-    def counted(group: Group, role: str, losses: torch.Tensor) -> None:
-        steps.update(node.name for node in group.nodes[: len(losses)])
-        taken(group, role, losses)
-
-    monkeypatch.setattr(Group, "step", counted)
-    local = LocalConfig(epochs=2.5, least_steps=7, batch=5)
-    one = world(FedAvg(rounds=rounds), local, engine=engine)
-    run(one)
-    assert steps == {"n0": 7, "n1": 12, "n2": 7}
-    assert steps == {node.name: local.steps(len(node.data)) for node in one.nodes}
 
 
 # --- FedProx ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ModelError
 from fedstill.data.public import Public
 from fedstill.methods import fedad
-from fedstill.methods.fedad import ATTENTION, FedAD, outside
+from fedstill.methods.fedad import ATTENTION, FedAD
 from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
@@ -120,14 +120,6 @@ def test_maps_of_coarser_activations_are_brought_to_the_size() -> None:
     torch.testing.assert_close(A.norm(dim=1), torch.ones(2))
     cells = A.view(2, 4, 2, 4, 2)
     torch.testing.assert_close(cells.amax((2, 4)), cells.amin((2, 4)))
-
-
-def test_what_is_outside_the_bounds_costs_and_nothing_else() -> None:
-    least, most = torch.tensor([[0.2, 0.2]]), torch.tensor([[0.4, 0.2]])
-    A = torch.tensor([[0.3, 0.2], [0.1, 0.2], [0.7, 0.5]])
-    torch.testing.assert_close(
-        outside(A, least.expand(3, 2), most.expand(3, 2)), torch.tensor([0.0, 0.01, 0.09 + 0.09])
-    )
 
 
 # --- what is asked, what comes of it ---------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import replace
 
 import pytest
@@ -79,10 +78,3 @@ def test_critic_and_generator_play_and_the_model_stands_still() -> None:
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
     same_slopes(node.modules["generator"], G)
     assert torch.equal(to_vector(node.model), before)
-
-
-def test_the_distance_gains_weight_over_the_rounds() -> None:
-    weights = [ramp(t, 20) for t in range(20)]
-    assert weights[0] == 0.0
-    assert weights == sorted(weights)
-    assert weights[10] == pytest.approx((1 - math.exp(-5)) / (1 + math.exp(-5)))

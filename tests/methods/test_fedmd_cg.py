@@ -148,15 +148,6 @@ def test_before_a_generator_is_taught_stage_a_is_plain_training() -> None:
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
 
-def test_labels_follow_the_counts_of_all_nodes() -> None:
-    node = prepared()
-    group = Group([node])
-    G = Received(CONFIG, group, to_vector(node.modules["generator"]).unsqueeze(0), COUNTS, 1)
-    y = G.labels(group, (1, 4000), 0)
-    share = torch.bincount(y[0], minlength=CLASSES) / 4000
-    assert share.tolist() == pytest.approx([0.25, 0.0, 0.75], abs=0.03)
-
-
 # --- stage (b) -----------------------------------------------------------------------------------
 
 

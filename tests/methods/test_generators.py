@@ -16,7 +16,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._generators import diversity, imagined
-from fedstill.methods._local_generators import Uploads, crossed, ensembled, kl
+from fedstill.methods._local_generators import Uploads, crossed, ensembled
 from fedstill.methods.fedcg import FedCG
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
@@ -117,17 +117,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def plain_kl(p: torch.Tensor, q: torch.Tensor) -> float:
     """KL(p || q) of two distributions, as numbers."""
     return sum(a * (math.log(a) - math.log(b)) for a, b in zip(p.tolist(), q.tolist(), strict=True))
-
-
-def test_kl_is_from_its_first_argument() -> None:
-    p, q = torch.tensor([0.9, 0.1]), torch.tensor([0.5, 0.5])
-    forward, backward = kl(p.log(), q.log()).item(), kl(q.log(), p.log()).item()
-    assert forward == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2), rel=1e-5)
-    assert backward == pytest.approx(0.5 * math.log(5 / 9) + 0.5 * math.log(5), rel=1e-5)
-    assert abs(forward - backward) > 0.1
-    assert kl(p.log() + 7, p.log() - 3).item() == pytest.approx(
-        0.0, abs=1e-6
-    )  # of logits, not log-probabilities
 
 
 def test_eq_10_to_12_against_a_loop_over_nodes_and_examples() -> None:
