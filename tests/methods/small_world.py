@@ -185,12 +185,12 @@ def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
         torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
 
 
-def same_slopes(one: nn.Module, other: nn.Module) -> None:
+def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
     """Both have gradients, and near ones."""
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert mine.grad is not None
         assert theirs.grad is not None
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=atol)
 
 
 def in_training(node: Node, at: NodeSetting, *roles: str) -> Group:
