@@ -62,17 +62,20 @@ def make_nodes(
     sizes: Sequence[int] = (9, 14, 19, 24, 29),
     classes: Callable[[int], int] = lambda index: CLASSES,
     policy: PolicyConfig = OPEN,
-    audit: AuditLog | None = None,
+    data: Callable[[int], TensorData] | None = None,
 ) -> list[Node]:
-    """Nodes n0, n1, ... with these models, of unlike sizes; ``classes`` says how many of these each has."""
-    audit, nodes = audit or AuditLog(), []
-    for index, model in enumerate(models):
+    """Nodes n0, n1, ... with these models and ``data``, or with data of unlike sizes in so many classes."""
+
+    def drawn(index: int) -> TensorData:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(sizes[index], *SHAPE, generator=generator)
-        targets = torch.randint(classes(index), (sizes[index],), generator=generator)
-        gate = Gate(f"n{index}", policy, audit)
-        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    return nodes
+        return TensorData(inputs, torch.randint(classes(index), (sizes[index],), generator=generator))
+
+    audit = AuditLog()
+    return [
+        Node(f"n{index}", (data or drawn)(index), model, Gate(f"n{index}", policy, audit), SEED)
+        for index, model in enumerate(models)
+    ]
 
 
 @dataclass

@@ -22,7 +22,6 @@ from fedstill.models.vector import to_vector
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism, unpriced
-from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs
@@ -32,7 +31,7 @@ from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, gone_on, run
+from tests.methods.small_world import SEED, SHAPE, World, gone_on, make_nodes, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -51,15 +50,15 @@ def world(
     task: Task = IMAGES,
     stacked: bool = True,
 ) -> World:
-    audit, nodes = AuditLog(), []
     public = Public("made", torch.rand(N, *SHAPE, generator=torch.Generator().manual_seed(9)) * 2 - 1)
-    for index, spec in enumerate(specs):
+
+    def data(index: int) -> TensorData:
         generator = torch.Generator().manual_seed(index)
         x = torch.rand(4 + 3 * index, *SHAPE, generator=generator) * 2 - 1
-        y = x if task is IMAGES else torch.randint(3, (len(x),), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(), audit)
-        model = build(spec, SHAPE, task.classes, 0, index).eval()
-        nodes.append(Node(f"n{index}", TensorData(x, y), model, gate, SEED))
+        return TensorData(x, x if task is IMAGES else torch.randint(3, (len(x),), generator=generator))
+
+    models = [build(spec, SHAPE, task.classes, 0, index).eval() for index, spec in enumerate(specs)]
+    nodes = make_nodes(models, policy=PolicyConfig(), data=data)
     learner, given = build(student, SHAPE, task.classes, 0, "student"), {"stacked": stacked, "public": public}
     return small_world.world(config, nodes, learner, local=LOCAL, task=task, **given)
 

@@ -19,18 +19,14 @@ from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
-from fedstill.node.audit import AuditLog
-from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.mechanism import Mechanism, unpriced
-from fedstill.node.node import Node
-from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, answering, run, same
+from tests.methods.small_world import SHAPE, World, answering, make_nodes, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -54,14 +50,10 @@ def world(
     *,
     engine: Any = "one-by-one",
     local: LocalConfig = LOCAL,
-    policy: PolicyConfig | None = None,
     spec: str = "unet:4",
 ) -> World:
-    audit, nodes = AuditLog(), []
-    for index, size in enumerate(SIZES):
-        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), audit)
-        model = split(build(spec, SHAPE, 1, 0, index), "model")
-        nodes.append(Node(f"n{index}", heads(size, index, 1 - index / 4), model, gate, SEED))
+    models = [split(build(spec, SHAPE, 1, 0, index), "model") for index in range(len(SIZES))]
+    nodes = make_nodes(models, data=lambda index: heads(SIZES[index], index, 1 - index / 4))
     student = split(build(spec, SHAPE, 1, 0, "student"), "student")
     stacked = engine == "stacked"
     made = small_world.world(config, nodes, student, local=local, stacked=stacked, task=TASK)
