@@ -23,7 +23,6 @@ from fedstill.tasks.classification import Classification
 from tests.methods.map_world import (
     FIOD,
     RECONSTRUCTION,
-    SEED,
     SHAPE,
     TASK,
     everything,
@@ -32,7 +31,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import gone_on
+from tests.methods.small_world import SEED, gone_on
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
