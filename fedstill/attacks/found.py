@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.attacks.rows import Column, Pictures, Row
-from fedstill.core.loading import load
 from fedstill.core.records import read_result
+from fedstill.core.tables import load
 
 FILE = "leakage.json"
 

@@ -42,7 +42,7 @@ def main(words: list[str]) -> None:
 
     from fedstill.attacks.found import FILE, Leakage
     from fedstill.attacks.leakage import attack
-    from fedstill.core.loading import load
+    from fedstill.core.tables import load
     from fedstill.report import write_report
 
     found = attack(folder, config, command=given.command, progress=given.bars)

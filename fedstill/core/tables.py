@@ -2,18 +2,22 @@
 
 No unknown keys, no silent conversions, except that a whole number is also a number. TOML has no null: where a
 value may be none, it is written as the text ``"none"``.
+
+What others have written, a run's files and the words of nodes, is loaded by the same types (:func:`load`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable, Mapping
-from functools import reduce
+from functools import cache, reduce
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.core.registry import Registered
 
 C = TypeVar("C")
@@ -57,13 +61,49 @@ def choices(of: Any, prefix: str = "") -> dict[str, type[Registered]]:
     return found
 
 
-def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
+class _Missing:
+    """What stands in an error where nothing was given."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+def load(kind: type[C], record: Mapping[str, Any], path: Path) -> C:
+    """A dataclass from the JSON of a file that may tell more than one reader wants.
+
+    Keys that the class does not know are left out. NaN and infinity, which are no figures, are None where a
+    field may be that.
+
+    Args:
+        kind: a dataclass of texts, numbers, truth values, tuples, mappings from texts, and such dataclasses.
+        record: of the file.
+        path: of the file, for errors.
+
+    Raises:
+        RunFolderError: a value of another type, or none where there is no default.
+
+    >>> Point = dataclasses.make_dataclass("Point", [("x", float), ("names", tuple[str, ...], ())])
+    >>> load(Point, {"x": 1, "names": ["a"], "more": None}, Path("point.json"))
+    Point(x=1.0, names=('a',))
+    """
+    try:
+        made: C = read_value(kind, record, "", told=True)
+    except ArgumentError as error:
+        value = repr(error.value)
+        what = f"{error.name or 'all of it'} is {value if len(value) <= 60 else value[:60] + '...'}"
+        missing = isinstance(error.value, _Missing)
+        raise RunFolderError(f"{path}: {what}{'' if missing else f': allowed is {error.allowed}'}") from error
+    return made
+
+
+def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "", told: bool = False) -> C:
     """A configuration of one type from a table.
 
     Args:
         kind: a dataclass; or the base of what is chosen by a key of the table.
         table: values by field; fields that are not named have their defaults.
         prefix: the dotted path of the table, for errors.
+        told: as :func:`load`.
 
     Raises:
         UnknownName: a key that is no field, or a name that nothing has.
@@ -77,6 +117,8 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
         kind = chosen(base, table, prefix)
         table = {key: value for key, value in table.items() if key != base.key or key in _fields(kind)}
     fields = _fields(kind)
+    if told:
+        table = {key: value for key, value in table.items() if key in fields}
     for key, value in table.items():
         if key not in fields and _is_chosen(base) and _is_anothers(base, key):
             raise _not_of(base, table.get(base.key) or base.registry.name_of(kind), prefix + key, value)
@@ -85,8 +127,8 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "") -> C:
     plain: Any = kind
     for part in dataclasses.fields(plain):
         if part.name not in table and part.default is part.default_factory is dataclasses.MISSING:
-            raise ArgumentError(prefix + part.name, "", describe(fields[part.name]))
-    values = {key: read_value(fields[key], value, prefix + key) for key, value in table.items()}
+            raise ArgumentError(prefix + part.name, _Missing() if told else "", describe(fields[part.name]))
+    values = {key: read_value(fields[key], value, prefix + key, told) for key, value in table.items()}
     try:
         return kind(**values)
     except ArgumentError as error:
@@ -110,12 +152,8 @@ def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> di
     """Two tables of one configuration as one: where both have a value, the one above holds.
 
     Where the table above chooses another method, task or split, the one below keeps only such options as all
-    of them have, or as that one has where options of one name mean the same in all (``alike``).
-
-    Args:
-        kind: the type that they describe; None: of no type that is known.
-        below: a table.
-        above: a table.
+    of them have, or as that one has where options of one name mean the same in all (``alike``). A ``kind`` of
+    None is no type that is known.
     """
     fields = {} if kind is None else _fields(kind)
     merged = dict(below)
@@ -138,11 +176,7 @@ def layered(kind: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> di
 
 
 def full_path(error: ArgumentError, names: Iterable[str]) -> ArgumentError:
-    """The same error with the whole dotted name: a part of a configuration does not know where it stands.
-
-    Args:
-        error: names an argument by the end of its dotted name, or something else altogether.
-        names: the whole names that it may mean.
+    """The same error with the whole one of these dotted names: a part does not know where it stands.
 
     >>> full_path(ArgumentError("local.lr", -1.0, "0 or more"), ["nodes.local.lr"])
     ArgumentError('nodes.local.lr is -1.0: allowed is 0 or more')
@@ -180,11 +214,11 @@ def describe(kind: Any) -> str:
         str: "a text",
         NoneType: "'none'",
     }
-    return words[kind]
+    return words.get(kind, "a table")
 
 
-def read_value(kind: Any, value: Any, path: str) -> Any:
-    """The value at a path as a value of the type that belongs there."""
+def read_value(kind: Any, value: Any, path: str, told: bool = False) -> Any:
+    """The value at a path as a value of the type that belongs there; ``told`` by others, as :func:`load`."""
 
     def wrong() -> ArgumentError:
         return ArgumentError(path, value, describe(kind))
@@ -192,16 +226,22 @@ def read_value(kind: Any, value: Any, path: str) -> Any:
     if _is_table(kind):
         if not isinstance(value, Mapping):
             raise wrong()
-        return read_table(kind, value, f"{path}.")
+        return read_table(kind, value, f"{path}." if path else "", told=told)
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         # None first: in `str | None` the text "none" means None.
         for part in sorted(parts, key=lambda part: part is not NoneType):
             try:
-                return read_value(part, value, path)
+                return read_value(part, value, path, told)
             except ArgumentError:
-                continue
+                if told and part is not NoneType:  # of which there is one
+                    raise
         raise wrong()
+    if kind is Any:
+        return value
+    if origin is Mapping and isinstance(value, Mapping):
+        within = f"{path}." if path else ""
+        return {key: read_value(parts[1], part, f"{within}{key}", told) for key, part in value.items()}
     if origin is Literal:
         for choice in parts:
             if type(choice) is type(value) and choice == value:
@@ -213,16 +253,18 @@ def read_value(kind: Any, value: Any, path: str) -> Any:
             raise wrong()
         kinds = [parts[0]] * len(value) if endless else parts
         return tuple(
-            read_value(part, item, f"{path}[{index}]")
+            read_value(part, item, f"{path}[{index}]", told)
             for index, (part, item) in enumerate(zip(kinds, value, strict=True))
         )
-    if kind is NoneType and value in (None, "none"):
+    finite = type(value) is not float or math.isfinite(value)
+    if kind is NoneType and (value is None or (not finite if told else value == "none")):
         return None
-    if kind is float and type(value) is int and abs(value) <= 2**53:  # beyond, digits would be lost
+    most = sys.float_info.max if told else 2**53  # beyond, digits would be lost
+    if kind is float and type(value) is int and abs(value) <= most:
         return float(value)
-    if kind is float and (type(value) is not float or math.isnan(value)):
+    if kind is float and (type(value) is not float or math.isnan(value) or (told and not finite)):
         raise wrong()
-    if type(value) is not kind:
+    if type(value) is not kind and not (kind is str and isinstance(value, str)):
         raise wrong()
     return value
 
@@ -250,13 +292,8 @@ def _is_chosen(kind: Any) -> bool:
 def refuse_anothers(config: Any, name: str, value: Any) -> None:
     """Refuses an option that something else has which could have been chosen, as :func:`read_table` does.
 
-    Args:
-        config: a configuration that has no such option.
-        name: its dotted name.
-        value: what was given.
-
     Raises:
-        ArgumentError: naming what was chosen.
+        ArgumentError: ``config`` has no such option; it names what was chosen.
     """
     for choice, base in choices(config).items():
         table = choice.rpartition(".")[0]
@@ -277,10 +314,14 @@ def _is_anothers(base: type[Registered], key: str) -> bool:
     return any(key in _fields(base.registry[name]) for name in known)
 
 
-def _fields(kind: Any) -> dict[str, Any]:
+def _fields(kind: Any) -> Mapping[str, Any]:
     """The fields of a dataclass and their types; a base without fields of its own has none."""
-    if not dataclasses.is_dataclass(kind):
-        return {}
+    has_some = dataclasses.is_dataclass(kind)
+    return _hinted(kind) if has_some else {}
+
+
+@cache  # hints are slow
+def _hinted(kind: Any) -> Mapping[str, Any]:
     hints = get_type_hints(kind)
     return {part.name: hints[part.name] for part in dataclasses.fields(kind)}
 

@@ -23,7 +23,7 @@ from fedstill.core.errors import (
     QuestionRefused,
     RunFolderError,
 )
-from fedstill.core.loading import load
+from fedstill.core.tables import load
 from fedstill.core.words import clip
 from fedstill.privacy.events import as_text, from_text
 from fedstill.privacy.statement import Statement

@@ -1,27 +1,30 @@
-"""Methods, one file each; and all that a file with a method of one's own imports (docs/own-method.md).
+"""Methods, one file each; and the words that all of them are written in, one's own too (docs/own-method.md).
 
 A method is a frozen dataclass: its fields are its options, its functions that are marked as questions run at
 the nodes, ``begin`` and ``turn`` at the server. What several methods share is in the files that begin with
 ``_``.
 """
 
-from fedstill.core.errors import ArgumentError
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import seeded, torch_generator
+from fedstill.data.public import Public
 from fedstill.federation.contract import Answers
-from fedstill.methods._histogram import CountsLabels, LabelHistogram
-from fedstill.methods.server import Server
-from fedstill.node.group import Group
+from fedstill.methods._histogram import CountsLabels, LabelHistogram, TellsSize, Tensors, Told
+from fedstill.methods.server import Server, adam, descend
+from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.node.training import Work, predict, train_round
 from fedstill.protocol import kinds
 from fedstill.protocol.kinds import Kind
-from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import NodeSetting, question
-from fedstill.protocol.schedule import Span
+from fedstill.protocol.method import Ask, Method, Needs
+from fedstill.protocol.questions import NodeSetting, Question, question
+from fedstill.protocol.schedule import Span, cosine, set_lr
 
 __all__ = [
     "Answers",
     "ArgumentError",
+    "Ask",
     "CountsLabels",
     "Group",
     "Kind",
@@ -29,14 +32,26 @@ __all__ = [
     "Method",
     "Needs",
     "Node",
+    "NodeFault",
     "NodeSetting",
+    "Public",
+    "Question",
     "Server",
     "Span",
+    "TellsSize",
+    "TensorData",
+    "Tensors",
+    "Told",
     "Work",
+    "adam",
+    "cosine",
+    "descend",
     "kinds",
     "predict",
     "question",
     "seeded",
+    "set_lr",
+    "stack",
     "torch_generator",
     "train_round",
 ]

@@ -7,24 +7,18 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from fedstill.core.checked import PositiveInt, Share
-from fedstill.core.seeds import torch_generator
-from fedstill.methods._histogram import TellsSize, Tensors
-from fedstill.methods.server import Server
+from fedstill.methods import Group, Method, Needs, Server, Span, Work, question, torch_generator, train_round
+from fedstill.methods._histogram import TellsSize, Tensors, Told
 from fedstill.models.split import EXTRACTOR, HEAD
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
-from fedstill.node.group import Group
-from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
-from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import question
-from fedstill.protocol.schedule import Span
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
 
@@ -77,13 +71,6 @@ class Rounds(Method):
         return [nodes[index] for index in sorted(order[:count].tolist())]
 
 
-@dataclass
-class Averaged:
-    """What changes from round to round, beside the student."""
-
-    sizes: dict[str, float] = field(default_factory=dict)  # n_k, by node
-
-
 @dataclass(frozen=True, kw_only=True)
 class Averaging(TellsSize, Rounds):
     """FedAvg, and what differs from it by little."""
@@ -122,25 +109,23 @@ class Averaging(TellsSize, Rounds):
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Any:
-        return Averaged()
+        return Told()
 
     def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         self.meet(server, state)
         shared = server.student.get_submodule(self.shared)
         w = to_vector(shared)  # (P,)
-        known = [name for name in server.federation.present if name in state.sizes]
+        known = state.histogram.present(server.federation)
         updates = server.ask("train", of=self.drawn(known, server.seed, t), parameters=w, round=t)
-        n = torch.tensor([state.sizes[name] for name in updates.nodes], device=w.device)  # (K,)
+        n = state.histogram.of(updates.nodes).sizes  # n_k (K,)
         load_vector(shared, self.combine(state, w, updates["parameters"], n))
         return {"moved": (to_vector(shared) - w).norm().item()}
 
     def meet(self, server: Server, state: Any) -> None:
         """Once: learn the data sizes, and give all nodes the same start unless the first round does."""
-        if state.sizes:
-            return
-        told = server.ask("tell_size")
-        state.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))
-        if "begin" in server.federation.questions:
+        known = bool(state.histogram.names)
+        state.histogram.gather(server)
+        if not known and "begin" in server.federation.questions:
             server.ask("begin", parameters=to_vector(server.student))
 
     def combine(self, state: Any, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

@@ -12,26 +12,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import seeded
 from fedstill.data.augment import posed
+from fedstill.methods import ArgumentError, Group, Method, Node, NodeSetting, TensorData, adam, seeded, stack
 from fedstill.methods._maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import private_training
-from fedstill.node.group import Group, stack
-from fedstill.node.node import Node
 from fedstill.privacy.dpsgd import rate
 from fedstill.protocol.kinds import CRITIC, SOURCES
-from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting
 
 GANForm = Literal["eq2", "bce"]
 
@@ -117,7 +112,7 @@ class Critics:
             channels = self.task.pictured(node.data).shape[1] + conditions
             with seeded(node.seed, node.name, "critic"):
                 critic = PatchCritic(channels, self.config.critic_width, norm)
-            node.add("critic", critic, self._adam)
+            node.add("critic", critic, partial(adam, lr=self.config.critic_lr, beta=0.5))
 
     def judge(
         self,
@@ -184,9 +179,6 @@ class Critics:
         views = [seeing(node, self.gallery.of(node.data)) for node in group.nodes]
         parts = [view.sample(size, "critic", number) for view in views]
         return self.seen(stack([part.inputs for part in parts]), stack([part.targets for part in parts]))
-
-    def _adam(self, module: Any) -> torch.optim.Optimizer:
-        return torch.optim.Adam(module.parameters(), self.config.critic_lr, betas=(0.5, 0.999), fused=True)
 
     def _learn(self, group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
         """A step of each D_k (Eq. 2), without pi_k, which would need the other nodes' sizes."""

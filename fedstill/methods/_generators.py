@@ -23,16 +23,13 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.core.compute import Compute
-from fedstill.core.seeds import seeded, torch_generator
+from fedstill.methods import CountsLabels, Needs, Server, seeded, torch_generator
 from fedstill.methods._averaging import Rounds
-from fedstill.methods._histogram import CountsLabels
-from fedstill.methods.server import Server
 from fedstill.models import example
 from fedstill.models.features import FeatureGenerator, condition
 from fedstill.models.split import features, split
 from fedstill.models.vector import load_vector
 from fedstill.node.group import Bench, Group, stack
-from fedstill.protocol.method import Needs
 
 Diversity = Literal["none", "div0", "div1", "div2"]
 

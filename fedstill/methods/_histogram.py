@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,24 +66,22 @@ class CountsLabels:
         return {"counts": counts, **({"sizes": sizes(nodes)} if _several(nodes.at) else {})}
 
 
+@dataclass(eq=False)
 class LabelHistogram:
-    """Who holds how many examples, by class ``(K, C)`` and in all ``(K,)``; empty until nodes are asked."""
+    """Who holds how many examples, by class ``(K, C)`` and in all ``(K,)``; empty until nodes are asked.
 
-    def __init__(
-        self,
-        names: Sequence[str] = (),
-        counts: torch.Tensor | None = None,
-        sizes: torch.Tensor | None = None,
-    ) -> None:
-        self.names = tuple(names)
-        self.counts = torch.zeros(0, 0) if counts is None else counts
-        self.sizes = torch.zeros(0) if sizes is None else sizes
+    Of nodes that tell no more than their sizes, C is 0.
+    """
+
+    names: tuple[str, ...] = ()
+    counts: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    sizes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
 
     @classmethod
     def even(cls, names: Sequence[str], classes: int, device: torch.device) -> LabelHistogram:
         """As if each node held one example of each class: for methods that weigh nodes equally."""
         ones = torch.ones(len(names), classes, device=device)
-        return cls(names, ones, ones.sum(1))
+        return cls(tuple(names), ones, ones.sum(1))
 
     @staticmethod
     def among(state: Any) -> LabelHistogram | None:
@@ -92,8 +91,10 @@ class LabelHistogram:
     def gather(self, server: Server) -> None:
         """Ask every node, unless that is done."""
         if not self.names:
-            told = server.ask("count_labels")
-            self.names, self.counts, self.sizes = told.nodes, told["counts"], told["sizes"]
+            by_class = "count_labels" in server.federation.questions
+            told = server.ask("count_labels" if by_class else "tell_size")
+            self.names, self.sizes = told.nodes, told["sizes"]
+            self.counts = told["counts"] if by_class else told["sizes"].new_zeros(len(told.nodes), 0)
 
     def present(self, federation: Federation) -> list[str]:
         """Those who told and have not been left out since; who came later is not known, and not asked."""
@@ -112,3 +113,10 @@ class LabelHistogram:
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
         self.names = tuple(state["names"])
         self.counts, self.sizes = state["counts"].to(device), state["sizes"].to(device)
+
+
+@dataclass
+class Told:
+    """What a server keeps that needs no more than to know who holds how many examples."""
+
+    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn

@@ -8,15 +8,10 @@ from typing import Any, Literal
 
 import torch
 
-from fedstill.core.errors import ArgumentError
-from fedstill.federation.contract import Answers
+from fedstill.methods import Answers, ArgumentError, CountsLabels, Group, Node, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
-from fedstill.methods._histogram import CountsLabels, Tensors
 from fedstill.methods._maps import LABEL_MAPS
 from fedstill.methods._student import StudentOptions
-from fedstill.methods.server import Server
-from fedstill.node.group import Group
-from fedstill.node.node import Node
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Task

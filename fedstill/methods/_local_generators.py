@@ -16,18 +16,13 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat
-from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import seeded
+from fedstill.methods import ArgumentError, Group, LabelHistogram, Node, Tensors, Work, seeded, train_round
 from fedstill.methods._generators import FeatureGenerators, Received, imagined, uploaded
-from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods.server import Server, descend
+from fedstill.methods.server import Server, adam, descend
 from fedstill.models.features import condition
 from fedstill.models.split import HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training
-from fedstill.node.group import Group
-from fedstill.node.node import Node
-from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import (
     GENERATOR_PARAMETERS,
     HEAD_PARAMETERS,
@@ -82,7 +77,7 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     def adam(self, module: nn.Module) -> torch.optim.Optimizer:
         """The optimiser of what a node trains beside its model."""
-        return torch.optim.Adam(module.parameters(), self.generator_lr, betas=(self.beta, 0.999), fused=True)
+        return adam(module, self.generator_lr, self.beta)
 
     @question(name="begin", sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
     def take_start(  # type: ignore[override]  # a generator comes with the model
@@ -184,7 +179,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         n_y, n = told.counts, told.sizes  # (K, C), (K,)
         tau = server.task.importance(n_y).squeeze(1)  # tau_{i, y}  (K, C)
         learning = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
-        adam = torch.optim.Adam(learning, self.server_lr, fused=True)
+        optimiser = torch.optim.Adam(learning, self.server_lr, fused=True)
         losses = torch.zeros(1)
         for turn in range(self.server_steps):
             z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
@@ -194,7 +189,7 @@ class LocalGenerators(FeatureGenerators, ABC):
                     losses = crossed(uploads, G, D, c, tau[:, y])
                 else:
                     losses = ensembled(uploads, G, D, c, n / n.sum()).unsqueeze(0)
-            descend(adam, losses.sum())
+            descend(optimiser, losses.sum())
         names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
         return dict(zip(names, losses.tolist(), strict=False))
 

@@ -17,18 +17,12 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import posed
-from fedstill.methods._histogram import Tensors
+from fedstill.methods import ArgumentError, Group, Method, Needs, Node, NodeFault, Server, TensorData, Tensors
 from fedstill.methods._noise import Wish
-from fedstill.methods.server import Server
 from fedstill.models.generator import ConditionalGenerator
-from fedstill.node.group import Group
-from fedstill.node.node import Node
 from fedstill.protocol import kinds
-from fedstill.protocol.method import Method, Needs
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Task
 

@@ -11,11 +11,8 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.seeds import seeded, torch_generator
-from fedstill.methods.server import Server
+from fedstill.methods import Method, Question, Server, adam, seeded, torch_generator
 from fedstill.models.generator import Generator
-from fedstill.protocol.method import Method
-from fedstill.protocol.questions import Question
 
 
 @dataclass(frozen=True)
@@ -76,9 +73,8 @@ class Imagines(Method):
     def first_generator(self, server: Server) -> tuple[nn.Module, torch.optim.Optimizer]:
         """G with its first weights, on the device, and its optimiser."""
         with seeded(server.seed, "generator"):
-            G: nn.Module = self.generator(server)  # type: ignore[attr-defined]
-        placed = server.compute.place(G)
-        return placed, torch.optim.Adam(G.parameters(), self.generator_lr, betas=(0.5, 0.999), fused=True)
+            G = server.compute.place(self.generator(server))  # type: ignore[attr-defined]
+        return G, adam(G, self.generator_lr, beta=0.5)
 
     def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
         return made(state.generator, state.source.draw(count, "imagine")) if state.source.ready else None

@@ -10,12 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.data.public import Public
-from fedstill.federation.contract import Answers
+from fedstill.methods import Answers, Ask, Public, Server, cosine, set_lr
 from fedstill.methods._public import Weighed, WeighsNodes, known
-from fedstill.methods.server import Server
-from fedstill.protocol.method import Ask
-from fedstill.protocol.schedule import cosine, set_lr
 
 # Options that only the student's learning depends on.
 STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")

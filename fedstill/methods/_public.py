@@ -7,7 +7,7 @@ seed of an augmentation, never inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,14 +15,9 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.data.public import Public
-from fedstill.federation.contract import Answers
+from fedstill.methods import Answers, ArgumentError, Group, Node, Public, TensorData, stack, torch_generator
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
 from fedstill.methods.server import Server, descend
-from fedstill.node.group import Group, stack
-from fedstill.node.node import Node
 from fedstill.node.training import at_once, make_optimiser
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting, Question
@@ -132,6 +127,15 @@ def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Te
     """
     order = torch.randperm(count, generator=generator)
     return torch.tensor_split(order, math.ceil(count / batch))
+
+
+def batches(
+    x: torch.Tensor, target: torch.Tensor, size: int, seed: int, *purpose: str | int
+) -> Iterator[Batch]:
+    """One shuffled pass over inputs ``(N, ...)`` and targets ``(N, C, ...)``; ``purpose`` names its order."""
+    for rows in passes(len(x), size, torch_generator(seed, *purpose)):
+        chosen = rows.to(x.device)
+        yield x[chosen], target[chosen]
 
 
 # --- answering and learning ----------------------------------------------------------------------------

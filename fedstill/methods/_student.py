@@ -10,12 +10,8 @@ import torch
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.compute import lay_out
-from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import posed, shifted
-from fedstill.methods.server import Server, descend
-from fedstill.protocol.method import Method
-from fedstill.protocol.schedule import cosine, set_lr
+from fedstill.methods import ArgumentError, Method, Server, cosine, descend, set_lr, torch_generator
 from fedstill.tasks import Ensemble, Task
 
 Augment = Literal["none", "shift", "turn"]

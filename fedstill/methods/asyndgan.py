@@ -9,7 +9,7 @@ trained on pairs (G(x), x). The nodes train no task networks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Annotated, ClassVar, Literal
 
@@ -18,19 +18,14 @@ from annotated_types import Interval
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.errors import NodeFault
-from fedstill.core.seeds import torch_generator
 from fedstill.data.augment import augmented, drawn
-from fedstill.federation.contract import Answers
+from fedstill.methods import Answers, Group, NodeFault, Server, descend, question, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
-from fedstill.methods._histogram import TellsSize, Tensors
+from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
 from fedstill.methods._maps import FromMaps, Maps
 from fedstill.methods._noise import Imagines, made
 from fedstill.methods._public import optimiser_of
-from fedstill.methods.server import Server, descend
-from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS
-from fedstill.protocol.questions import question
 from fedstill.protocol.schedule import cosine, set_lr
 
 
@@ -42,7 +37,7 @@ class Synthesising:
     generator: nn.Module  # G
     g_adam: torch.optim.Optimizer
     s_adam: torch.optim.Optimizer  # the task network's
-    sizes: dict[str, float] = field(default_factory=dict)  # examples by node
+    histogram: LabelHistogram  # examples by node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +105,11 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
 
     def begin(self, server: Server) -> Synthesising:
         G, g_adam = self.first_generator(server)
-        return Synthesising(self.source(server), G, g_adam, optimiser_of(server.student, self.student_lr))
+        s_adam = optimiser_of(server.student, self.student_lr)
+        return Synthesising(self.source(server), G, g_adam, s_adam, LabelHistogram())
 
     def turn(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
-        if not state.sizes:
-            told = server.ask("tell_size")
-            state.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))
+        state.histogram.gather(server)
         state.source.gather(server)
         if t < self.steps:
             return self.generate(server, state, t)
@@ -125,18 +119,19 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         """sum_j pi_j of what D_j, and the likeness to node j's images, say of G(x) (Eq. 2 and 3)."""
         set_lr(state.g_adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
-            gan, unlike, pi = [], [], []
+            gan, unlike, names = [], [], list[str]()
             for answers in self.answers(server, state, t):
                 d = answers["critic"]  # (1 or K, B, h, w)
                 gan.append(doubts(d, self.gan_form).mean(1) / d[0, 0].numel())  # (1 or K,)
-                pi += [state.sizes[name] for name in answers.nodes]
+                names += answers.nodes
                 if "difference" in answers.tensors:
                     unlike.append(answers["difference"].mean(1))
             each = torch.cat(gan)  # (K,)
-            shares = torch.tensor(pi, device=each.device) / sum(pi)
-            losses = {"gan": shares @ each}
+            sizes = state.histogram.of(names).sizes
+            pi = sizes / sizes.sum()
+            losses = {"gan": pi @ each}
             if unlike:
-                losses["difference"] = shares @ torch.cat(unlike)
+                losses["difference"] = pi @ torch.cat(unlike)
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)
         descend(state.g_adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}
@@ -144,7 +139,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
     def answers(self, server: Server, state: Synthesising, t: int) -> list[Answers]:
         """What nodes answer about G(x): each about its own maps, or all about the same that are nobody's."""
         present = server.federation.present
-        known = [name for name in present if name in state.sizes and state.source.has(name)]
+        known = [name for name in state.histogram.present(server.federation) if state.source.has(name)]
         if not known:
             raise NodeFault(", ".join(present), "judge", "none of them has told size and maps")
         question = server.federation.questions["judge"]

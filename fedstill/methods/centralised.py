@@ -12,20 +12,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.core.dataset import TensorData
-from fedstill.methods._histogram import Tensors
+from fedstill.methods import Group, Method, Needs, Node, Server, Span, TensorData, Tensors, question, stack
 from fedstill.methods._public import labelled
-from fedstill.methods.server import Server
 from fedstill.node import training
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group, stack
-from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA
-from fedstill.protocol.method import Method, Needs
-from fedstill.protocol.questions import question
-from fedstill.protocol.schedule import Span
 
 
 class Trainee:

@@ -13,20 +13,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.methods._histogram import LabelHistogram, Tensors
+from fedstill.methods import Group, Server, Tensors, Told, question
 from fedstill.methods._public import WeighsNodes
-from fedstill.methods.server import Server
-from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS, LOGITS
-from fedstill.protocol.questions import question
 from fedstill.tasks import Ensemble
-
-
-@dataclass
-class Told:
-    """What the server knows: who holds how many examples of which class."""
-
-    histogram: LabelHistogram
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,7 @@ class NodeEnsemble(WeighsNodes):
         return {"logits": nodes.bench("model")(x)}
 
     def begin(self, server: Server) -> Told:
-        return Told(LabelHistogram())
+        return Told()
 
     def turn(self, server: Server, state: Told, t: int) -> Mapping[str, float]:
         """Ask for the label counts; the rest is asking."""

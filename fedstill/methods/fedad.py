@@ -21,17 +21,11 @@ import torch
 
 from fedstill.core import deadline
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.core.seeds import torch_generator
-from fedstill.data.public import Public
-from fedstill.methods._histogram import Tensors
+from fedstill.methods import Ask, Group, Needs, Node, Public, Server, Tensors, descend, torch_generator
 from fedstill.methods._one_shot import Asked, OneShot
 from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
-from fedstill.methods.server import Server, descend
 from fedstill.models.attention import looked, place_of
-from fedstill.node.group import Group
-from fedstill.node.node import Node
 from fedstill.protocol.kinds import INDICES, LOGITS, Kind
-from fedstill.protocol.method import Ask, Needs
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Ensemble
 

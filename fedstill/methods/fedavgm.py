@@ -14,13 +14,13 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.checked import NonNegativeFloat
-from fedstill.methods._averaging import Averaged, Averaging
-from fedstill.methods.server import Server
+from fedstill.methods import Server, Told
+from fedstill.methods._averaging import Averaging
 from fedstill.models.vector import to_vector, weighted_mean
 
 
 @dataclass
-class Moving(Averaged):
+class Moving(Told):
     """What changes from round to round: the momentum, too."""
 
     v: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # (P,)

@@ -21,15 +21,11 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.checked import NonNegativeFloat
-from fedstill.core.seeds import seeded
+from fedstill.methods import Group, Node, NodeSetting, Work, seeded
 from fedstill.methods._generators import Received, draw_noise
 from fedstill.methods._local_generators import LocalGenerators
 from fedstill.models.features import FeatureCritic, condition, hidden_widths
 from fedstill.models.split import EXTRACTOR, HEAD, features, split
-from fedstill.node.group import Group
-from fedstill.node.node import Node
-from fedstill.node.training import Work
-from fedstill.protocol.questions import NodeSetting
 
 
 @dataclass(frozen=True, kw_only=True)

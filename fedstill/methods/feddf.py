@@ -20,29 +20,22 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import torch_generator
-from fedstill.methods._averaging import Averaged, Averaging
-from fedstill.methods._histogram import CountsLabels
+from fedstill.methods import ArgumentError, Needs, NodeSetting, Question, Server, predict, torch_generator
+from fedstill.methods._averaging import Averaging
+from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
 from fedstill.methods._public import Batch, distil, known, optimiser_of
-from fedstill.methods.server import Server
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node.group import signature
-from fedstill.node.training import predict
-from fedstill.protocol.method import Needs
-from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import cosine, set_lr
 from fedstill.tasks import Ensemble
 
 
 @dataclass
-class Fused(Averaged):
+class Fused(Told):
     """What changes from round to round."""
 
     # One an architecture, by the first node that has it; one of them is the central student.
     students: dict[str, nn.Module] = field(default_factory=dict)
-    # The nodes' examples of each class, by node, where they weigh.
-    counts: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +65,10 @@ class FedDF(CountsLabels, Averaging):
     def needs(self) -> Needs:
         return Needs(trainable=True, student_kind=True, public=True)
 
-    @property
-    def tells(self) -> str:
-        """The question by which nodes tell n_k."""
-        return "count_labels" if self.weights == "counts" else "tell_size"
-
     def questions(self, at: NodeSetting) -> Iterable[Question]:
         """The size of a node's data (by class, if wanted), and its model after a round of training."""
-        return [question for question in super().questions(at) if question.name in (self.tells, "train")]
+        wanted = ("count_labels" if self.weights == "counts" else "tell_size", "train")
+        return [question for question in super().questions(at) if question.name in wanted]
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -95,20 +84,15 @@ class FedDF(CountsLabels, Averaging):
         return Fused(students=students)
 
     def turn(self, server: Server, state: Fused, t: int) -> Mapping[str, float]:
-        if not state.sizes:
-            told = server.ask(self.tells)
-            state.sizes = dict(zip(told.nodes, told["sizes"].tolist(), strict=True))
-            if self.weights == "counts":
-                state.counts = dict(zip(told.nodes, told["counts"].tolist(), strict=True))
-        present = [name for name in server.federation.present if name in state.sizes]
-        taking_part = self.drawn(present, server.seed, t)
+        state.histogram.gather(server)
+        taking_part = self.drawn(state.histogram.present(server.federation), server.seed, t)
         received: dict[str, dict[str, torch.Tensor]] = {}  # x_k (P_a,) by node, by architecture
         for (first, student), (names, _) in zip(state.students.items(), server.kinds, strict=True):
             asked = [name for name in taking_part if name in names]
             if asked:  # or else its student is taught all the same
                 answers = server.ask("train", of=asked, parameters=to_vector(student), round=t)
                 x_k = answers["parameters"]  # (K_a, P_a)
-                n = torch.tensor([state.sizes[name] for name in answers.nodes], device=server.device)
+                n = state.histogram.of(answers.nodes).sizes
                 load_vector(student, weighted_mean(x_k, n))  # x_0 = sum n_k x_k / sum n_k
                 received[first] = dict(zip(answers.nodes, x_k, strict=True))
         return {"student": self.fuse(server, state, received, t) if self.steps else 0.0}
@@ -124,9 +108,7 @@ class FedDF(CountsLabels, Averaging):
         used, place = torch.unique(d, return_inverse=True)
         x = inputs[used.to(inputs.device)]
         target = self.taught(server, state, received, x)  # (U, C, ...)
-        distance = partial(
-            server.task.distance, tau=self.tau
-        )  # KL(sigma(ensembled logits), sigma(student's))
+        distance = partial(server.task.distance, tau=self.tau)  # KL(sigma(ensemble), sigma(student))
         found = 0.0
         for student in state.students.values():
             optimiser = optimiser_of(student, self.lr)
@@ -144,15 +126,17 @@ class FedDF(CountsLabels, Averaging):
         x: torch.Tensor,
     ) -> torch.Tensor:
         """The mean of all received models' logits, or what else their ensemble is: ``(U, C, ...)``."""
-        answers, counts = [], []
+        answers: dict[str, torch.Tensor] = {}
         for first, models in received.items():
             teacher = copy.deepcopy(state.students[first]).eval()
             for name, x_k in models.items():
                 load_vector(teacher, x_k)
-                answers.append(predict(teacher, x, server.compute))
-                counts.append(state.counts.get(name, [1.0] * server.task.classes))
-        omega = server.task.importance(torch.tensor(counts, device=x.device))  # (K, 1, C)
-        return server.task.ensemble(torch.stack(answers), omega, self.ensemble)
+                answers[name] = predict(teacher, x, server.compute)
+        told = state.histogram.of(list(answers))
+        if self.weights == "equal":
+            told = LabelHistogram.even(told.names, server.task.classes, x.device)
+        omega = server.task.importance(told.counts)  # (K, 1, C)
+        return server.task.ensemble(torch.stack(list(answers.values())), omega, self.ensemble)
 
     def batches(
         self, optimiser: torch.optim.Optimizer, place: torch.Tensor, x: torch.Tensor, target: torch.Tensor

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat
+from fedstill.methods import LabelHistogram, Server, Tensors, Work, adam, descend, question, train_round
 from fedstill.methods._averaging import KINDS
 from fedstill.methods._generators import (
     Diversity,
@@ -28,15 +29,11 @@ from fedstill.methods._generators import (
     imagined,
     uploaded,
 )
-from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods.server import Server, descend
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD, split
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node.group import Bench, Group
-from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE
-from fedstill.protocol.questions import question
 from fedstill.tasks import Task
 
 
@@ -123,7 +120,7 @@ class FedGEN(FeatureGenerators):
 
     def begin(self, server: Server) -> Teaching:
         G = self.first_generator(server)
-        return Teaching(G, torch.optim.Adam(G.parameters(), self.server_lr, fused=True), LabelHistogram())
+        return Teaching(G, adam(G, self.server_lr), LabelHistogram())
 
     def turn(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
         shared, histogram = split(server.student, "the student").get_submodule(self.part), state.histogram

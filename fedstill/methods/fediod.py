@@ -23,18 +23,12 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.core.errors import ArgumentError
-from fedstill.federation.contract import Answers
+from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
 from fedstill.methods._noise import FromNoise, Imagines, Wish
 from fedstill.methods._student import Known, Student
-from fedstill.methods.server import Server, descend
-from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS, LOGITS
-from fedstill.protocol.method import Needs
-from fedstill.protocol.questions import question
-from fedstill.protocol.schedule import cosine, set_lr
 
 
 @dataclass

@@ -15,16 +15,11 @@ from dataclasses import dataclass
 import torch
 
 from fedstill.core.checked import NonNegativeInt
-from fedstill.core.errors import ArgumentError
+from fedstill.methods import ArgumentError, Group, Server, Tensors, cosine, descend, question, set_lr
 from fedstill.methods._critics import doubts
-from fedstill.methods._histogram import Tensors
 from fedstill.methods._maps import FromMaps
 from fedstill.methods.fediod import Distilling, FedIOD
-from fedstill.methods.server import Server, descend
-from fedstill.node.group import Group
 from fedstill.protocol.kinds import INPUTS
-from fedstill.protocol.questions import question
-from fedstill.protocol.schedule import cosine, set_lr
 
 
 @dataclass(frozen=True, kw_only=True)

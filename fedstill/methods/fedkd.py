@@ -23,30 +23,22 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
-from fedstill.data.public import Public
-from fedstill.methods._histogram import Tensors
+from fedstill.methods import ArgumentError, Ask, Group, Needs, Node, Public, Server, TensorData, Tensors
 from fedstill.methods._one_shot import STUDENT, Asked, OneShot
 from fedstill.methods._perturbing import dequantise, laplace, quantise
 from fedstill.methods._public import (
     AT_ONCE,
-    Batch,
+    batches,
     distil,
     known,
     labelled,
     logits,
     optimiser_of,
     parts,
-    passes,
 )
-from fedstill.methods.server import Server
-from fedstill.node.group import Group
-from fedstill.node.node import Node
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE, Kind
-from fedstill.protocol.method import Ask, Needs
 from fedstill.protocol.questions import NodeSetting, Question, question
 from fedstill.tasks import Ensemble
 
@@ -245,14 +237,7 @@ class FedKD(OneShot):
         """One pass over D^0, under the view whose turn it is."""
         p, seed = e % self.predictions, server.seed
         x, z_hat = viewed(server.public, view_seed(seed, p)), state.targets["z_hat"][p]
-
-        def batches() -> Iterator[Batch]:
-            for rows in passes(len(x), self.batch, torch_generator(seed, "public", e)):
-                chosen = rows.to(x.device)
-                yield x[chosen], z_hat[chosen]
-
+        pairs = batches(x, z_hat, self.batch, seed, "public", e)
         distance = partial(server.task.distance, tau=self.tau)  # Eq. 5-7
         S = server.student
-        return {
-            "student": distil(S, state.optimiser, batches(), distance, server.compute, seed, "student", e)
-        }
+        return {"student": distil(S, state.optimiser, pairs, distance, server.compute, seed, "student", e)}

@@ -15,37 +15,31 @@ without data would.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.core.seeds import torch_generator
-from fedstill.methods._histogram import Tensors
+from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine, set_lr, torch_generator, train_round
 from fedstill.methods._public import (
     AT_ONCE,
-    Batch,
     Weighed,
     WeighsNodes,
+    batches,
     distil,
     known,
     labelled,
     logits,
     optimiser_of,
-    passes,
     study,
 )
-from fedstill.methods.server import Server
 from fedstill.node import training
-from fedstill.node.group import Group
-from fedstill.node.training import train_round
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.method import Needs
 from fedstill.protocol.questions import NodeSetting, question
-from fedstill.protocol.schedule import Span, cosine, set_lr
 from fedstill.tasks import Task
 
 TAKEN = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}
@@ -218,19 +212,14 @@ class FedMD(WeighsNodes):
         else:
             server.ask("digest", of=state.histogram.names, **sent)
         set_lr(state.optimiser, cosine(t, self.rounds, self.student_lr, self.student_lr_end))
-        batches, distance = self.batches(server, d, consensus, t), partial(self.mismatch, server.task)
-        S = server.student.train()
-        loss = distil(S, state.optimiser, batches, distance, server.compute, server.seed, "student", t)
+        x, seed = known(server.public).inputs[d.long().to(server.device)], server.seed
+        passes = [
+            batches(x, consensus, self.digest_batch, seed, "student's order", t, epoch)
+            for epoch in range(self.student_epochs)
+        ]
+        S, distance = server.student.train(), partial(self.mismatch, server.task)
+        loss = distil(S, state.optimiser, chain(*passes), distance, server.compute, seed, "student", t)
         return {"disagreement": (f - consensus).abs().mean().item(), "student": loss}
-
-    def batches(self, server: Server, d: torch.Tensor, consensus: torch.Tensor, t: int) -> Iterator[Batch]:
-        """The student's passes over a round's public examples, which it digests as nodes do."""
-        x = known(server.public).inputs[d.long().to(server.device)]
-        for epoch in range(self.student_epochs):
-            draw = torch_generator(server.seed, "student's order", t, epoch)
-            for rows in passes(len(x), self.digest_batch, draw):
-                chosen = rows.to(x.device)
-                yield x[chosen], consensus[chosen]
 
     def draw(self, server: Server, t: int) -> torch.Tensor:
         """d_j, row numbers ``(B,)``."""

@@ -17,12 +17,11 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.methods import Group, Work
 from fedstill.methods._generators import Diversity, Received, diversity, draw_noise
 from fedstill.methods._local_generators import LocalGenerators, kl
 from fedstill.models.features import condition
 from fedstill.models.split import EXTRACTOR, HEAD
-from fedstill.node.group import Group
-from fedstill.node.training import Work
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,8 @@ from typing import ClassVar
 import torch
 
 from fedstill.core.checked import NonNegativeFloat
+from fedstill.methods import Group, Work
 from fedstill.methods._averaging import Averaging
-from fedstill.node.group import Group
-from fedstill.node.training import Work
 
 
 @dataclass(frozen=True, kw_only=True)

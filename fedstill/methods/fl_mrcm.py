@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -24,17 +25,11 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
-from fedstill.core.seeds import seeded
-from fedstill.methods._averaging import Averaged, Averaging
-from fedstill.methods._histogram import Tensors
-from fedstill.methods.server import Server
+from fedstill.methods import Group, Needs, Node, Server, Tensors, Told, Work, adam, seeded, stack, train_round
+from fedstill.methods._averaging import Averaging
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import load_vector, to_vector
-from fedstill.node.group import Group, stack
-from fedstill.node.node import Node
-from fedstill.node.training import Work, train_round
 from fedstill.protocol.kinds import PARAMETERS, SCHEDULE, Kind
-from fedstill.protocol.method import Needs
 from fedstill.protocol.questions import NodeSetting, question
 
 FEATURES = Kind(
@@ -47,7 +42,7 @@ SENT = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
 @dataclass
-class Aligning(Averaged):
+class Aligning(Told):
     """What changes from round to round, beside the student."""
 
     features: torch.Tensor | None = None  # z_t, as the target told last (M, p)
@@ -110,11 +105,7 @@ class FLMRCM(Averaging):
                 raise ModelError(f"latent features of {node.name} are {found}: allowed is (C, h, w) or (p,)")
             with seeded(node.seed, node.name, "identifier"):
                 layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
-            node.add("identifier", nn.Sequential(*layers), self.adam)
-
-    def adam(self, module: nn.Module) -> torch.optim.Optimizer:
-        """The identifiers' optimiser."""
-        return torch.optim.Adam(module.parameters(), self.identifier_lr, betas=(0.5, 0.999), fused=True)
+            node.add("identifier", nn.Sequential(*layers), partial(adam, lr=self.identifier_lr, beta=0.5))
 
     @question(
         sends=SENT,
@@ -207,7 +198,7 @@ class FLMRCM(Averaging):
         if self.lambda_adv and target in federation.present:
             z_t = server.ask_or_none("tell_features", of=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
-        names = self.drawn([name for name in federation.present if name in state.sizes], server.seed, t)
+        names = self.drawn(state.histogram.present(federation), server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]
         others = [name for name in names if name not in sources]
         asked = [
@@ -219,6 +210,6 @@ class FLMRCM(Averaging):
             raise NodeFault(", ".join(names), "train", "none of the nodes that were asked is left")
         # In the order of the nodes, whichever question they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
-        n = torch.tensor([state.sizes[name] for name in updates], device=w.device)  # (K,)
+        n = state.histogram.of(list(updates)).sizes  # (K,)
         load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))
         return {"moved": (to_vector(student) - w).norm().item()}

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstill.methods import Method, Needs, Server
 from fedstill.methods._public import known, labelled
 from fedstill.methods.centralised import Gathered, Trainee
-from fedstill.methods.server import Server
-from fedstill.protocol.method import Method, Needs
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,11 @@ class Server:
             setattr(self.state, name, _taken_up(getattr(self.state, name), value, self.device))
 
 
+def adam(module: nn.Module, lr: float, beta: float = 0.9) -> torch.optim.Optimizer:
+    """Adam on all of a network; ``beta`` is its momentum."""
+    return torch.optim.Adam(module.parameters(), lr, betas=(beta, 0.999), fused=True)
+
+
 def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     """One step of an optimiser down a loss."""
     optimiser.zero_grad()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.loading import load
 from fedstill.core.records import read_result
+from fedstill.core.tables import load
 from fedstill.core.words import number
 from fedstill.protocol.kinds import KNOWN, Kind
 from fedstill.report.result_parts import (

@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.errors import ArgumentError, BundleError, MethodRefused
+from fedstill.core.errors import ArgumentError, BundleError
 from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
 from fedstill.core.tables import options
@@ -24,11 +24,12 @@ from fedstill.data.spec import InputSpec
 from fedstill.federation.bundles import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
 from fedstill.federation.files import Files
 from fedstill.federation.replies import Hello, read
-from fedstill.protocol.method import METHODS, method_name, refusal
+from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.plan import Plan, fingerprint
 from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.run import COMMAND, check_folder, machine_and_date
 from fedstill.runs.served import Served
+from fedstill.runs.setting import check_method
 
 BEGUN = "files.json"  # in the run's folder: of which files it is
 # Options that may be chosen when all answers are in, beside those that the method names: whatever is here
@@ -57,13 +58,9 @@ def make(config: RunConfig) -> Questions:
     check_measured_on_test(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)
-    needs, spec = method.needs(), InputSpec.of(config.task, data)
-    reason = refusal(needs, spec.make_task())
-    if reason is not None:
-        raise MethodRefused(method.title, "every node", reason)
-    if needs.public and public is None:
-        raise MethodRefused(method.title, "every node", "there is no public data: set public.name")
-    if public is not None and not needs.public_labels:  # labels go nowhere without need
+    spec = InputSpec.of(config.task, data)
+    check_method(method, spec.make_task(), public)
+    if public is not None and not method.needs().public_labels:  # labels go nowhere without need
         public = Public(public.name, public.inputs, None, public.note)
     plan = Plan(
         QUESTIONS,

@@ -119,14 +119,11 @@ class Evaluation:
     ) -> list[dict[str, Any]] | None:
         """Keep pictures of predictions beside the truth; what a result says of them, None without any."""
         shown = {**({} if told.central is None else {"student": told.central}), **told.own}
-        if self.task.kind not in ("map", "image") or not shown:
-            return None
         on_cpu = {name: outputs.cpu() for name, outputs in shown.items()}
-        found = portray(self.task, self.test.to("cpu"), on_cpu, next(iter(shown)), mean, std)
-        if found is None:
-            return None
-        records.pictures(found.tensors)
-        return found.about
+        tensors, told_of = portray(self.task, self.test.to("cpu"), on_cpu, mean, std) or ({}, None)
+        if tensors:
+            records.pictures(tensors)
+        return told_of
 
     def _sites(self, told: Outputs) -> dict[str, Any] | None:
         if not self.sites:

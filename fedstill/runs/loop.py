@@ -60,19 +60,11 @@ class Run(ABC):
         self.method: Method = setting.method
         self.needs = self.method.needs()
         self.compute, self.audit = Compute(setting.engine), AuditLog(durable=False)
-        check_method(setting)
+        check_method(setting.method, setting.task, setting.public)
         check_server(setting)
         self.shape = shape_of(setting)
         self.mean, self.std = normalisation(setting)  # (C, 1, 1) each
-        self.student = fitted(
-            setting.student,
-            self.compute,
-            self.shape,
-            setting.seed,
-            "student",
-            parted=self.needs.split,
-            vocabulary=setting.vocabulary,
-        )
+        self.student = self._fitted(setting.student, "student")
         self.test = setting.test.to(self.compute.device)
         self.public = None if setting.public is None else setting.public.to(self.compute.device)
         self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed)
@@ -177,6 +169,11 @@ class Run(ABC):
         """Let the nodes go."""
 
     # --- what does not --------------------------------------------------------------------------------
+
+    def _fitted(self, model: torch.nn.Module, what: str) -> torch.nn.Module:
+        """A network on the device, in two parts if the method needs them."""
+        parted, words, seed = self.needs.split, self.setting.vocabulary, self.setting.seed
+        return fitted(model, self.compute, self.shape, seed, what, parted=parted, vocabulary=words)
 
     def answers(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """What the central model answers about inputs ``(N, C, ...)``; None where nothing stands for one."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,49 +22,39 @@ STEP = 16  # pixels between two windows that are tried
 WHITE = 0.998  # quantile of a grey picture that is shown as white: scanners have no unit of brightness
 
 
-@dataclass(frozen=True, eq=False)
-class Portrait:
-    """What ``pictures.safetensors`` and "pictures" in ``result.json`` hold.
-
-    Args:
-        tensors: by name, for the k-th case ``"k/image"`` and ``"k/truth"``, ``"k/seen"`` where a model sees
-            something else than the image, and ``"k/output/m"`` for its m-th model. Images are uint8
-            ``(1 or 3, H, W)``; maps are ``(H, W)`` int32 of classes or objects; images that models
-            made are float16 ``(1, H, W)``, where 1 is the white of the page.
-        about: one JSON object a case, best first: "case", "site", "rank" (best, median, worst, or only),
-            "models" (each with "name" and "score", what models are judged by), "kind" (map or image),
-            "part" and "parts" (which slice of how many; null for whole pictures), "window" (top,
-            left, height, width) and "size" of the whole picture. What cannot be said is null.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    about: list[dict[str, Any]]
-
-
 def portray(
     task: Task,
     test: TensorData,
     outputs: Mapping[str, torch.Tensor],
-    central: str,
     mean: Sequence[float],
     std: Sequence[float],
-) -> Portrait | None:
+) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]] | None:
     """Choose cases of the test part and put their pictures together.
 
     Args:
         task: what was learned; only outputs that are maps or images can be shown.
         test: the test part.
-        outputs: of each model on all of it ``(N, C, ...)``, by the model's name; shown in this order.
-        central: the model that cases are ranked by. If it has no outputs, the first model that has.
+        outputs: of each model on all of it ``(N, C, ...)``, by the model's name; shown in this order. The
+            first is what cases are ranked by.
         mean, std: one a channel, by which inputs (and images that are targets) were normalised.
 
     Returns:
-        The pictures, or None where there is nothing to show: another kind of task, or no case with a score.
+        What ``pictures.safetensors`` and "pictures" in ``result.json`` hold, or None where there is nothing
+        to show: another kind of task, or no case with a score.
+
+        Tensors by name: for the k-th case ``"k/image"`` and ``"k/truth"``, ``"k/seen"`` where a model sees
+        something else than the image, and ``"k/output/m"`` for its m-th model. Images are uint8
+        ``(1 or 3, H, W)``; maps are ``(H, W)`` int32 of classes or objects; images that models made are
+        float16 ``(1, H, W)``, where 1 is the white of the page.
+
+        One JSON object a case, best first: "case", "site", "rank" (best, median, worst, or only), "models"
+        (each with "name" and "score", what models are judged by), "kind" (map or image), "part" and "parts"
+        (which slice of how many; null for whole pictures), "window" (top, left, height, width) and "size" of
+        the whole picture. What cannot be said is null.
     """
     if task.kind not in ("map", "image") or not outputs:
         return None
-    judge = central if central in outputs else next(iter(outputs))
-    scores = task.scores(outputs[judge], test.targets, test.cases)
+    scores = task.scores(next(iter(outputs.values())), test.targets, test.cases)
     if scores is None:
         return None
     tensors: dict[str, torch.Tensor] = {}
@@ -75,7 +64,7 @@ def portray(
         drawn, told = _picture(task, test, outputs, rows, mean, std)
         tensors.update({f"{len(about)}/{key}": tensor.contiguous().clone() for key, tensor in drawn.items()})
         about.append({"case": name, "site": site, "rank": rank, **told})
-    return Portrait(tensors, about) if about else None
+    return (tensors, about) if about else None
 
 
 def ranked(scores: Sequence[float]) -> list[tuple[str, int]]:

@@ -17,17 +17,16 @@ from fedstill.core.seeds import derive, seeded
 from fedstill.federation import InProcess
 from fedstill.methods.server import Server
 from fedstill.node import training
-from fedstill.node.fit import fitted
 from fedstill.node.gate import Gate
 from fedstill.node.group import signature
 from fedstill.node.node import Node
 from fedstill.node.protect import check_priced, protect, unit_notes, wanted
-from fedstill.privacy.config import NoPrivacy, PrivacyConfig
+from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.loop import Run
-from fedstill.runs.setting import Setting, check_architectures, check_nodes
+from fedstill.runs.setting import Setting, check_networks, check_nodes
 
 
 class Prepared(Run, ABC):
@@ -49,7 +48,13 @@ class Prepared(Run, ABC):
         names, policies = check_nodes(setting)
         privacies = list(setting.privacies) or [NoPrivacy()] * len(names)
         self.nodes = [
-            Node(name, part, self._network(model, name), Gate(name, policy, self.audit), setting.seed)
+            Node(
+                name,
+                part,
+                self._fitted(model, f"model of {name}"),
+                Gate(name, policy, self.audit),
+                setting.seed,
+            )
             for name, part, model, policy in zip(
                 names,
                 [part.to(self.compute.device) for part in setting.parts],
@@ -60,7 +65,13 @@ class Prepared(Run, ABC):
         ]
         learned = {node.name: node.data for node in self.nodes}
         self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
-        check_architectures(setting, self.nodes, self.student)
+        kind = signature(self.student)
+        check_networks(
+            self.method.title,
+            self.needs,
+            {node.name: len(node.frozen["model"]) == len([*node.model.parameters()]) for node in self.nodes},
+            {node.name: signature(node.model) == kind for node in self.nodes},
+        )
         self.kinds = self._kinds()
         self.at_nodes = NodeSetting(
             self.task, setting.local, self.compute, self.public, self._perceptual_features()
@@ -69,7 +80,8 @@ class Prepared(Run, ABC):
         self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
         for node, privacy in zip(self.nodes, privacies, strict=True):
             if wanted(privacy):
-                self._protect(node, privacy)
+                key = self.secret(node.name)
+                protect(node, privacy, self.side, self.method, self.at_nodes, secret=key)
         self.learners = [learner for node in self.nodes for learner in node.learners]
         self.side.prepare(self.nodes)
         for node in self.nodes:
@@ -94,20 +106,8 @@ class Prepared(Run, ABC):
 
     def make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
         """The method's program at the server, at its beginning; with another student, if one is given."""
-        chosen = self.student if student is None else student
-        return self._server(self._federation(groups), chosen, self.kinds)
-
-    def _network(self, model: nn.Module, whose: str) -> nn.Module:
-        """A node's network on the device, in two parts if the method needs them."""
-        return fitted(
-            model,
-            self.compute,
-            self.shape,
-            self.setting.seed,
-            f"model of {whose}",
-            parted=self.needs.split,
-            vocabulary=self.setting.vocabulary,
-        )
+        federation = InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
+        return self._server(federation, self.student if student is None else student, self.kinds)
 
     def _perceptual_features(self) -> nn.Module | None:
         if not self.setting.perceptual:
@@ -117,16 +117,6 @@ class Prepared(Run, ABC):
         scale = [part.flatten().tolist() for part in (self.mean, self.std)]
         return self.compute.place(load_vgg(Path(self.setting.perceptual), *scale))
 
-    def _protect(self, node: Node, privacy: PrivacyConfig) -> None:
-        protect(
-            node,
-            privacy,
-            self.side,
-            self.setting.method,
-            self.at_nodes,
-            secret=self.secret(node.name),
-        )
-
     def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
         """The nodes' names by architecture, with a network of each in its first state."""
         kinds: dict[tuple[Any, ...], list[Node]] = {}
@@ -135,6 +125,3 @@ class Prepared(Run, ABC):
         return tuple(
             (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
         )
-
-    def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)

@@ -7,10 +7,9 @@ a run that was stopped in it goes on from it, and its nodes go back to the mark 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from fedstill.core.errors import MethodRefused
 from fedstill.data.loaders import load
 from fedstill.data.public import load_public
 from fedstill.data.spec import InputSpec
@@ -31,6 +30,7 @@ from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.assemble import about, servers
 from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
+from fedstill.runs.setting import check_networks
 
 
 class Served(Run):
@@ -79,7 +79,12 @@ class Served(Run):
         if saved:
             self.federation.meter = Meter(**saved["meter"])
         self.federation.join()
-        self._check_nodes()
+        kind, joined = architecture(self.student), self.federation.about
+        alike = {name: told.architecture == kind for name, told in joined.items()}
+        # Of several architectures a server knows no other network than its student.
+        same = self.needs.same_architecture or self.needs.student_kind
+        needs, frozen = replace(self.needs, same_architecture=same), {n: joined[n].frozen for n in joined}
+        check_networks(self.method.title, needs, frozen, alike)
         # Made before anything is trained: it refuses what a node would refuse later.
         self._begun = self._server(self.federation, self.student, ((self.federation.nodes, self.student),))
 
@@ -155,17 +160,3 @@ class Served(Run):
                 said.setdefault(note, []).append(node)
         everyone = len(self.federation.about)
         return [n if len(who) == everyone else f"{', '.join(who)}: {n}" for n, who in said.items()]
-
-    def _check_nodes(self) -> None:
-        """Refuse nodes with which the method cannot work, before anything is trained."""
-        kind = architecture(self.student)
-        reasons: dict[str, list[str]] = {}
-        for node, told in self.federation.about.items():
-            if self.needs.trainable and told.frozen:
-                reasons.setdefault("its model is frozen, and every round trains it", []).append(node)
-            elif (self.needs.same_architecture or self.needs.student_kind) and told.architecture != kind:
-                reasons.setdefault("its model is not of the student's architecture", []).append(node)
-        if reasons:  # all of them at once, for those who see to it
-            (reason, nodes), *others = reasons.items()
-            also = "".join(f"; {', '.join(who)}: {why}" for why, who in others)
-            raise MethodRefused(self.method.title, ", ".join(nodes), f"{reason}{also}")

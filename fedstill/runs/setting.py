@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,9 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.data.public import Public
 from fedstill.federation import LinkConfig
-from fedstill.node.group import signature
-from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
-from fedstill.protocol.method import Method, refusal
+from fedstill.protocol.method import Method, Needs, refusal
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
@@ -83,20 +81,20 @@ class Setting:
     values: Sequence[str] = ()
 
 
-def check_method(setting: Setting) -> None:
+def check_method(method: Method, task: Task, public: Public | None) -> None:
     """Refuse a method that cannot learn the task, or lacks public data.
 
     Raises:
         MethodRefused: it does.
     """
-    title, needs, public = setting.method.title, setting.method.needs(), setting.public
-    reason = refusal(needs, setting.task)
+    needs = method.needs()
+    reason = refusal(needs, task)
     if reason is None and (needs.public or needs.public_labels) and public is None:
         reason = "there is no public data: set public.name (from Python, public=)"
     if reason is None and needs.public_labels and public is not None and public.labels is None:
         reason = f"public data {public.name!r} have no labels of this task"
     if reason is not None:
-        raise MethodRefused(title, "every node", reason)
+        raise MethodRefused(method.title, "every node", reason)
 
 
 def check_server(setting: Setting) -> None:
@@ -157,22 +155,28 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
     return names, policies
 
 
-def check_architectures(setting: Setting, nodes: Sequence[Node], student: nn.Module) -> None:
-    """Refuse nodes whose networks are not what a method needs.
+def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: Mapping[str, bool]) -> None:
+    """Refuse nodes whose networks are not what a method needs, before anything is trained.
+
+    Args:
+        title, needs: of the method.
+        frozen: by node, whether nothing of its model may be trained.
+        alike: by node, whether its model is of the student's architecture.
 
     Raises:
-        MethodRefused: naming the first one.
+        MethodRefused: naming all of them at once, for those who see to it.
     """
-    title, needs = setting.method.title, setting.method.needs()
-    for node in nodes if needs.trainable else ():
-        if len(node.frozen["model"]) == sum(1 for _ in node.model.parameters()):
-            raise MethodRefused(title, node.name, "its model is frozen, and every round trains it")
-    if needs.same_architecture:
-        kind = signature(student)
-        for node in nodes:
-            if signature(node.model) != kind:
-                raise MethodRefused(title, node.name, "its model is not of the student's architecture")
-    if needs.student_kind and signature(student) not in map(signature, (n.model for n in nodes)):
+    reasons: dict[str, list[str]] = {}
+    for node in frozen:
+        if needs.trainable and frozen[node]:
+            reasons.setdefault("its model is frozen, and every round trains it", []).append(node)
+        elif needs.same_architecture and not alike[node]:
+            reasons.setdefault("its model is not of the student's architecture", []).append(node)
+    if reasons:
+        (reason, nodes), *others = reasons.items()
+        also = "".join(f"; {', '.join(who)}: {why}" for why, who in others)
+        raise MethodRefused(title, ", ".join(nodes), f"{reason}{also}")
+    if needs.student_kind and not any(alike.values()):
         raise MethodRefused(title, "the student", "its architecture is none of the nodes'")
 
 

@@ -145,11 +145,16 @@ class Simulation(Measured):
         """Train one group to the end of a span, from the step that it has reached."""
         local, first = self.setting.local, nodes[0].name
         longest = max(len(span.steps(local.steps(len(node.data)))) for node in nodes)
-        meter = _Meter(self.records, phase)
         done = self.local_steps.get(first, 0)
+
+        def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
+            for node, loss in zip(nodes, losses.tolist(), strict=True) if step % CHUNK == 0 else ():
+                line = {"phase": phase, "node": node.name, "step": step, "loss": round(loss, 5)}
+                self.records.metric(line)
+
         while True:
             done = training.train(
-                nodes, self.task, local, self.compute, span=span, start=done, steps=CHUNK, report=meter
+                nodes, self.task, local, self.compute, span=span, start=done, steps=CHUNK, report=report
             )
             self.local_steps[first] = done
             self.bars.show(*self._local_progress(phase))
@@ -177,19 +182,3 @@ class Simulation(Measured):
             self.groups[phase] = [[node.name for node in group] for group in groups]
         by_name = {node.name: node for node in (*self.nodes, *self.learners)}
         return [[by_name[name] for name in group] for group in self.groups[phase]]
-
-
-class _Meter:
-    """Writes a node's mean training loss every so many steps."""
-
-    EVERY = 50
-
-    def __init__(self, records: Records, phase: str) -> None:
-        self.records, self.phase = records, phase
-
-    def __call__(self, nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
-        if step % self.EVERY == 0:
-            for node, loss in zip(nodes, losses.tolist(), strict=True):
-                self.records.metric(
-                    {"phase": self.phase, "node": node.name, "step": step, "loss": round(loss, 5)}
-                )

@@ -20,8 +20,7 @@ from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.errors import FedstillError
-from fedstill.core.loading import load
-from fedstill.core.tables import changed
+from fedstill.core.tables import changed, load
 from tests import leaked
 from tests.leaked import interval
 

@@ -14,16 +14,13 @@ from fedstill.methods.asyndgan import AsynDGAN
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models import build
 from fedstill.models.vgg import PLACES, TOLD, VGGFeatures
-from fedstill.node.audit import AuditLog
-from fedstill.node.gate import Gate
-from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation
 from tests.methods import small_world
-from tests.methods.small_world import SEED, World, disagreeing
+from tests.methods.small_world import World, disagreeing, make_nodes
 
 SHAPE = (1, 16, 16)
 TASK = Segmentation(2)
@@ -83,11 +80,8 @@ def world(
 ) -> World:
     """Nodes with 5, 8 and 11 images each, none of them trained."""
     config = replace(config, **options)
-    audit, nodes = AuditLog(), []
-    for index, spec in enumerate(specs):
-        model = disagreeing(build(spec, SHAPE, task.classes, 0, index))
-        gate = Gate(f"n{index}", policy, audit)
-        nodes.append(Node(f"n{index}", blobs(5 + 3 * index, index, task), model, gate, SEED))
+    models = [disagreeing(build(spec, SHAPE, task.classes, 0, index)) for index, spec in enumerate(specs)]
+    nodes = make_nodes(models, policy=policy, data=lambda index: blobs(5 + 3 * index, index, task))
     student = build("unet:2", SHAPE, task.classes, 0, "student")
     given: dict[str, Any] = {"shape": SHAPE, "std": 0.5, "features": features, "task": task}
     return small_world.world(config, nodes, student, local=LocalConfig(), stacked=stacked, **given)

@@ -62,17 +62,20 @@ def make_nodes(
     sizes: Sequence[int] = (9, 14, 19, 24, 29),
     classes: Callable[[int], int] = lambda index: CLASSES,
     policy: PolicyConfig = OPEN,
-    audit: AuditLog | None = None,
+    data: Callable[[int], TensorData] | None = None,
 ) -> list[Node]:
-    """Nodes n0, n1, ... with these models, of unlike sizes; ``classes`` says how many of these each has."""
-    audit, nodes = audit or AuditLog(), []
-    for index, model in enumerate(models):
+    """Nodes n0, n1, ... with these models and ``data``, or with data of unlike sizes in so many classes."""
+
+    def drawn(index: int) -> TensorData:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.randn(sizes[index], *SHAPE, generator=generator)
-        targets = torch.randint(classes(index), (sizes[index],), generator=generator)
-        gate = Gate(f"n{index}", policy, audit)
-        nodes.append(Node(f"n{index}", TensorData(inputs, targets), model, gate, SEED))
-    return nodes
+        return TensorData(inputs, torch.randint(classes(index), (sizes[index],), generator=generator))
+
+    audit = AuditLog()
+    return [
+        Node(f"n{index}", (data or drawn)(index), model, Gate(f"n{index}", policy, audit), SEED)
+        for index, model in enumerate(models)
+    ]
 
 
 @dataclass
@@ -185,12 +188,12 @@ def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
         torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
 
 
-def same_slopes(one: nn.Module, other: nn.Module) -> None:
+def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
     """Both have gradients, and near ones."""
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert mine.grad is not None
         assert theirs.grad is not None
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=atol)
 
 
 def in_training(node: Node, at: NodeSetting, *roles: str) -> Group:

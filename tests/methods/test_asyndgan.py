@@ -11,29 +11,12 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import NodeFault
 from fedstill.federation import LinkConfig
-from fedstill.methods._maps import told, whose
+from fedstill.methods._maps import told
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
 from tests.methods.small_world import answering, gone_on
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
-
-
-def test_each_node_is_asked_about_images_of_its_own_maps() -> None:
-    one = world(ASYN)
-    asked: dict[str, torch.Tensor] = {}
-
-    def heard(question: str, names: Any, sent: Any, answer: Any) -> Any:
-        if question == "judge":
-            (name,) = names
-            asked[name] = sent["source"]
-        return answer()
-
-    answering(one, heard)
-    one.server.step()
-    assert set(asked) == {"n0", "n1", "n2"}
-    for name, source in asked.items():
-        assert source[:, 0].tolist() == [whose(name)] * ASYN.batch
 
 
 def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:

@@ -15,14 +15,13 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ModelError
 from fedstill.data.public import Public
 from fedstill.methods import fedad
-from fedstill.methods.fedad import ATTENTION, FedAD, outside
+from fedstill.methods.fedad import ATTENTION, FedAD
 from fedstill.models import build
 from fedstill.models.attention import looked, place_of
 from fedstill.models.vector import to_vector
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism, unpriced
-from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs
@@ -32,7 +31,7 @@ from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, gone_on, run
+from tests.methods.small_world import SEED, SHAPE, World, gone_on, make_nodes, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -51,15 +50,15 @@ def world(
     task: Task = IMAGES,
     stacked: bool = True,
 ) -> World:
-    audit, nodes = AuditLog(), []
     public = Public("made", torch.rand(N, *SHAPE, generator=torch.Generator().manual_seed(9)) * 2 - 1)
-    for index, spec in enumerate(specs):
+
+    def data(index: int) -> TensorData:
         generator = torch.Generator().manual_seed(index)
         x = torch.rand(4 + 3 * index, *SHAPE, generator=generator) * 2 - 1
-        y = x if task is IMAGES else torch.randint(3, (len(x),), generator=generator)
-        gate = Gate(f"n{index}", PolicyConfig(), audit)
-        model = build(spec, SHAPE, task.classes, 0, index).eval()
-        nodes.append(Node(f"n{index}", TensorData(x, y), model, gate, SEED))
+        return TensorData(x, x if task is IMAGES else torch.randint(3, (len(x),), generator=generator))
+
+    models = [build(spec, SHAPE, task.classes, 0, index).eval() for index, spec in enumerate(specs)]
+    nodes = make_nodes(models, policy=PolicyConfig(), data=data)
     learner, given = build(student, SHAPE, task.classes, 0, "student"), {"stacked": stacked, "public": public}
     return small_world.world(config, nodes, learner, local=LOCAL, task=task, **given)
 
@@ -120,14 +119,6 @@ def test_maps_of_coarser_activations_are_brought_to_the_size() -> None:
     torch.testing.assert_close(A.norm(dim=1), torch.ones(2))
     cells = A.view(2, 4, 2, 4, 2)
     torch.testing.assert_close(cells.amax((2, 4)), cells.amin((2, 4)))
-
-
-def test_what_is_outside_the_bounds_costs_and_nothing_else() -> None:
-    least, most = torch.tensor([[0.2, 0.2]]), torch.tensor([[0.4, 0.2]])
-    A = torch.tensor([[0.3, 0.2], [0.1, 0.2], [0.7, 0.5]])
-    torch.testing.assert_close(
-        outside(A, least.expand(3, 2), most.expand(3, 2)), torch.tensor([0.0, 0.01, 0.09 + 0.09])
-    )
 
 
 # --- what is asked, what comes of it ---------------------------------------------------------------

@@ -17,7 +17,6 @@ from torch import nn
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import torch_generator
 from fedstill.federation import Answers
-from fedstill.methods._histogram import LabelHistogram
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.vector import to_vector
 from fedstill.node.group import Group
@@ -254,56 +253,7 @@ def test_a_step_is_one_turn_of_algorithm_1(config: FedIOD) -> None:
         same(node.modules["critic"], critic, CANCELLED_IN_CRITIC)
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        # counts (3, 1; 1, 1): class 0 is 3:1, class 1 is 1:1. D_k(x) 0.8, 0.5; E D_k(x') 0.2, 0.5.
-        ("counts", [[3 / 4, 1 / 2], [1 / 4, 1 / 2]]),
-        ("fakeness", [[12 / 13, 4 / 5], [1 / 13, 1 / 5]]),  # ratios 4 and 1
-        ("realness", [[3 / 7, 1 / 5], [4 / 7, 4 / 5]]),  # ratios 0.2/0.8 and 1
-        ("size", [[2 / 3, 2 / 3], [1 / 3, 1 / 3]]),
-    ],
-)
-def test_importance_by_hand(how: Any, expected: list[list[float]]) -> None:
-    server = world(replace(SMALL, importance=how)).server
-    counts = torch.tensor([[3.0, 1.0], [1.0, 1.0]])
-    server.state.histogram = LabelHistogram(("a", "b"), counts, counts.sum(1))
-    critic = torch.tensor([0.8, 0.5]).logit().view(2, 1, 1, 1).expand(2, 1, 2, 2)
-    tensors = {"critic": critic, "critic_real": torch.tensor([0.2, 0.5])}
-    weights = server.method.weights(server, server.state, Answers(0, ("a", "b"), tensors))
-    torch.testing.assert_close(weights[:, 0], torch.tensor(expected))
-
-
 # --- options -------------------------------------------------------------------------------------
-
-
-def test_remembering_asks_once_a_step_and_fresh_inputs_once_more_for_all_student_steps() -> None:
-    asked = {}
-    for how in ("remembered", "fresh"):
-        one = world(replace(SMALL, student_inputs=how))
-        for _ in range(2):
-            one.server.step()
-        asked[how] = one.audit.summary()["questions_by_name"]
-    assert asked["remembered"] == {"count_labels": 1, "examine": 2}
-    assert asked["fresh"] == {"count_labels": 1, "examine": 2, "predict": 2}
-    # Its two turns of the student in one question: twice the inputs.
-    inputs = (1 + SMALL.student_steps) * SMALL.batch  # a step's
-    assert one.audit.sums.bytes["run", "n0", "down", "inputs"] == 2 * inputs * 4 * math.prod(SHAPE)
-
-
-@pytest.mark.parametrize("importance", ["counts", "fakeness"])
-def test_what_leaves_a_node_in_a_step_to_the_byte(importance: Any) -> None:
-    one = world(replace(SMALL, importance=importance), specs=("mlp:8", "mlp:8"))
-    one.server.step()
-    images, logits, critic = 5 * 64 * 4, 5 * CLASSES * 4, 5 * 4 * 4
-    rated = 4 if importance == "fakeness" else 0
-    assert one.audit.summary()["by_kind"] == {
-        "critic": {"up": 2 * (critic + rated), "down": 0},
-        "gradients": {"up": 2 * images, "down": 2 * (logits + critic + rated)},
-        "inputs": {"up": 0, "down": 2 * images},
-        "label counts": {"up": 2 * (CLASSES + 1) * 4, "down": 0},  # and how many in all
-        "logits": {"up": 2 * logits, "down": 0},
-    }
 
 
 @pytest.mark.parametrize(("importance", "drawn"), [("counts", 0), ("realness", 1)])

@@ -18,13 +18,11 @@ from fedstill.methods._student import Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual
-from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.method import refusal
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import (
     FIOD,
     RECONSTRUCTION,
-    SEED,
     SHAPE,
     TASK,
     everything,
@@ -33,7 +31,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import gone_on
+from tests.methods.small_world import SEED, gone_on
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -114,13 +112,6 @@ def test_what_leaves_a_node_to_the_byte() -> None:
     }
     kinds = one.audit.summary()["by_kind"]
     assert kinds["label maps"]["down"] == 2 * batch * pixels, "the maps of one node reach the others"
-
-
-def test_of_drawn_maps_nothing_leaves_and_nothing_is_compared() -> None:
-    one = world(conditions="drawn", policy=PolicyConfig())
-    losses = one.server.step()
-    assert set(up(one)) == {"label counts", "logits", "critic", "gradients"}
-    assert "difference" not in losses
 
 
 def test_without_features_it_is_said_that_the_perceptual_loss_is_off() -> None:

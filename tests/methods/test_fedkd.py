@@ -138,23 +138,6 @@ def clamped(here: World) -> torch.Tensor:
         return torch.stack([node.model(here.public.inputs) for node in here.nodes]).clamp(-2, 2)
 
 
-def test_a_nodes_noise_is_its_own_and_the_same_when_asked_again() -> None:
-    config = replace(CLEAR, weights="equal")
-    here = world(config, privacy=NOISY)
-    sent = {"rows": torch.tensor([0, N]), "view": torch.tensor(0)}
-    first, again = (here.federation.ask("predict", number=0, **sent)["logits"] for _ in range(2))
-    assert torch.equal(first, again)
-    assert torch.equal(world(config, privacy=NOISY).federation.ask("predict", **sent)["logits"], first)
-    noise = first - clamped(here)
-    assert noise.abs().mean() == pytest.approx(10, rel=0.2)
-    assert not torch.allclose(noise[0], noise[1], atol=1.0)
-    part = here.federation.ask("predict", rows=torch.tensor([5, 9]), view=torch.tensor(0))["logits"]
-    assert not torch.allclose(part, first[:, 5:9], atol=1.0), "another question has another noise"
-    # Whoever has another secret cannot take the noise away.
-    other = world(config, privacy=NOISY, secret=1).federation.ask("predict", **sent)["logits"]
-    assert not torch.allclose(other, first, atol=1.0)
-
-
 def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
     here = run(world(replace(CLEAR, predictions=2), privacy=NOISY), 1)
     row = f"laplace({10 / (2 * 2 * CLASSES)!r})"
@@ -267,13 +250,6 @@ def test_labelled_public_data_join_every_node_and_count() -> None:
 
 
 # --- engines, evaluation -----------------------------------------------------------------
-
-
-def test_stacked_and_one_by_one_give_equal_figures_with_noise_at_the_nodes() -> None:
-    config = replace(CONFIG, predictions=2, levels=0)
-    stacked, alone = (run(world(config, stacked=stacked, privacy=NOISY)) for stacked in (True, False))
-    same(stacked.server.student, alone.server.student, rtol=1e-2, atol=1e-4)
-    assert stacked.audit.summary() == alone.audit.summary()
 
 
 def test_the_ensemble_for_evaluation_is_without_noise() -> None:

@@ -15,22 +15,18 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.federation.link import LinkConfig
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, coarse, latent
+from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent
 from fedstill.models import build
 from fedstill.models.split import EXTRACTOR, split
 from fedstill.models.vector import to_vector
-from fedstill.node.audit import AuditLog
-from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.mechanism import Mechanism, unpriced
-from fedstill.node.node import Node
-from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, answering, run, same
+from tests.methods.small_world import SHAPE, World, answering, make_nodes, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -54,14 +50,10 @@ def world(
     *,
     engine: Any = "one-by-one",
     local: LocalConfig = LOCAL,
-    policy: PolicyConfig | None = None,
     spec: str = "unet:4",
 ) -> World:
-    audit, nodes = AuditLog(), []
-    for index, size in enumerate(SIZES):
-        gate = Gate(f"n{index}", policy or PolicyConfig(outputs_only=False), audit)
-        model = split(build(spec, SHAPE, 1, 0, index), "model")
-        nodes.append(Node(f"n{index}", heads(size, index, 1 - index / 4), model, gate, SEED))
+    models = [split(build(spec, SHAPE, 1, 0, index), "model") for index in range(len(SIZES))]
+    nodes = make_nodes(models, data=lambda index: heads(SIZES[index], index, 1 - index / 4))
     student = split(build(spec, SHAPE, 1, 0, "student"), "student")
     stacked = engine == "stacked"
     made = small_world.world(config, nodes, student, local=local, stacked=stacked, task=TASK)
@@ -99,6 +91,7 @@ def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
     size = 6 * 16 * 2 * 2 * 4
     # Up once a round, and down to both sources.
     assert summary["by_kind"][FEATURES] == {"up": 2 * size, "down": 2 * 2 * size}
+    assert set(summary["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}  # no identifiers
 
 
 def test_a_target_that_is_no_node_is_refused() -> None:
@@ -165,31 +158,9 @@ def test_a_step_at_a_source_by_hand() -> None:
     same(node.model, model, rtol=1e-4, atol=1e-5)
 
 
-def test_only_sources_align_and_identifiers_stay() -> None:
-    made = world()
-    before = [copy.deepcopy(node.modules["identifier"]) for node in made.nodes]
-    run(made)
-    moved = [
-        not torch.equal(to_vector(node.modules["identifier"]), to_vector(first))
-        for node, first in zip(made.nodes, before, strict=True)
-    ]
-    assert moved == [False, True, True]
-    assert set(made.audit.summary()["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}
-
-
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
 def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
     assert latent(split(build(spec, SHAPE, 1, 0), "model")) == part
-
-
-def test_maps_of_features_are_averaged_over_quarters_and_vectors_stay() -> None:
-    z = torch.randn(2, 3, 5, 4, 8)
-    found = coarse(z)
-    assert found.shape == (2, 3, 20)
-    torch.testing.assert_close(found[1, 2, 4 * 2 + 1], z[1, 2, 2, :2, 4:].mean())
-    torch.testing.assert_close(coarse(z[1]), found[1])
-    vectors = torch.randn(2, 3, 7)
-    assert coarse(vectors) is vectors
 
 
 # --- those who leave ---------------------------------------------------------------

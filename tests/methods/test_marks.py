@@ -31,6 +31,7 @@ from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import entries
+from tests.methods.small_world import same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -71,11 +72,6 @@ def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any
     return Setting(**given)
 
 
-def same(one: nn.Module, other: nn.Module) -> None:
-    for name, value in other.state_dict().items():
-        torch.testing.assert_close(one.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
-
-
 def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
     """Local training of one node, plainly."""
     node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), AuditLog()), 0)
@@ -100,7 +96,7 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
     assert figures["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
     assert entries(tmp_path) == []
     for model, expected in zip(one.models, alone, strict=True):
-        same(model, expected)
+        same(model, expected, rtol=1e-4, atol=1e-6)
     assert figures["turns"] == 0
     assert figures["central"] == "nodes"
     assert figures["accuracy"] == pytest.approx(figures["standalone"]["accuracy"]["mean"])
@@ -109,25 +105,7 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
 # --- the ensemble ----------------------------------------------------------------------------------
 
 
-def by_hand(z: torch.Tensor, counts: list[list[float]], how: str) -> torch.Tensor:
-    """Answers (K, B, C) as one, loop by loop, each node weighed by its share of each class."""
-    K, B, C = z.shape
-    out = torch.zeros(B, C)
-    for b in range(B):
-        for c in range(C):
-            held = sum(counts[k][c] for k in range(K))
-            for k in range(K):
-                weight = counts[k][c] / held
-                value = {
-                    "logits": z[k, b, c],
-                    "log_probs": z[k, b].log_softmax(0)[c],
-                    "probs": z[k, b].softmax(0)[c],
-                }[how]
-                out[b, c] += weight * value
-    return out.log() if how == "probs" else out
-
-
-@pytest.mark.parametrize("how", ["logits", "log_probs", "probs"])
+@pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, engine: Any) -> None:
     specs = ("mlp:8", "small-cnn:4", "mlp:8")
@@ -137,10 +115,8 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
     x, y = one.test.inputs, one.test.targets
     with torch.no_grad():
         z = torch.stack([model.eval()(x) for model in one.models])
-    counts = [[float((part.targets == c).sum()) for c in range(CLASSES)] for part in one.parts]
-    assert counts[0][1:] == [0, 0]  # the first node holds one class only
-    expected = by_hand(z, counts, how)
-    with torch.no_grad():
+        counts = torch.stack([torch.bincount(part.targets, minlength=CLASSES) for part in one.parts]).float()
+        expected = one.task.ensemble(z, one.task.importance(counts), how)
         torch.testing.assert_close(asked_about(experiment, x), expected, rtol=1e-4, atol=1e-5)
     accuracy = 100 * (expected.argmax(1) == y).double().mean().item()
     assert figures["accuracy"] == figures["ensemble"]["accuracy"] == pytest.approx(accuracy)
@@ -173,21 +149,6 @@ def test_a_node_imports_no_ensemble_that_a_server_names(
     assert "trap" not in sys.modules
 
 
-def test_consensus_listens_to_those_who_know_the_classes_that_are_shown() -> None:
-    """Log-probabilities weighed by each node's share of the classes that the first vote predicts."""
-    one = setting(NodeEnsemble())
-    assert one.method.ensemble == "consensus"
-    experiment = Simulation(one)
-    figures = experiment.run()
-    best = max(figures["standalone"]["accuracy"]["per_node"])
-    assert figures["accuracy"] >= best - 10
-    with torch.no_grad():
-        logits = torch.stack([model.eval()(one.test.inputs) for model in one.models])
-        counts = torch.stack([one.task.counts(part) for part in one.parts])
-        expected = one.task.ensemble(logits, one.task.importance(counts), "consensus")
-        torch.testing.assert_close(asked_about(experiment, one.test.inputs), expected)
-
-
 def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
     experiment = Simulation(setting(NodeEnsemble(), policies=[PolicyConfig()] * 3))
     figures = experiment.run()
@@ -218,7 +179,7 @@ def test_centralised_training_is_plain_training_of_one_node_that_has_everything(
     expected = trained_alone("centralised", union, one.student)
     before = copy.deepcopy([model.state_dict() for model in one.models])
     figures = Simulation(one).run()
-    same(one.student, expected)
+    same(one.student, expected, rtol=1e-4, atol=1e-6)
     for model, old in zip(one.models, before, strict=True):  # nothing is trained at the nodes
         assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
     assert figures["standalone"] is None

@@ -146,32 +146,6 @@ def test_a_node_that_never_learned_a_label_says_nothing_of_it() -> None:
     assert state.histogram.sizes.tolist() == [12, 9], "not the sum of labels"
 
 
-def test_the_student_learns_the_union_of_the_nodes_labels() -> None:
-    parts = [data_of("multi-label", 200, k) for k in range(2)]
-    parts[0].targets[:, 2], parts[1].targets[:, 0] = -1, -1
-    public = data_of("multi-label", 300, 5)
-    test = data_of("multi-label", 300, 6)
-    one = setting(
-        "multi-label",
-        FedKD(epochs=20, batch=16, lr=5e-3),
-        parts=parts,
-        models=[build("mlp:24", (1, SIDE, SIDE), 3, 0, k) for k in range(2)],
-        student=build("mlp:24", (1, SIDE, SIDE), 3, 0, "student"),
-        public=Public("held-out", public.inputs),
-        test=test,
-        local=LocalConfig(epochs=40, batch=16, lr=5e-3),
-    )
-    experiment = Simulation(one)
-    figures = experiment.run()
-    with torch.no_grad():
-        student, *nodes = (
-            one.task.per_class(model(test.inputs), test.targets) for model in (one.student, *one.models)
-        )
-    assert min(student or [0]) > 85
-    assert (nodes[0] or [0, 0, 0])[2] < 65, "it never learned it"
-    assert figures["auc"] > 85
-
-
 @pytest.mark.parametrize(
     ("name", "predictions"), [("segmentation", 1), ("segmentation", 2), ("reconstruction", 1)]
 )

@@ -16,15 +16,12 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.state import load_state, save_state
 from fedstill.federation import InProcess
 from fedstill.methods.server import Server
-from fedstill.node.audit import AuditLog
-from fedstill.node.gate import Gate
-from fedstill.node.node import Node
-from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import Kind
 from fedstill.protocol.method import Method, side_of
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
+from tests.methods.small_world import make_nodes
 
 SHARE = Kind("share", "how much of the outputs is told", of="question")
 
@@ -92,11 +89,7 @@ def made() -> Server:
     torch.manual_seed(1)
     nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(3)]
     data = TensorData(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
-    audit = AuditLog()
-    nodes = [
-        Node(f"n{k}", data, nets[k], Gate(f"n{k}", PolicyConfig(outputs_only=False), audit), 0)
-        for k in (0, 1)
-    ]
+    nodes = make_nodes(nets[:2], data=lambda index: data)
     side = side_of(method, NodeSetting(task, LocalConfig(), compute))
     federation = InProcess(nodes, [[node] for node in nodes], side, compute)
     place = (federation, nets[2], task, (1, 2, 2), (0.5,), (0.5,), compute, 0, LocalConfig())

@@ -17,8 +17,8 @@ from fedstill.attacks.found import Leakage, skipped
 from fedstill.attacks.rows import Column
 from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
-from fedstill.core.loading import load
 from fedstill.core.records import write_text
+from fedstill.core.tables import load
 from fedstill.report.compare import markdown, print_comparison, summarise, write_comparison
 from fedstill.report.compare_page import strength
 from fedstill.report.summary import Entry, Spread

@@ -14,7 +14,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.report.result import Result
 from tests.report.test_report_page import a_result
 
-LINE = re.compile(r"result\.json: [^\n]+ is (missing|[^\n]*: allowed is [a-z, ]+)")
+LINE = re.compile(r"result\.json: [^\n]+ is (missing|[^\n]*: allowed is [a-z, ']+)")
 
 
 def spoilt(value: Any, junk: object) -> Iterator[Any]:
@@ -46,10 +46,10 @@ def test_a_part_of_a_wrong_type_is_read_or_named_in_one_line(junk: object) -> No
     [
         ({"bytes": {"up": "many"}}, "bytes.up is 'many': allowed is a whole number"),
         ({"nodes": [{"model": "mlp"}]}, "nodes[0].name is missing"),
-        ({"nodes": "two"}, "nodes is 'two': allowed is a list"),
+        ({"nodes": "two"}, "nodes is 'two': allowed is a list, each a table"),
         ({"central": "crown"}, "central is 'crown': allowed is student, virtual, ensemble, nodes"),
         ({"figures": [{"key": "a", "title": "A", "better": "up"}]},
-         "figures[0].better is 'up': allowed is one of higher, lower"),
+         "figures[0].better is 'up': allowed is one of 'higher', 'lower'"),
     ],
 )  # fmt: skip
 def test_what_is_spoilt_is_named_with_its_place(tmp_path: Path, changes: dict[str, Any], line: str) -> None:

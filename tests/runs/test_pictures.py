@@ -44,34 +44,34 @@ def patients() -> tuple[TensorData, torch.Tensor]:
 
 def test_best_median_and_worst_are_the_central_models(patients: tuple[TensorData, torch.Tensor]) -> None:
     test, seen = patients
-    outputs = {"north": certain(seen.flip(0)), "student": certain(seen)}
-    found = portray(segmentation(), test, outputs, "student", *ONE)
+    outputs = {"student": certain(seen), "north": certain(seen.flip(0))}
+    found = portray(segmentation(), test, outputs, *ONE)
     assert found is not None
     # Dice of all pixels of both slices: 12/12; 10/11; 6/9; 8/10. The median of four is the better one.
-    told = [(case["rank"], case["case"], case["site"]) for case in found.about]
+    told = [(case["rank"], case["case"], case["site"]) for case in found[1]]
     assert told == [("best", "a", "x"), ("median", "b", "x"), ("worst", "c", "y")]
-    scores = [{model["name"]: model["score"] for model in case["models"]} for case in found.about]
+    scores = [{model["name"]: model["score"] for model in case["models"]} for case in found[1]]
     assert [each["student"] for each in scores] == pytest.approx([100, 1000 / 11, 600 / 9])
     assert scores[0]["north"] == pytest.approx(100 * 2 * 4 / (6 + 4))  # what d's prediction is to a's truth
     # Ranked by the other model the order is another.
-    by_north = portray(segmentation(), test, outputs, "north", *ONE)
+    by_north = portray(segmentation(), test, dict(reversed(outputs.items())), *ONE)
     assert by_north is not None
-    assert [case["case"] for case in by_north.about] != [case["case"] for case in found.about]
+    assert [case["case"] for case in by_north[1]] != [case["case"] for case in found[1]]
 
 
 def test_a_case_of_slices_shows_the_one_with_the_largest_truth(
     patients: tuple[TensorData, torch.Tensor],
 ) -> None:
     test, seen = patients
-    found = portray(segmentation(), test, {"student": certain(seen)}, "student", *ONE)
+    found = portray(segmentation(), test, {"student": certain(seen)}, *ONE)
     assert found is not None
-    worst = found.about[2]
+    worst = found[1][2]
     assert (worst["part"], worst["parts"]) == (1, 2)
-    assert torch.equal(found.tensors["2/truth"], strips([4])[0].int())
-    assert torch.equal(found.tensors["2/output/0"], strips([1])[0].int())
+    assert torch.equal(found[0]["2/truth"], strips([4])[0].int())
+    assert torch.equal(found[0]["2/output/0"], strips([1])[0].int())
     white = test.inputs[5].double().quantile(0.998)
     image = (test.inputs[5] / white).clamp(0, 1).mul(255).round().to(torch.uint8)
-    assert torch.equal(found.tensors["2/image"], image)
+    assert torch.equal(found[0]["2/image"], image)
 
 
 def test_a_case_that_nothing_can_be_said_of_is_left_out() -> None:
@@ -80,9 +80,9 @@ def test_a_case_that_nothing_can_be_said_of_is_left_out() -> None:
     # Cases of the whole data set that are not in this part have no score: they are never chosen.
     cases = Cases(torch.tensor([2, 4]), tuple("abcde"), ("",) * 5)
     test = TensorData(torch.zeros(2, 1, 8, 8), strips([2, 2]), None, cases)
-    found = portray(segmentation(), test, {"student": certain(strips([1, 2]))}, "student", *ONE)
+    found = portray(segmentation(), test, {"student": certain(strips([1, 2]))}, *ONE)
     assert found is not None
-    assert [case["case"] for case in found.about] == ["e", "c"]
+    assert [case["case"] for case in found[1]] == ["e", "c"]
 
 
 def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
@@ -99,18 +99,18 @@ def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
     )
     test = TensorData(torch.zeros(4, 3, side, side), classes, None, cases)
     logits = torch.nn.functional.one_hot(classes, 3).movedim(-1, 1).float() * 20
-    found = portray(InstancesConfig().make(3), test, {"student": logits}, "student", (0.5,) * 3, (0.5,) * 3)
+    found = portray(InstancesConfig().make(3), test, {"student": logits}, (0.5,) * 3, (0.5,) * 3)
     assert found is not None
-    [case] = found.about
+    [case] = found[1]
     top, left, height, width = case["window"]
     assert (case["rank"], case["part"], case["size"], height, width) == ("only", None, [400, 400], SIDE, SIDE)
-    truth = found.tensors["0/truth"]
+    truth = found[0]["0/truth"]
     assert torch.equal(truth, torch.tensor(objects)[top : top + SIDE, left : left + SIDE])
     assert set(truth.unique().tolist()) == {0, 1, 2, 3}  # nothing of the truth is cut off
-    drawn = found.tensors["0/output/0"]
+    drawn = found[0]["0/output/0"]
     assert torch.equal(drawn > 0, truth > 0)
     assert len(drawn.unique()) == 4  # three objects, each by itself
-    assert found.tensors["0/image"].unique().tolist() == [128]  # 0 * 0.5 + 0.5
+    assert found[0]["0/image"].unique().tolist() == [128]  # 0 * 0.5 + 0.5
 
 
 def test_images_are_in_units_of_the_truths_white() -> None:
@@ -118,28 +118,28 @@ def test_images_are_in_units_of_the_truths_white() -> None:
     truth = torch.full((1, 1, 16, 16), -1.0)
     truth[..., 4:12, 4:12] = 0.0  # half of what a scanner could give: white here
     made = truth + 0.1  # in pixels 0.05, a tenth of that white
-    found = portray(task, TensorData(truth - 0.2, truth), {"student": made}, "student", (0.5,), (0.5,))
+    found = portray(task, TensorData(truth - 0.2, truth), {"student": made}, (0.5,), (0.5,))
     assert found is not None
-    names = sorted(found.tensors)
+    names = sorted(found[0])
     assert names == ["0/output/0", "0/seen", "0/truth"]
-    assert found.tensors["0/truth"].max() == 1
-    error = found.tensors["0/output/0"].float() - found.tensors["0/truth"].float()
+    assert found[0]["0/truth"].max() == 1
+    error = found[0]["0/output/0"].float() - found[0]["0/truth"].float()
     assert error.allclose(torch.full_like(error, 0.1), atol=2e-3)
-    assert found.about[0]["case"] == "example 1"
+    assert found[1][0]["case"] == "example 1"
 
 
 def test_tasks_without_pictures_have_none() -> None:
     task = ClassificationConfig().make(3)
     test = TensorData(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
-    assert portray(task, test, {"student": torch.zeros(2, 3)}, "student", *ONE) is None
+    assert portray(task, test, {"student": torch.zeros(2, 3)}, *ONE) is None
 
 
 def test_tensors_can_be_written_together(patients: tuple[TensorData, torch.Tensor]) -> None:
     """A file of safetensors takes no two names for one memory."""
     test, seen = patients
     same = certain(seen)
-    found = portray(segmentation(), test, {"student": same, "north": same}, "student", *ONE)
+    found = portray(segmentation(), test, {"student": same, "north": same}, *ONE)
     assert found is not None
-    memory = {tensor.untyped_storage().data_ptr() for tensor in found.tensors.values()}
-    assert len(memory) == len(found.tensors)
-    assert all(tensor.is_contiguous() for tensor in found.tensors.values())
+    memory = {tensor.untyped_storage().data_ptr() for tensor in found[0].values()}
+    assert len(memory) == len(found[0])
+    assert all(tensor.is_contiguous() for tensor in found[0].values())

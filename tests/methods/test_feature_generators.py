@@ -1,0 +1,456 @@
+"""FedMD-CG, FedCG and FedGEN: steps at the nodes and distillation against plain loops, and what crosses.
+
+Engines, stops and refusals: test_all_methods.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.methods._generators import Received, diversity, draw_noise, imagined, uploaded
+from fedstill.methods._local_generators import Uploads, crossed, ensembled
+from fedstill.methods.fedcg import FedCG, ramp
+from fedstill.methods.fedgen import FedGEN
+from fedstill.methods.fedmd_cg import FedMDCG
+from fedstill.models.features import FeatureGenerator, condition
+from fedstill.models.vector import to_vector
+from fedstill.node import training
+from fedstill.node.group import Group
+from fedstill.node.node import Node
+from fedstill.protocol.method import Method
+from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.schedule import LocalConfig
+from tests.methods import small_world
+from tests.methods.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
+
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
+LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.1)
+SETTING = NodeSetting(TASK, LOCAL, Compute())
+SMALL: dict[str, Any] = {"rounds": 2, "noise": 4, "generator_width": 6, "server_steps": 3, "server_batch": 8}
+LAMBDAS = {"lambda1": 0.3, "lambda2": 0.5, "lambda3": 0.7, "lambda4": 1.1, "lambda5": 1.3, "lambda6": 1.7}
+MDCG, CG = FedMDCG(**SMALL, **LAMBDAS), FedCG(**SMALL)
+GEN = FedGEN(**{**SMALL, "server_steps": 20, "server_batch": 16}, server_lr=0.01)
+COUNTS = torch.tensor([[4.0, 0.0, 12.0]])
+
+
+def nodes_of(count: int = 2, spec: str = "lenet5:3") -> list[Node]:
+    nodes = make_nodes([made(spec, index, parted=True) for index in range(count)])
+    for node in nodes:
+        with torch.no_grad():
+            for w in node.model.head.parameters():
+                w.mul_(4)  # so that predictions differ, and the directions of their divergences too
+    return nodes
+
+
+def prepared(config: Method) -> Node:
+    """A node with what it trains, outside a federation."""
+    nodes = nodes_of()
+    config.node_side(SETTING).prepare(nodes)
+    training.prepare(nodes, LOCAL)
+    return nodes[0]
+
+
+def served(method: Method, nodes: list[Node] | None = None, local: LocalConfig = LOCAL) -> World:
+    nodes = nodes_of() if nodes is None else nodes
+    return small_world.world(method, nodes, made("lenet5:3", "student", parted=True), local=local)
+
+
+def generator_of(config: Any, node: Node) -> nn.Module:
+    """What the server sends as G: any generator of the node's features."""
+    if "generator" in node.modules:
+        return copy.deepcopy(node.modules["generator"])
+    torch.manual_seed(3)
+    return config.make_generator(node.model, node.data.inputs.shape[1:], CLASSES)
+
+
+def received(config: Any, node: Node, t: int = 1) -> Received:
+    return Received(config, Group([node]), to_vector(generator_of(config, node)).unsqueeze(0), COUNTS, t)
+
+
+def stepped(node: Node, roles: tuple[str, ...], work: Callable[[Group], Any]) -> float:
+    """The loss that a step on four of a node's own examples is said to have."""
+    x, y = batch(node)
+    group = in_training(node, SETTING, *roles)
+    loss: float = work(group)(group, 7, x.unsqueeze(0), y.unsqueeze(0)).item()
+    return loss
+
+
+def batch(node: Node) -> tuple[torch.Tensor, torch.Tensor]:
+    return node.data.inputs[:4], node.data.targets[:4]
+
+
+def slow_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """KL(p || q) of rows of probabilities, summed up element by element; its mean over the rows."""
+    each = [
+        p[row, c] * (p[row, c].log() - q[row, c].log()) for row in range(len(p)) for c in range(p.shape[1])
+    ]
+    return torch.stack(each).sum() / len(p)
+
+
+# --- a step of a node's model --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"aggregation": "ave*"}, {"lambda3": 0.0}, {"lambda1": 0.0, "lambda2": 0.0}]
+)
+def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
+    config = replace(MDCG, **changes)
+    node = prepared(config)
+    (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
+    E, D = model.extractor, model.head
+    z = torch.randn(4, config.noise, generator=node.draw("z", 1, 0))
+    z_hat = torch.randn(4, config.noise, generator=node.draw("z", 1, "resampled", 0))
+    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.draw("y", 1, 0))
+    f, f_hat = E(x), G(condition(z, y, CLASSES)).detach()
+    plain = F.cross_entropy(D(f), y, label_smoothing=0.1)  # Eq. 1, smoothed on real data only
+    plain = plain + config.lambda2 * ((f - f_hat) ** 2).mean()  # Eq. 2, per value
+    if config.aggregation != "ave*":
+        plain = plain + config.lambda3 * slow_kl(D(f).softmax(1), D(f_hat).softmax(1).detach())  # Eq. 2
+    imagined = D(G(condition(z_hat, y_hat, CLASSES)).detach())
+    plain = plain + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
+    plain.backward()
+    G_sent = received(config, node)
+    loss = stepped(node, ("model",), lambda group: config.model_work(group, G_sent))
+    assert loss == pytest.approx(plain.item(), rel=1e-5)
+    same_slopes(node.model, model)
+
+
+def test_before_a_generator_is_taught_stage_a_is_plain_training() -> None:
+    one, other = prepared(MDCG), prepared(MDCG)
+    G = received(MDCG, one, 0)
+    for _ in range(3):
+        stepped(one, ("model",), lambda group: MDCG.model_work(group, G))
+        stepped(other, ("model",), lambda group: training.plain(TASK, LOCAL))
+    assert torch.equal(to_vector(one.model), to_vector(other.model))
+
+
+def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> None:
+    config = replace(CG, gamma=0.6 / ramp(1, CG.rounds))
+    node = prepared(config)
+    (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
+    z = torch.randn(4, config.noise, generator=node.draw("z", 1, 0))
+    f = model.extractor(x)
+    plain = F.cross_entropy(model.head(f), y, label_smoothing=0.1)
+    plain = plain + 0.6 * F.mse_loss(f, G(condition(z, y, CLASSES)).detach())
+    plain.backward()
+    G_sent = received(config, node)
+    loss = stepped(node, ("model",), lambda group: config.model_work(group, G_sent))
+    assert loss == pytest.approx(plain.item(), rel=1e-5)
+    same_slopes(node.model, model)
+
+
+def test_fedgens_model_descends_cross_entropy_on_its_data_and_on_features_of_labels_from_all_nodes() -> None:
+    config = replace(GEN, alpha=0.3)
+    node = prepared(config)
+    (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
+    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.draw("y", 1, 0))
+    z = torch.randn(4, config.noise, generator=node.draw("z", 1, 0))
+    imagined = model.head(G(condition(z, y_hat, CLASSES)).detach())
+    plain = F.cross_entropy(model(x), y, label_smoothing=0.1) + 0.3 * F.cross_entropy(imagined, y_hat)
+    plain.backward()
+    G_sent = received(config, node)
+    loss = stepped(node, ("model",), lambda group: config.work(group, G_sent))
+    assert loss == pytest.approx(plain.item(), rel=1e-5)
+    same_slopes(node.model, model)
+
+
+# --- a step of a node's generator ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["none", "div0", "div1", "div2"])
+def test_stage_b_of_fedmd_cg_descends_eq_9(form: Any) -> None:
+    config = replace(MDCG, diversity=form)
+    node = prepared(config)
+    (x, y), G, before = batch(node), generator_of(config, node).train(), to_vector(node.model)
+    model = copy.deepcopy(node.model)
+    z = draw_noise(Group([node]), (1, 4), config.noise, "generator", 1, 0)[0]
+    f, f_hat = model.extractor(x).detach(), G(condition(z, y, CLASSES))
+    D = model.head
+    plain = slow_kl(D(f_hat).softmax(1), D(f).softmax(1).detach())  # Eq. 5
+    plain = plain + config.lambda4 * ((f_hat - f) ** 2).mean()  # Eq. 5, per value
+    plain = plain + config.lambda5 * F.cross_entropy(D(f_hat), y)  # Eq. 6
+    plain = plain + config.lambda6 * diversity(form, f_hat, z, F.one_hot(y, CLASSES).float())  # Eq. 7, 8
+    plain.backward()
+    loss = stepped(node, ("generator",), lambda group: config.generator_work(group, 1))
+    assert loss == pytest.approx(plain.item(), rel=1e-4)
+    same_slopes(node.modules["generator"], G, atol=1e-5)
+    assert torch.equal(to_vector(node.model), before)
+
+
+def test_fedcgs_critic_and_generator_play_and_the_model_stands_still() -> None:
+    node = prepared(CG)
+    (x, y), G, before = batch(node), generator_of(CG, node).train(), to_vector(node.model)
+    critic = copy.deepcopy(node.modules["critic"])
+    z = draw_noise(Group([node]), (1, 4), CG.noise, "generator", 1, 0)[0]
+    f, f_hat = copy.deepcopy(node.model).extractor(x).detach(), G(condition(z, y, CLASSES))
+    real, fake = (torch.cat([each, F.one_hot(y, CLASSES).float()], 1) for each in (f, f_hat))
+    bce = F.binary_cross_entropy_with_logits
+    L_D = bce(critic(real), torch.ones(4, 1)) + bce(critic(fake.detach()), torch.zeros(4, 1))
+    adam = torch.optim.Adam(critic.parameters(), CG.generator_lr, betas=(0.5, 0.999))
+    L_D.backward()
+    adam.step()
+    L_G = bce(critic(fake), torch.ones(4, 1))  # it would be called real
+    L_G.backward()
+    loss = stepped(node, ("generator", "critic"), lambda group: CG.generator_work(group, 1))
+    assert loss == pytest.approx((L_D + L_G).item(), rel=1e-4)
+    torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
+    same_slopes(node.modules["generator"], G)
+    assert torch.equal(to_vector(node.model), before)
+
+
+def test_batches_of_one_cannot_be_normalised() -> None:
+    with pytest.raises(ArgumentError, match=r"nodes\.local\.batch is 1"):
+        served(MDCG, local=replace(LOCAL, batch=1))
+
+
+# --- what crosses --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [MDCG, CG, GEN, replace(GEN, shares="model")], ids=lambda one: one.title)
+def test_the_extractor_is_in_no_message(method: Any) -> None:
+    here = small_world.run(served(method))
+    model = here.nodes[0].model
+    head, generator = to_vector(model.head).numel(), to_vector(here.server.state.G).numel()
+    kinds = {"generator parameters": generator, "head parameters": head}
+    if isinstance(method, FedGEN):
+        kinds = {"head parameters": head}
+        if method.shares == "model":
+            kinds = {"parameters": to_vector(model).numel()}
+    up = here.audit.summary()["by_kind"]
+    expected = {kind: 4 * size * 2 * method.rounds for kind, size in kinds.items()}  # bytes, nodes, rounds
+    assert {kind: told["up"] for kind, told in up.items() if told["up"]} == {
+        **expected,
+        "label counts": 4 * 2 * (CLASSES + 1),
+    }
+
+
+def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
+    config, nodes = replace(MDCG, aggregation="ave", generator_lr=0.0), nodes_of()
+    here = served(config, nodes, replace(LOCAL, lr=0.0, lr_end=0.0))  # nothing moves but what is sent
+    server, student = here.server, here.server.student
+    before = [to_vector(node.modules["generator"]) for node in nodes]
+    server.step()
+    for node, old in zip(nodes, before, strict=True):
+        # All begin as the student does; its head has been averaged since, over equal ones.
+        torch.testing.assert_close(to_vector(node.model), to_vector(student))
+        assert not torch.equal(to_vector(node.modules["generator"]), old)
+    with torch.no_grad():
+        for w in (*student.parameters(), *server.state.G.parameters()):
+            w.add_(1.0)
+    marked, kept = to_vector(student.head), [to_vector(node.model.extractor) for node in nodes]
+    server.step()
+    for node, extractor in zip(nodes, kept, strict=True):
+        assert torch.equal(to_vector(node.model.head), marked)
+        assert torch.equal(to_vector(node.model.extractor), extractor)
+        assert not node.modules["generator"].get_parameter("1.bias").any()  # 1 in the global one
+
+
+def test_fedgen_averages_whole_models() -> None:
+    nodes = nodes_of()
+    here = served(replace(GEN, shares="model"), nodes)
+    here.server.step()
+    sizes = torch.tensor([float(len(node.data)) for node in nodes])
+    extractors = torch.stack([to_vector(node.model.extractor) for node in nodes])
+    mean = (sizes / sizes.sum()) @ extractors
+    torch.testing.assert_close(to_vector(here.server.student.extractor), mean)
+
+
+# --- at the server, against plain loops ----------------------------------------------------------
+
+
+def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, Uploads]:
+    """Unlike generators and heads, with running statistics of their own."""
+    torch.manual_seed(0)
+    G, D = FeatureGenerator(4, CLASSES, 5, 6), nn.Linear(5, CLASSES)
+    generators, heads = [], []
+    for _ in range(nodes):
+        mine, head = FeatureGenerator(4, CLASSES, 5, 6), nn.Linear(5, CLASSES)
+        with torch.no_grad():
+            head.weight.mul_(3)
+            for _ in range(5):
+                mine(torch.randn(16, 4 + CLASSES))  # moves the running statistics
+        generators.append(to_vector(mine))
+        heads.append(to_vector(head))
+    return G.eval(), D, Uploads(G, D, torch.stack(generators), torch.stack(heads))
+
+
+def noise_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(CLASSES, (6,), generator=generator)
+    return condition(torch.randn(6, 4, generator=generator), y, CLASSES), y
+
+
+def test_eq_10_to_12_against_a_loop_over_nodes_and_examples() -> None:
+    G, D, uploads = networks(3)
+    c, y = noise_and_labels()
+    counts = [[5.0, 0.0, 2.0], [1.0, 4.0, 0.0], [2.0, 4.0, 8.0]]
+    expected = [0.0, 0.0, 0.0]
+    with torch.no_grad():
+        for b in range(len(y)):
+            label, one = int(y[b]), c[b : b + 1]
+            for i in range(3):
+                G_i, D_i = uploads.generators.modules[i], uploads.heads.modules[i]
+                tau = counts[i][label] / sum(node[label] for node in counts)
+                students = (D(G(one)), D(G_i(one)), D_i(G(one)))  # rho_g, rho_ig, rho_gi
+                for which, student in enumerate(students):
+                    far = slow_kl(student.softmax(1), D_i(G_i(one)).softmax(1))
+                    expected[which] += tau * far.item() / len(y)
+    tau_all = torch.tensor(counts) / torch.tensor(counts).sum(0)
+    losses = crossed(uploads, G, D, c, tau_all[:, y])
+    assert losses.tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_fedcgs_distillation_against_a_loop() -> None:
+    G, D, uploads = networks(3)
+    c, _ = noise_and_labels()
+    pi, teacher = [0.2, 0.3, 0.5], torch.zeros(6, CLASSES)
+    with torch.no_grad():
+        for i in range(3):
+            teacher += pi[i] * uploads.heads.modules[i](uploads.generators.modules[i](c)).softmax(1)
+        expected = slow_kl(teacher, D(G(c)).softmax(1)).item()
+    assert ensembled(uploads, G, D, c, torch.tensor(pi)).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
+    G, D, uploads = networks(2)
+    c, y = noise_and_labels()
+
+    def learned(which: int) -> tuple[bool, ...]:
+        G.zero_grad()
+        D.zero_grad()
+        crossed(uploads, G, D, c, torch.full((2, len(y)), 0.5))[which].backward()
+        return tuple(
+            any(w.grad is not None and bool(w.grad.abs().sum() > 1e-6) for w in net.parameters())
+            for net in (G, D)
+        )
+
+    assert [learned(which) for which in range(3)] == [(True, True), (False, True), (True, False)]
+    for bench in (uploads.generators, uploads.heads):
+        assert all(w.grad is None and not w.requires_grad for m in bench.modules for w in m.parameters())
+
+
+@pytest.mark.parametrize("aggregation", ["kdc", "kd"])
+def test_with_one_node_the_average_is_all_there_is_to_distil(aggregation: Any) -> None:
+    # One step at the server: its loss is that of the averages, before they are moved.
+    config = replace(MDCG, server_steps=1, aggregation=aggregation)
+    here = served(config, nodes_of(1))
+    for _ in range(2):
+        losses = here.server.step()
+        assert len(losses) > 1
+        assert all(abs(value) < 1e-6 for name, value in losses.items() if name != "consistency")
+
+
+def test_averages_are_weighed_by_data_and_hold_the_running_statistics() -> None:
+    here = served(replace(MDCG, aggregation="ave"), nodes_of(3))
+    here.server.step()
+    generators = [node.modules["generator"] for node in here.nodes]
+    sizes = torch.tensor([9.0, 14.0, 19.0])
+    for name, tensor in here.server.state.G.state_dict().items():
+        own = torch.stack([G.state_dict()[name].float() for G in generators])
+        expected = torch.tensordot(sizes / sizes.sum(), own, 1)
+        assert torch.allclose(tensor.float(), expected, atol=0.51 if "tracked" in name else 1e-6), name
+    assert generators[0].state_dict()["1.running_mean"].abs().sum() > 0
+
+
+def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -> None:
+    here = served(replace(MDCG, aggregation="ave"), nodes_of(3))
+    found = here.server.step()["consistency"]
+    counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
+    z, y = imagined(Compute(), counts, 512, 4, SEED, "consistency")
+    expected = 0.0
+    for node, own in zip(here.nodes, counts, strict=True):
+        with torch.no_grad():
+            logits = node.model.head(node.modules["generator"](condition(z, y, CLASSES)))
+        each = F.cross_entropy(logits, y, reduction="none")
+        expected += float((own[y] / counts.sum(0)[y] * each).mean())
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("shares", ["head", "model"])
+def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
+    nodes, config = nodes_of(), replace(GEN, shares=shares)
+    server = served(config, nodes).server
+    server.step()
+    G, shared = server.state.G, [node.model.get_submodule(config.part) for node in nodes]
+    uploads = uploaded(shared[0], torch.stack([to_vector(each) for each in shared]))
+    counts = torch.tensor([[5.0, 0.0, 2.0], [1.0, 4.0, 0.0]])
+    z, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
+    expected = 0.0
+    with torch.no_grad():
+        f = G(condition(z, y, CLASSES))  # evaluated as sent
+        for b in range(6):
+            share = counts[:, y[b]] / counts[:, y[b]].sum()
+            logits = share[0] * nodes[0].model.head(f[b]) + share[1] * nodes[1].model.head(f[b])
+            expected -= float(logits.softmax(0)[y[b]].log()) / 6
+        found = config.generator_loss(TASK, G, uploads, z, y, counts)
+    assert found[0].item() == pytest.approx(expected, rel=1e-4)
+    assert found[1].item() == pytest.approx(diversity("div0", f, z, y).item(), rel=1e-5)
+
+
+def test_only_fedgens_generator_learns_at_the_server() -> None:
+    nodes = nodes_of()
+    server = served(GEN, nodes).server
+    first = server.step()
+    heads = torch.stack([to_vector(node.model.head) for node in nodes])
+    uploads, student = uploaded(nodes[0].model.head, heads), to_vector(server.student)
+    losses = [GEN.teach(server, server.state, uploads, torch.ones(2, 3), t)["generator"] for t in range(5)]
+    assert losses[-1] < 0.5 * first["generator"]
+    assert torch.equal(student, to_vector(server.student))
+    assert all(torch.equal(*each) for each in zip(heads, map(to_vector, uploads.modules), strict=True))
+    assert not server.state.G.training  # sent, and listened to, with its running statistics
+
+
+# --- diversity, by hand on a batch of three ------------------------------------------------------
+
+# Three outputs, their noise and labels 0, 0, 1. Distances: of f 5, 10 and 5 tenths; of z 1, 4 and 5.
+OUTPUTS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]]) / 10
+Z = torch.tensor([[0.0], [1.0], [-4.0]])
+Y = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+PAIRS = ((0.5, 1.0, 0), (1.0, 4.0, 1), (0.5, 5.0, 1))  # ||f_j - f_k||, ||z_j - z_k||, labels differ
+WEIGHTS = {
+    "div0": lambda z, other: z,
+    "div1": lambda z, other: math.sqrt(z**2 + 2 * other),  # one-hot labels that differ are sqrt 2 apart
+    "div2": lambda z, other: z * (math.e**2 if other else 1.0),
+}
+
+
+@pytest.mark.parametrize("form", WEIGHTS)
+def test_diversity_is_eq_7_l_div_1_and_eq_8(form: Any) -> None:
+    # Each pair both ways, and three of no distance; f has 2 values.
+    exponent = sum(-2 * f * WEIGHTS[form](z, other) for f, z, other in PAIRS) / 9 / math.sqrt(2)
+    value = diversity(form, OUTPUTS, Z, Y).item()
+    assert value == pytest.approx(math.exp(exponent), rel=1e-5)
+    if form != "div1":  # distances per value do not grow with the number of values
+        more = diversity(form, OUTPUTS.repeat(1, 50), Z.repeat(1, 8), Y)
+        assert more.item() == pytest.approx(value, rel=1e-4)
+    assert diversity("none", OUTPUTS, Z, Y) == 0
+
+
+@pytest.mark.parametrize("form", WEIGHTS)
+def test_groups_are_apart_and_equal_outputs_get_finite_gradients(form: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    f = torch.randn(4, 30, 6, generator=generator)
+    f[1] = f[1, :1]  # a generator that has collapsed
+    f.requires_grad_()
+    z = torch.randn(4, 30, 2, generator=generator)
+    y = F.one_hot(torch.randint(3, (4, 30), generator=generator), 3).float()
+    values = diversity(form, f, z, y)
+    assert values[1].item() == pytest.approx(1.0, abs=1e-3)
+    alone = torch.stack([diversity(form, f[index], z[index], y[index]) for index in range(4)])
+    torch.testing.assert_close(values, alone, rtol=1e-4, atol=0.0)
+    values.sum().backward()
+    assert f.grad is not None
+    assert f.grad.isfinite().all()
+    assert (f.grad[[0, 2, 3]] != 0).any()
