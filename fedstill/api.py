@@ -204,7 +204,7 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
         public["y"] = setting.public.labels
     return {
         "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
-        **{name: repr(getattr(setting, name)) for name in [*kept.split(), "perceptual"]},
+        **{name: repr(getattr(setting, name)) for name in kept.split()},
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
         "public": digest("", public),
         "models": " ".join(str(model) for model in setting.models),
