@@ -157,14 +157,14 @@ def test_tables_have_the_columns(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 220])
-def test_the_terminal_has_them_beside_or_below(folder: Path, width: int) -> None:
+def test_the_terminal_has_them_below(folder: Path, width: int) -> None:
     out = StringIO()
     print_comparison(summarise(folder, a_plan()), Console(file=out, width=width, color_system=None))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines if line.startswith(" FedAvg ")]
     figures = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "99.0 \u00b1 0.0", "21.0 \u00b1 0.0", "-"]
-    assert ["FedAvg", *figures] in rows if width == 80 else rows[0][7:12] == figures
+    assert ["FedAvg", *figures] in rows
     assert "Nothing here is called safe." in " ".join(out.getvalue().split())
 
 
