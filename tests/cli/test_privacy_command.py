@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from fedstill.attacks.audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
-from fedstill.cli.privacy_plan import _at_node, _simulated, _solve, _Wish
+from fedstill.cli.privacy_plan import _at_node, _simulated, _solve
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import own_audit, owner
@@ -98,7 +98,7 @@ CASES = {
 def test_a_runs_audit_log_holds_the_events_of_its_plan(tmp_path: Path, case: str) -> None:
     path = write(tmp_path, CASES[case])
     run, places = _simulated("tiny", load_toml(path))
-    plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
+    plans = {place.name: _solve(run, place) for place in places}
 
     experiment, _ = prepare(load_toml(path))
     (tmp_path / "out").mkdir()
@@ -130,7 +130,7 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     extra = f'data.name = "{tmp_path / "slices.npz"}"\ntask.name = "segmentation"\n'
     path.write_text(extra + text)
     run, places = _simulated("tiny", load_toml(path))
-    plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
+    plans = {place.name: _solve(run, place) for place in places}
 
     experiment, _ = prepare(load_toml(path))
     assert [place.examples for place in places] == [len(node.data) for node in experiment.nodes]
@@ -152,7 +152,7 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     clinic = Clinic(tmp_path / "clinic", policy)
     method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
     run, (place,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
-    plan = _solve(run, place, _Wish(None, None, None))
+    plan = _solve(run, place)
     clinic.ready()
     assert isinstance(
         clinic.say("answer", {}, question="count_labels", number=0, differentiable=False), tuple
@@ -170,7 +170,7 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
     path = write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd"))
     run, places = _simulated("tiny", load_toml(path))
-    plan = _solve(run, places[0], _Wish(None, None, None))
+    plan = _solve(run, places[0])
     assert (plan.cost.price, plan.cost.lines, plan.cost.pld) == (Price(), (), 0.0)
     experiment, _ = prepare(load_toml(path))
     (tmp_path / "out").mkdir()
