@@ -19,7 +19,7 @@ from fedstill.core.records import write_text
 from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
 from fedstill.report.summary import Spread
 from fedstill.runs.config import PaperFigure
-from tests.report.test_report_page import Page
+from tests.report.test_report_page import Page, refuse_loading
 
 # Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.
 FEDAVG = [(80.0, 70.0, 1000, 500), (84.0, 72.0, 1000, 500), (88.0, 74.0, 4000, 500)]
@@ -235,8 +235,10 @@ def test_markdown_holds_the_same_table(folder: Path) -> None:
 
 
 def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
-    path = write_comparison(folder, compare.read_folder(folder))
-    page = Page(path.read_text(encoding="utf-8"))
+    source = write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8")
+    page = Page(source)
+    refuse_loading(page, source)
+    assert str(folder) not in source
     for told in (
         "50% skew_ed",
         "2 FedAvg student 84.0 ± 4.0 72.0 ± 2.0 2.0 kB 500 B 41 12.5 82.5 ± 0.7 +1.5 75.0 -3.0 "
@@ -281,18 +283,6 @@ def test_as_many_nodes_as_a_column_has_values_are_counted_by_the_runs(folder: Pa
     plan = a_plan(runs={}, paper=[], settings=[{"name": "50% skew_ed", "split": sites}])
     context = summarise(folder, plan).settings[0].context
     assert context.startswith("digits, 4 nodes, one for each site; ")
-
-
-def test_the_page_loads_and_runs_nothing(folder: Path) -> None:
-    source = write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8")
-    page = Page(source)
-    assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "img", "form", "base"}
-    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
-    policy = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
-    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
-    assert "url(" not in source
-    assert str(folder) not in source
-    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
 
 
 # --- privacy ---
