@@ -17,7 +17,7 @@ from fedstill.compare import plan as compare
 from fedstill.compare.plan import Comparison
 from fedstill.core.records import write_text
 from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.summary import Spread
+from fedstill.report.summary import Spread, Summary
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page, refuse_loading
 
@@ -181,18 +181,19 @@ def test_a_seed_that_is_missing_is_said(folder: Path) -> None:
     assert rows["fedavg"].spread("accuracy") == Spread(80.0, None)
 
 
-def printed(folder: Path, width: int) -> str:
+def printed(summary: Summary, width: int) -> str:
+    """What a terminal shows, which nothing is wider than or cut by."""
     out = StringIO()
-    summary = summarise(folder, compare.read_folder(folder))
     print_comparison(summary, Console(file=out, width=width, color_system=None))
-    return out.getvalue()
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    return text
 
 
 @pytest.mark.parametrize("width", [80, 190])
 def test_the_terminal_tables(folder: Path, width: int) -> None:
-    text = printed(folder, width)
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
+    text = printed(summarise(folder, compare.read_folder(folder)), width)
     line = next(line for line in text.splitlines() if line.startswith(" FedAvg "))
     told = ["FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5"]
     assert re.split(r"\s{2,}", line.replace(" ± ", "±").strip()) == told
@@ -331,9 +332,5 @@ def test_all_forms_have_a_column_where_there_is_an_epsilon(folder: Path) -> None
     assert "| seconds | epsilon | paper |" in head
     assert all(row.count("|") == head.count("|") for row in rows)
     assert any(row.startswith("| FedAvg |") and "| 12.5 | 2 |" in row for row in rows)
-    for width in (80, 200):
-        out = StringIO()
-        print_comparison(summary, Console(file=out, width=width, color_system=None))
-        assert "epsilon" in out.getvalue()
-        assert max(map(len, out.getvalue().splitlines())) <= width
+    assert all("epsilon" in printed(summary, width) for width in (80, 200))
     assert any(note.startswith("Epsilon: ") and "delta 1e-05" in note for note in summary.notes)
