@@ -103,7 +103,7 @@ def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -
     from rich.text import Text
 
     lines = Lines(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    lines.add_column(Text(table.name))
+    lines.add_column(Text(table.name), overflow="fold")
     for column in table.columns:
         free = column.head in wrapped
         justify: Any = "right" if "r" in column.style.split() else "left"
