@@ -5,135 +5,94 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.version import __version__
+from fedstill.core.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from fedstill.api import Outcome, distil
-    from fedstill.core.compute import EngineConfig
-    from fedstill.core.dataset import TensorData
-    from fedstill.federation.link import LinkConfig
-    from fedstill.methods.asyndgan import AsynDGAN
-    from fedstill.methods.centralised import Centralised
-    from fedstill.methods.ensemble import NodeEnsemble
-    from fedstill.methods.fedad import FedAD
-    from fedstill.methods.fedavg import FedAvg
-    from fedstill.methods.fedavgm import FedAvgM
-    from fedstill.methods.fedcg import FedCG
-    from fedstill.methods.feddf import FedDF
-    from fedstill.methods.fedgen import FedGEN
-    from fedstill.methods.fediod import FedIOD
-    from fedstill.methods.fediod_maps import FedIODMaps
-    from fedstill.methods.fedkd import FedKD
-    from fedstill.methods.fedmd import FedMD
-    from fedstill.methods.fedmd_cg import FedMDCG
-    from fedstill.methods.fedper import FedPer
-    from fedstill.methods.fedprox import FedProx
-    from fedstill.methods.fl_mrcm import FLMRCM
-    from fedstill.methods.lg_fedavg import LGFedAvg
-    from fedstill.methods.public_only import PublicOnly
-    from fedstill.methods.standalone import Standalone
-    from fedstill.node.policy import PolicyConfig
-    from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
-    from fedstill.privacy.dpsgd import DPSGD
-    from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-    from fedstill.privacy.pate import PATE, PateConfig
-    from fedstill.protocol.schedule import LocalConfig
-    from fedstill.tasks.config import TaskConfig
-    from fedstill.tasks.instances import InstancesConfig
-    from fedstill.tasks.reconstruction import ReconstructionConfig
-    from fedstill.tasks.segmentation import SegmentationConfig
+if TYPE_CHECKING:  # the same names for tools that read types
+    from fedstill.api import Outcome as Outcome
+    from fedstill.api import distil as distil
+    from fedstill.core.compute import EngineConfig as EngineConfig
+    from fedstill.core.dataset import TensorData as TensorData
+    from fedstill.federation.link import LinkConfig as LinkConfig
+    from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
+    from fedstill.methods.centralised import Centralised as Centralised
+    from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
+    from fedstill.methods.fedad import FedAD as FedAD
+    from fedstill.methods.fedavg import FedAvg as FedAvg
+    from fedstill.methods.fedavgm import FedAvgM as FedAvgM
+    from fedstill.methods.fedcg import FedCG as FedCG
+    from fedstill.methods.feddf import FedDF as FedDF
+    from fedstill.methods.fedgen import FedGEN as FedGEN
+    from fedstill.methods.fediod import FedIOD as FedIOD
+    from fedstill.methods.fediod_maps import FedIODMaps as FedIODMaps
+    from fedstill.methods.fedkd import FedKD as FedKD
+    from fedstill.methods.fedmd import FedMD as FedMD
+    from fedstill.methods.fedmd_cg import FedMDCG as FedMDCG
+    from fedstill.methods.fedper import FedPer as FedPer
+    from fedstill.methods.fedprox import FedProx as FedProx
+    from fedstill.methods.fl_mrcm import FLMRCM as FLMRCM
+    from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
+    from fedstill.methods.public_only import PublicOnly as PublicOnly
+    from fedstill.methods.standalone import Standalone as Standalone
+    from fedstill.node.policy import PolicyConfig as PolicyConfig
+    from fedstill.privacy.config import GradientsConfig as GradientsConfig
+    from fedstill.privacy.config import NoPrivacy as NoPrivacy
+    from fedstill.privacy.config import PrivacyConfig as PrivacyConfig
+    from fedstill.privacy.config import StepsConfig as StepsConfig
+    from fedstill.privacy.dpsgd import DPSGD as DPSGD
+    from fedstill.privacy.noisy_outputs import NoisyOutputs as NoisyOutputs
+    from fedstill.privacy.noisy_outputs import OutputsConfig as OutputsConfig
+    from fedstill.privacy.pate import PATE as PATE
+    from fedstill.privacy.pate import PateConfig as PateConfig
+    from fedstill.protocol.schedule import LocalConfig as LocalConfig
+    from fedstill.tasks.config import TaskConfig as TaskConfig
+    from fedstill.tasks.instances import InstancesConfig as InstancesConfig
+    from fedstill.tasks.reconstruction import ReconstructionConfig as ReconstructionConfig
+    from fedstill.tasks.segmentation import SegmentationConfig as SegmentationConfig
 
-__all__ = [
-    "DPSGD",
-    "FLMRCM",
-    "PATE",
-    "AsynDGAN",
-    "Centralised",
-    "EngineConfig",
-    "FedAD",
-    "FedAvg",
-    "FedAvgM",
-    "FedCG",
-    "FedDF",
-    "FedGEN",
-    "FedIOD",
-    "FedIODMaps",
-    "FedKD",
-    "FedMD",
-    "FedMDCG",
-    "FedPer",
-    "FedProx",
-    "GradientsConfig",
-    "InstancesConfig",
-    "LGFedAvg",
-    "LinkConfig",
-    "LocalConfig",
-    "NoPrivacy",
-    "NodeEnsemble",
-    "NoisyOutputs",
-    "Outcome",
-    "OutputsConfig",
-    "PateConfig",
-    "PolicyConfig",
-    "PrivacyConfig",
-    "PublicOnly",
-    "ReconstructionConfig",
-    "SegmentationConfig",
-    "Standalone",
-    "StepsConfig",
-    "TaskConfig",
-    "TensorData",
-    "__version__",
-    "distil",
-]
-
-# Imported when first used: torch takes seconds, and `fedstill --help` should not wait for it.
-_HOMES = {
-    "AsynDGAN": "fedstill.methods.asyndgan",
-    "Centralised": "fedstill.methods.centralised",
-    "DPSGD": "fedstill.privacy.dpsgd",
-    "EngineConfig": "fedstill.core.compute",
-    "NodeEnsemble": "fedstill.methods.ensemble",
-    "FLMRCM": "fedstill.methods.fl_mrcm",
-    "FedAD": "fedstill.methods.fedad",
-    "FedAvg": "fedstill.methods.fedavg",
-    "FedAvgM": "fedstill.methods.fedavgm",
-    "FedCG": "fedstill.methods.fedcg",
-    "FedDF": "fedstill.methods.feddf",
-    "FedGEN": "fedstill.methods.fedgen",
-    "FedIOD": "fedstill.methods.fediod",
-    "FedIODMaps": "fedstill.methods.fediod_maps",
-    "FedKD": "fedstill.methods.fedkd",
-    "FedMDCG": "fedstill.methods.fedmd_cg",
-    "FedMD": "fedstill.methods.fedmd",
-    "FedPer": "fedstill.methods.fedper",
-    "FedProx": "fedstill.methods.fedprox",
-    "GradientsConfig": "fedstill.privacy.config",
-    "InstancesConfig": "fedstill.tasks.instances",
-    "LGFedAvg": "fedstill.methods.lg_fedavg",
-    "LinkConfig": "fedstill.federation.link",
-    "LocalConfig": "fedstill.protocol.schedule",
-    "NoPrivacy": "fedstill.privacy.config",
-    "NoisyOutputs": "fedstill.privacy.noisy_outputs",
-    "Outcome": "fedstill.api",
-    "OutputsConfig": "fedstill.privacy.noisy_outputs",
-    "PATE": "fedstill.privacy.pate",
-    "PateConfig": "fedstill.privacy.pate",
-    "PolicyConfig": "fedstill.node.policy",
-    "PrivacyConfig": "fedstill.privacy.config",
-    "PublicOnly": "fedstill.methods.public_only",
-    "ReconstructionConfig": "fedstill.tasks.reconstruction",
-    "SegmentationConfig": "fedstill.tasks.segmentation",
-    "Standalone": "fedstill.methods.standalone",
-    "StepsConfig": "fedstill.privacy.config",
-    "TaskConfig": "fedstill.tasks.config",
-    "TensorData": "fedstill.core.dataset",
-    "distil": "fedstill.api",
+# By module, what it offers. Imported when first used: torch takes seconds, and `fedstill --help` should not
+# wait for it.
+_OFFERED = {
+    "api": "Outcome distil",
+    "core.compute": "EngineConfig",
+    "core.dataset": "TensorData",
+    "federation.link": "LinkConfig",
+    "methods.asyndgan": "AsynDGAN",
+    "methods.centralised": "Centralised",
+    "methods.ensemble": "NodeEnsemble",
+    "methods.fedad": "FedAD",
+    "methods.fedavg": "FedAvg",
+    "methods.fedavgm": "FedAvgM",
+    "methods.fedcg": "FedCG",
+    "methods.feddf": "FedDF",
+    "methods.fedgen": "FedGEN",
+    "methods.fediod": "FedIOD",
+    "methods.fediod_maps": "FedIODMaps",
+    "methods.fedkd": "FedKD",
+    "methods.fedmd": "FedMD",
+    "methods.fedmd_cg": "FedMDCG",
+    "methods.fedper": "FedPer",
+    "methods.fedprox": "FedProx",
+    "methods.fl_mrcm": "FLMRCM",
+    "methods.lg_fedavg": "LGFedAvg",
+    "methods.public_only": "PublicOnly",
+    "methods.standalone": "Standalone",
+    "node.policy": "PolicyConfig",
+    "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig StepsConfig",
+    "privacy.dpsgd": "DPSGD",
+    "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
+    "privacy.pate": "PATE PateConfig",
+    "protocol.schedule": "LocalConfig",
+    "tasks.config": "TaskConfig",
+    "tasks.instances": "InstancesConfig",
+    "tasks.reconstruction": "ReconstructionConfig",
+    "tasks.segmentation": "SegmentationConfig",
 }
+_HOMES = {name: f"fedstill.{home}" for home, names in _OFFERED.items() for name in names.split()}
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

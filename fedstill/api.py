@@ -195,21 +195,8 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
 
 def _fingerprint(setting: Setting) -> dict[str, str]:
     """What must be equal for a run to be the same run, as texts."""
-    names = (
-        "method",
-        "local",
-        "engine",
-        "names",
-        "policies",
-        "privacies",
-        "mean",
-        "std",
-        "seed",
-        "every",
-        "link",
-        "classes",
-        "vocabulary",
-        "perceptual",
+    kept = (
+        "method local engine names policies privacies mean std seed every link classes vocabulary perceptual"
     )
     data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
     public = {} if setting.public is None else {"x": setting.public.inputs}
@@ -217,7 +204,7 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
         public["y"] = setting.public.labels
     return {
         "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
-        **{name: repr(getattr(setting, name)) for name in names},
+        **{name: repr(getattr(setting, name)) for name in kept.split()},
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
         "public": digest("", public),
         "models": " ".join(str(model) for model in setting.models),

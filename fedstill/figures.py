@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = [
     "accuracy", "against_epsilon", "against_leakage", "curves", "local_losses", "losses", "traffic", "write",
 ]  # fmt: skip
+
+
+T = TypeVar("T")
 
 
 class NothingToDraw(FedstillError):
@@ -46,9 +49,8 @@ def accuracy(run: str | Path | RunFiles) -> Figure:
         RunFolderError: the folder holds no finished run, or a file of it is spoilt.
     """
     kept = _run(run)
-    course = run_figures.course_of(kept)
-    if course is None:
-        raise NothingToDraw(f"{kept.folder} measured nothing on its way: there is no curve to draw")
+    lacking = f"{kept.folder} measured nothing on its way: there is no curve to draw"
+    course = _needed(run_figures.course_of(kept), lacking)
     with drawing.style():
         figure = run_figures.course(course)
         figure.axes[0].set_ylabel(f"{course.title} on the test data")
@@ -83,9 +85,7 @@ def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
         RunFolderError: the folder holds no comparison, or a file of it is spoilt.
     """
     kept = _setting(comparison, setting)
-    spots = spots_of(kept)
-    if not spots:
-        raise NothingToDraw("no run of the comparison has both its figure and its bytes")
+    spots = _needed(spots_of(kept), "no run of the comparison has both its figure and its bytes")
     axis = "bytes up and down, all nodes, a whole run"
     return _compared(compare_figures.traffic, (spots,), axis, kept.metric.title, spots)
 
@@ -93,9 +93,7 @@ def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
 def curves(comparison: str | Path | Summary, setting: int = 0) -> Figure:
     """What methods reach over the share of the run that is done, a line each. Raises as :func:`traffic`."""
     kept = _setting(comparison, setting)
-    lines = curves_of(kept)
-    if not lines:
-        raise NothingToDraw("no run of the comparison measured anything on its way")
+    lines = _needed(curves_of(kept), "no run of the comparison measured anything on its way")
     axis = "share of the run that is done"
     return _compared(compare_figures.curves, (lines,), axis, kept.metric.title, lines)
 
@@ -106,8 +104,7 @@ def against_epsilon(comparison: str | Path | Summary) -> Figure:
     """
     summary = _summary(comparison)
     lines = [line for line in summary.budgets() if line.reached]
-    if not lines:
-        raise NothingToDraw("the settings of the comparison do not differ in nodes.privacy.epsilon")
+    _needed(lines, "the settings of the comparison do not differ in nodes.privacy.epsilon")
     return _compared(compare_figures.against_epsilon, (lines,), "epsilon", summary.metric.title, lines)
 
 
@@ -171,11 +168,16 @@ def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path
             made[name] = draw()
         except NothingToDraw:  # a run need not have all of them
             continue
-    if not made:
-        raise NothingToDraw(f"{folder} holds nothing that a figure could show")
+    _needed(made, f"{folder} holds nothing that a figure could show")
     target = folder / "figures" if out is None else out
     target.mkdir(parents=True, exist_ok=True)
     return [drawing.save(figure, target / f"{name}.{kind}") for name, figure in made.items()]
+
+
+def _needed(found: T | None, lacking: str) -> T:
+    if not found:
+        raise NothingToDraw(lacking)
+    return found
 
 
 def _run(run: str | Path | RunFiles) -> RunFiles:
@@ -183,8 +185,7 @@ def _run(run: str | Path | RunFiles) -> RunFiles:
 
 
 def _losses(run: RunFiles, found: run_figures.Losses, *, shared: bool) -> Figure:
-    if not any(run_figures.finite(values) for values in found.values()):
-        raise NothingToDraw(f"{run.folder} holds no such losses")
+    _needed(any(map(run_figures.finite, found.values())), f"{run.folder} holds no such losses")
     with drawing.style():
         return run_figures.panels(found, shared=shared)
 

@@ -292,15 +292,6 @@ def test_a_finished_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 # --- precision -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("able", "precision"), [(True, "bfloat16"), (False, "float32")])
-def test_auto_is_what_the_processor_has_and_the_result_says_which(
-    able: bool, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: able)
-    engine = fedstill.EngineConfig(name="one-by-one", precision="auto")
-    assert fedstill.distil(**few(engine=engine)).figures["engine"]["precision"] == precision
-
-
 def test_a_run_does_not_go_on_in_another_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fedstill.EngineConfig(name="one-by-one", precision="auto")
     monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)

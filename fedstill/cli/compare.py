@@ -57,30 +57,23 @@ def _planned(given: Given) -> Comparison:
 
 def _changes(words: list[str], base: RunConfig, own: Given) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
-    from fedstill.cli.options import choose, group
-    from fedstill.compare.plan import shared_options
-    from fedstill.core.tables import refuse_anothers
+    from fedstill.attacks.attack import ATTACKS
+    from fedstill.cli.options import group
+    from fedstill.compare.plan import OWN
     from fedstill.runs.config import to_dict
 
     given = group(words)
-    chosen = choose(base, given)[0]
-    known = shared_options(chosen)
     for option in given:
-        if option.name.startswith("method."):
-            key = option.name.removeprefix("method.")
+        first, _, key = option.name.partition(".")
+        if first == "method":
             raise FedstillError(
                 f"{option.option} is an option of one method, and a comparison has several: write a file "
                 f"with methods = [...] and, below [options.METHOD], {key} = ..., and compare that file"
             )
-        if option.name not in known:
-            refuse_anothers(chosen, option.name, " ".join(option.values))
-            see = "the options of one method belong to a preset or to a comparison's file"
-            if option.name.startswith(("inversion.", "membership.", "copying.")):
-                see = "the options of attacks belong to the table [leakage] of a comparison's file"
-            raise UnknownName(
-                "option", option.option, [*own.known, *(f"--{name}" for name in known)], see=see
-            )
-    run = to_dict(changed(base, words, "fedstill run PRESET"))
+        if first in OWN or first in ATTACKS:
+            see = "the options of attacks belong to the table [leakage] of a comparison's file"
+            raise UnknownName("option", option.option, own.known, see=see if first in ATTACKS else "")
+    run = to_dict(changed(base, words, "fedstill run PRESET", own.known))
     return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,31 +28,15 @@ if TYPE_CHECKING:
     from fedstill.runs.config import RunConfig
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """What the options say; None is not given."""
-
-    epsilon: float | None
-    noise: float | Mapping[str, float] | None
-    steps: int | None
-
-    @property
-    def finds_steps(self) -> bool:
-        return self.steps is None and self.epsilon is not None and self.noise is not None
-
-
 def plan(given: Given) -> None:
     """Say what a run will cost one node, or those of a simulation; a refusal is an error."""
-    noise = given.get("--noise")
-    wish = _Wish(
-        number("--epsilon", given.get("--epsilon")),
-        None if noise is None else _noise(noise),
-        number("--steps", given.get("--steps"), int),
-    )
-    if wish.finds_steps and wish.epsilon == math.inf:
-        raise ArgumentError("--epsilon", wish.epsilon, "finite, where it says how long the run can be")
-    if wish.steps is not None and wish.steps < 1:
-        raise ArgumentError("--steps", wish.steps, "1 or more")
+    noise = None if (text := given.get("--noise")) is None else _noise(text)
+    epsilon = number("--epsilon", given.get("--epsilon"))
+    steps = number("--steps", given.get("--steps"), int)
+    if epsilon == math.inf and noise is not None and steps is None:
+        raise ArgumentError("--epsilon", epsilon, "finite, where it says how long the run can be")
+    if steps is not None and steps < 1:
+        raise ArgumentError("--steps", steps, "1 or more")
     *folders, target = given.places
     if not folders and ((Path(target) / "node.toml").is_file() or Path(target).name == "node.toml"):
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
@@ -64,7 +48,7 @@ def plan(given: Given) -> None:
     plans = []
     for place in places:
         if place.examples not in known:
-            known[place.examples] = _solve(run, place, wish)
+            known[place.examples] = _solve(run, place, epsilon, noise, steps)
         plans.append(replace(known[place.examples], place=place))
     show(console, run, plans, folder)
     for one in plans:
@@ -141,24 +125,31 @@ def _mechanism(run: Run, place: Place, privacy: PrivacyConfig, method: Any, loca
     return Mechanism(place.name, privacy, side, local, place.examples, setting.task)
 
 
-def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
+def _solve(
+    run: Run,
+    place: Place,
+    epsilon: float | None = None,
+    noise: float | Mapping[str, float] | None = None,
+    steps: int | None = None,
+) -> Plan:
     """Give the node the one of noise, steps and epsilon that is not given."""
     privacy, method, local = place.privacy, run.method, place.local
-    if wish.epsilon is not None:
-        privacy = replace(privacy, epsilon=wish.epsilon)
+    finds_steps = steps is None and epsilon is not None and noise is not None
+    if epsilon is not None:
+        privacy = replace(privacy, epsilon=epsilon)
     # With some noise everywhere: what does the run cost at all, and for how long?
     wants = [part for part, table in privacy.parts.items() if table.noise is None]
     noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
     first = _mechanism(run, place, noisy, method, local)
     used = parts(first)
-    if wish.noise is not None:
-        wanted = [part for part in wants if part in used]
-        privacy = privacy.with_noise(_levels(wish.noise, privacy, used, wanted))
+    if noise is not None:
+        unknown = [part for part in wants if part in used]
+        privacy = privacy.with_noise(_levels(noise, privacy, used, unknown))
         noisy = noisy.with_noise({part: privacy.parts[part].noise or 1.0 for part in used})
     wants = [part for part in used if privacy.parts[part].noise is None]
 
     length = None
-    if total(first.schedule()) or wish.steps or wish.finds_steps:
+    if total(first.schedule()) or steps or finds_steps:
 
         def price(method: Any, local: LocalConfig) -> Price | None:
             return total(_mechanism(run, place, noisy, method, local).schedule())
@@ -166,10 +157,10 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
         try:
             length = find_knob(method, local, price)
         except FedstillError:
-            if wish.steps is not None or wish.finds_steps:
+            if steps is not None or finds_steps:
                 raise
-    if length is not None and (wish.steps is not None or wish.finds_steps):
-        steps = wish.steps if wish.steps is not None else _most(run, place, privacy, length, wants)
+    if length is not None and (steps is not None or finds_steps):
+        steps = _most(run, place, privacy, length, wants) if steps is None else steps
         method, local = length.turn(method, local, steps)
         length = replace(length, value=steps)
     mechanism = _mechanism(run, place, privacy, method, local)
@@ -179,7 +170,7 @@ def _solve(run: Run, place: Place, wish: _Wish) -> Plan:
     limited = math.isfinite(privacy.budget)
     cost = forecast(mechanism)
     noisy_enough = wants and limited and cost.price is not None
-    found = "steps" if wish.finds_steps else "noise" if noisy_enough else "epsilon"
+    found = "steps" if finds_steps else "noise" if noisy_enough else "epsilon"
     return Plan(place, mechanism, cost, length, found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,19 +11,20 @@ from fedstill.report import tables
 from fedstill.report.compare_csv import runs_csv, summary_csv
 from fedstill.report.compare_page import html
 from fedstill.report.compare_table import (
-    Value,
     budget_table,
+    costs_of,
+    figures_of,
     gap_of,
     leak_notes,
+    leaks_of,
     leaves,
     needs,
     paper_text,
     setting_table,
-    values_of,
     whole_table,
 )
 from fedstill.report.summarise import summarise
-from fedstill.report.summary import Setting, Summary
+from fedstill.report.summary import Summary
 from fedstill.report.tables import NONE, Cell, Column, Row, Table
 
 if TYPE_CHECKING:
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from fedstill.compare.plan import Comparison
 
 __all__ = ["html", "latex", "markdown", "print_comparison", "summarise", "write_comparison"]
-
-WIDE = 130  # columns of a terminal that takes everything in one table
-EACH = 14  # more for each figure beyond the first
-LEAKING = 11  # more for each figure of attacks
 
 
 def write_comparison(out: Path, comparison: Comparison) -> Path:
@@ -86,44 +82,30 @@ def latex(summary: Summary) -> str:
 
 
 def print_comparison(summary: Summary, console: Console) -> None:
-    """Print one table a setting, one row a method; on a narrow terminal parted into several."""
+    """Print a setting's tables, one row a method: what is reached at which cost, other figures, leakage."""
     from rich.text import Text
 
     first, local, *others = summary.shown()
-    compared = summary.compared()
-    more = EACH * (len(others) + max(0, len(compared) - 2)) + LEAKING * len(summary.leaks)
-    wide = console.width >= WIDE + more
-    terms = [Value("leaves a node", leaves, style=""), Value("needs", needs, style="")]
-    if wide:
-        parts = [[*values_of(summary, [first, local, *others], compared, summary.leaks), *terms]]
-    else:
-        rest = values_of(summary, others, [], summary.leaks)
-        parts = [values_of(summary, [first, local], [], []), rest[: len(others)]]
-        parts.append([value for value in rest if value.head in [leak.head for leak in summary.leaks]])
-    parts[0][1] = replace(parts[0][1], head="local")
-
-    def show(setting: Setting, values: Sequence[Value]) -> None:
-        free = ("epsilon", *(value.head for value in terms))
-        tables.print_rows(setting_table(summary, setting, values), console, wrapped=free, wrap_names=not wide)
-
+    reached = figures_of(summary, [first, local])
+    reached[1] = replace(reached[1], head="local")
+    parts = [[*reached, *costs_of(summary)], figures_of(summary, others), leaks_of(summary)]
     for setting in summary.settings:
         console.print(Text(setting.name or summary.name, style="bold"))
         console.print(Text(setting.context, style="dim"))
         for values in filter(None, parts):
-            show(setting, values)
+            tables.print_rows(setting_table(setting, values), console, wrapped=["epsilon"])
         for entry in setting.entries:
             if entry.reason():
                 console.print(Text(f"{entry.name}: {entry.reason()}"))
-            for name in entry.published if not wide else ():
+            for name in entry.published:
                 theirs, gap = paper_text(summary, name, entry), gap_of(summary, name, entry) or NONE
                 what = f"{entry.name}, {summary.called(name)}"
                 console.print(Text(f"{what}: the paper has {theirs}, the gap is {gap}"))
         console.print()
-    if not wide:
-        known = {entry.name: entry for entry in summary.entries}.values()
-        rows = [Row(entry.name, [value.cell(entry) for value in terms]) for entry in known]
-        heads = [Column(value.head, "") for value in terms]
-        tables.print_rows(Table("", "method", heads, rows), console, wrapped=[c.head for c in heads])
+    known = {entry.name: entry for entry in summary.entries}.values()
+    heads = [Column("leaves a node", ""), Column("needs", "")]
+    rows = [Row(entry.name, [Cell(leaves(entry)), Cell(needs(entry))]) for entry in known]
+    tables.print_rows(Table("", "method", heads, rows), console, wrapped=[column.head for column in heads])
     for paper in summary.published:
         where = f", {paper.setting}" if paper.setting else ""
         told = f"Paper: {paper.method}, {summary.called(paper.figure)}{where}: {paper.source}"

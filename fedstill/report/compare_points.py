@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
 from fedstill.attacks.rows import Column
@@ -70,24 +69,22 @@ def leaking_of(summary: Summary) -> Leaking:
     column = next((leak for leak in summary.leaks if leak.axis), None)
     names = [setting.name for setting in summary.settings]
     letters = dict(zip(names, ascii_lowercase, strict=False)) if len(names) > 1 and not by_budget else {}
-    found: list[tuple[float, Spot]] = []  # with the budget
-    absent = []
-    for setting in summary.settings:
-        for entry in setting.entries:
-            spot, leak = _spot(entry), None if column is None else entry.leak(column)
-            if spot is None or leak is None:
-                absent.append(", ".join(part for part in (entry.name, setting.name) if part))
-                continue
-            kept = entry.epsilon()
-            epsilon = "" if kept is None else epsilon_text(kept[0])
-            tag = ", ".join(filter(None, (letters.get(setting.name), epsilon and f"\u03b5 {epsilon}")))
-            where = ", ".join(filter(None, (setting.name, epsilon and f"epsilon {epsilon}")))
-            spot = dataclasses.replace(spot, leak=leak[1], tag=tag, where=where)
-            found.append((entry.budget if by_budget else 0.0, spot))
+    entries = [(setting.name, entry) for setting in summary.settings for entry in setting.entries]
+    if by_budget:
+        entries.sort(key=lambda each: (each[1].place, each[1].budget))
     spots: list[Spot] = []
-    for _, spot in sorted(found, key=lambda item: (item[1].place, item[0])):
+    absent = []
+    for name, entry in entries:
+        spot, leak = _spot(entry), None if column is None else entry.leak(column)
+        if spot is None or leak is None:
+            absent.append(", ".join(part for part in (entry.name, name) if part))
+            continue
+        kept = entry.epsilon()
+        epsilon = "" if kept is None else epsilon_text(kept[0])
+        tag = ", ".join(filter(None, (letters.get(name), epsilon and f"\u03b5 {epsilon}")))
+        where = ", ".join(filter(None, (name, epsilon and f"epsilon {epsilon}")))
         joined = by_budget and bool(spots) and spots[-1].place == spot.place
-        spots.append(dataclasses.replace(spot, joined=joined))
+        spots.append(replace(spot, leak=leak[1], tag=tag, where=where, joined=joined))
     return Leaking(column, spots, [(letter, name) for name, letter in letters.items()], absent)
 
 

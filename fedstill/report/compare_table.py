@@ -29,20 +29,31 @@ class Value:
         return made if isinstance(made, Cell) else Cell(made)
 
 
-def values_of(
-    summary: Summary, names: Sequence[str], compared: Sequence[str], leaks: Sequence[Leak]
-) -> list[Value]:
-    """Figures with these names, bytes, questions, seconds, epsilon, what attacks got, and papers' figures."""
-    values = [Value(_head(summary, name), partial(_figure, summary, name), name) for name in names]
-    values += [
+def figures_of(summary: Summary, names: Sequence[str]) -> list[Value]:
+    """What methods reach, by the figures' names."""
+    return [Value(_head(summary, name), partial(_figure, summary, name), name) for name in names]
+
+
+def costs_of(summary: Summary) -> list[Value]:
+    """Bytes, questions, seconds, and epsilon where any row has one."""
+    return [
         Value("bytes up", partial(_mean, "bytes up", _bytes)),
         Value("down", partial(_mean, "bytes down", _bytes)),
         Value("questions", partial(_mean, "questions", lambda count: f"{round(count):,}")),
         Value("seconds", partial(_mean, "seconds", lambda took: f"{took:,.{1 if took < 100 else 0}f}")),
         *([Value("epsilon", Entry.price)] if summary.priced else []),
-        *(Value(leak.head, partial(_leaked, leak), style="r leak") for leak in leaks),
     ]
-    for name in compared:
+
+
+def leaks_of(summary: Summary) -> list[Value]:
+    """What attacks got."""
+    return [Value(leak.head, partial(_leaked, leak), style="r leak") for leak in summary.leaks]
+
+
+def papers_of(summary: Summary) -> list[Value]:
+    """What papers have, and the gap to it."""
+    values = []
+    for name in summary.compared():
         about = [] if summary.figure(name) is summary.metric else [summary.figure(name).title]
         about += ["local"] if name.startswith(LOCAL) else []
         end = "".join(f", {part}" for part in about)
@@ -51,23 +62,22 @@ def values_of(
     return values
 
 
-def setting_table(summary: Summary, setting: Setting, values: Sequence[Value]) -> Table:
+def setting_table(setting: Setting, values: Sequence[Value]) -> Table:
     """One setting: a row a method; of one that has not run the reason, as far as a cell has room."""
     best = {figure.key: setting.best(figure) for figure in setting.figures}
     rows = []
     for entry in setting.entries:
         cells = [value.cell(entry).bolder(entry.label in best.get(value.figure, ())) for value in values]
         if not entry.runs:
-            cells = [value.cell(entry) if not value.style else Cell(NONE) for value in values]  # terms hold
-            cells[0] = Cell(entry.reason().partition(":")[0])
+            cells = [Cell(entry.reason().partition(":")[0]), *(Cell(NONE) for _ in values[1:])]
         rows.append(Row(entry.name, cells, "" if entry.runs else entry.reason()))
     return Table(setting.name, "method", [Column(value.head, value.style) for value in values], rows)
 
 
 def whole_table(summary: Summary, setting: Setting) -> Table:
     """The same with all values that there are."""
-    values = values_of(summary, summary.shown(), summary.compared(), summary.leaks)
-    return setting_table(summary, setting, values)
+    values = [*figures_of(summary, summary.shown()), *costs_of(summary), *leaks_of(summary)]
+    return setting_table(setting, [*values, *papers_of(summary)])
 
 
 def budget_table(summary: Summary) -> Table | None:

@@ -190,11 +190,11 @@ def _panels(
     panels = []
     for name, values in series.items():
         line, plot = lines[name], None
-        last = values[max(values)] if values else None
+        last = values[max(values)]
         if line:
             with drawing.style():
                 plot = drawing.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
         told = "not finite" if last is None else f"{last:.3g}"
         lost = len(values) - len(line)
-        panels.append({"name": name, "last": told if values else None, "plot": plot, "lost": lost})
+        panels.append({"name": name, "last": told, "plot": plot, "lost": lost})
     return panels

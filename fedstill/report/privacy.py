@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -36,8 +37,13 @@ def _bare(result: Result) -> list[str]:
 
 def guaranteed(result: Result) -> tuple[float, float] | None:
     """An epsilon and a delta that hold at every node of a run; None if there is a node without."""
-    kept = [node.bound for node in result.protected if node.bound is not None]
-    if not kept or _bare(result):
+    return most([node.bound for node in result.protected])
+
+
+def most(bounds: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """The epsilon and delta within which all bounds are; None if there is none, or one has no guarantee."""
+    kept = [bound for bound in bounds if bound is not None]
+    if not kept or len(kept) < len(bounds):
         return None
     return max(epsilon for epsilon, _ in kept), max(delta for _, delta in kept)
 

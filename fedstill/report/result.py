@@ -17,25 +17,8 @@ from fedstill.core.records import read_result
 from fedstill.core.tables import load
 from fedstill.core.words import number
 from fedstill.protocol.kinds import KNOWN, Kind
-from fedstill.report.result_parts import (
-    BytesRecord,
-    Case,
-    Data,
-    Engine,
-    EventRecord,
-    FilesRecord,
-    Findings,
-    NodePrivacy,
-    NodeRecord,
-    OverNodes,
-    Privacy,
-    PublicData,
-    Said,
-    Seconds,
-    Sites,
-    SplitRecord,
-    StudentRecord,
-)
+from fedstill.report import result_parts as parts
+from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Figure
 
 __all__ = ["ACCURACY", "CENTRAL", "OverNodes", "Result"]
@@ -79,28 +62,28 @@ class Result:
     notes: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
-    kinds: Mapping[str, Said] = field(default_factory=dict)
-    data: Data = field(default_factory=Data)
-    split: SplitRecord = field(default_factory=SplitRecord)
-    public: PublicData = field(default_factory=PublicData)
-    bytes: BytesRecord = field(default_factory=BytesRecord)
-    nodes: tuple[NodeRecord, ...] = ()
-    student: StudentRecord = field(default_factory=StudentRecord)
+    kinds: Mapping[str, parts.Said] = field(default_factory=dict)
+    data: parts.Data = field(default_factory=parts.Data)
+    split: parts.SplitRecord = field(default_factory=parts.SplitRecord)
+    public: parts.PublicData = field(default_factory=parts.PublicData)
+    bytes: parts.BytesRecord = field(default_factory=parts.BytesRecord)
+    nodes: tuple[parts.NodeRecord, ...] = ()
+    student: parts.StudentRecord = field(default_factory=parts.StudentRecord)
     reached: Mapping[str, float | None] = field(default_factory=dict)
     local: Mapping[str, OverNodes] = field(default_factory=dict)
     standalone: Mapping[str, OverNodes] = field(default_factory=dict)
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     centralised: Mapping[str, float | None] = field(default_factory=dict)
-    sites: Sites | None = None
-    labels: Findings | None = None
-    pictures: tuple[Case, ...] = ()
-    seconds: Seconds = field(default_factory=Seconds)
+    sites: parts.Sites | None = None
+    labels: parts.Findings | None = None
+    pictures: tuple[parts.Case, ...] = ()
+    seconds: parts.Seconds = field(default_factory=parts.Seconds)
     peak_memory_mb: float | None = None
-    engine: Engine = field(default_factory=Engine)
-    privacy: Privacy | None = None
+    engine: parts.Engine = field(default_factory=parts.Engine)
+    privacy: parts.Privacy | None = None
     link: Mapping[str, float | None] = field(default_factory=dict)
-    events: tuple[EventRecord, ...] = ()
-    files: FilesRecord | None = None
+    events: tuple[parts.EventRecord, ...] = ()
+    files: parts.FilesRecord | None = None
     figures: tuple[Figure, ...] = (ACCURACY,)
     missing: frozenset[str] = frozenset()
 
@@ -173,7 +156,7 @@ class Result:
         return self.files is not None or (bool(self.link) and not (self.standalone or self.local))
 
     @property
-    def protected(self) -> tuple[NodePrivacy, ...]:
+    def protected(self) -> tuple[parts.NodePrivacy, ...]:
         """What each node's releases cost, as far as it is told."""
         return self.privacy.nodes if self.privacy else ()
 

@@ -18,7 +18,7 @@ from fedstill.attacks.rows import Column
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.report.metrics import in_a_sentence
-from fedstill.report.privacy import guaranteed
+from fedstill.report.privacy import guaranteed, most
 from fedstill.report.result import ACCURACY, OverNodes, Result
 from fedstill.report.run import Metrics
 from fedstill.tasks.task import Figure
@@ -137,10 +137,7 @@ class Entry:
 
     def epsilon(self) -> tuple[float, float] | None:
         """An epsilon and a delta that hold at each node in each run; None if one has no guarantee."""
-        kept = [price for run in self.runs if (price := guaranteed(run.result)) is not None]
-        if not kept or len(kept) < len(self.runs):
-            return None
-        return max(epsilon for epsilon, _ in kept), max(delta for _, delta in kept)
+        return most([guaranteed(run.result) for run in self.runs])
 
     def price(self) -> str:
         """That epsilon, or "no guarantee", or that nothing left the nodes."""

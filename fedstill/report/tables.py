@@ -93,19 +93,17 @@ class Table:
     none: str = ""
 
 
-def print_rows(
-    table: Table, console: Console, *, wrapped: Sequence[str] = (), wrap_names: bool = True
-) -> None:
+def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -> None:
     """Print a table; words are printed as they are, never read as markup.
 
-    Columns whose heads are ``wrapped`` may go on in a second line, and names unless ``wrap_names`` is False.
+    Names, and columns whose heads are ``wrapped``, may go on in a second line.
     """
     from rich import box
     from rich.table import Table as Lines
     from rich.text import Text
 
     lines = Lines(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    lines.add_column(Text(table.name), no_wrap=not wrap_names)
+    lines.add_column(Text(table.name), overflow="fold")
     for column in table.columns:
         free = column.head in wrapped
         justify: Any = "right" if "r" in column.style.split() else "left"

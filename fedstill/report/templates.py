@@ -19,8 +19,6 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["size"] = size
-    made.filters["count"] = lambda value: MISSING_MARK if value is None else f"{value:,}"
     made.filters["duration"] = lambda value: MISSING_MARK if value is None else human_seconds(value)
     made.filters["percent"] = lambda value: MISSING_MARK if value is None else percent(value)
     made.filters["known"] = lambda value: MISSING_MARK if value is None else value

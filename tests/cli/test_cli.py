@@ -476,19 +476,6 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
     assert python("-c", code, folder=tmp_path).stderr == "[]\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
-        ("run mine.toml --data.name nowhere.npz --out there", ""),
-    ],
-)
-def test_a_process_leaves_one_line_and_code_2(here: Path, words: str, line: str) -> None:
-    done = process(*words.split(), folder=here)
-    assert one_line((done.returncode, done.stdout, done.stderr)).startswith(line)
-    assert [file.name for file in here.iterdir()] == ["mine.toml"]
-
-
 def test_a_whole_run(here: Path) -> None:
     """From one command to a result, a report and a second run that is refused."""
     small = (

@@ -238,12 +238,6 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     assert err == "fedstill: name is 'clinic': allowed is 'other', as the startup kit has it\n"
 
 
-def test_init_writes_nothing_over(clinic: Path, here: Here) -> None:
-    code, out, err = here("init", clinic)
-    assert (code, out) == (2, "")
-    assert "node.toml is there already" in err
-
-
 def test_help_names_all(here: Here) -> None:
     said = here("--help")[1]
     assert said == here()[1] == here("check", "--help")[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from sklearn.datasets import load_digits
 from fedstill.attacks.audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
-from fedstill.cli.privacy_plan import _at_node, _simulated, _solve, _Wish
+from fedstill.cli.privacy_plan import _at_node, _simulated, _solve
+from fedstill.cli.privacy_tables import Place, Plan
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import own_audit, owner
@@ -25,6 +27,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
+from fedstill.runs.simulation import Simulation
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
 from tests.node.test_host import Clinic
 
@@ -94,19 +97,26 @@ CASES = {
 }
 
 
+def charged(path: Path) -> tuple[Simulation, dict[str, Plan], list[Place]]:
+    """A run, the plans of its nodes, and where these are; its audit log holds the events of the plans."""
+    run, places = _simulated("tiny", load_toml(path))
+    plans = {place.name: _solve(run, place) for place in places}
+    experiment, _ = prepare(load_toml(path))
+    out = path.parent / "out"
+    out.mkdir()
+    experiment.run(out)
+    with closing(AuditLog(out / FILE, read_only=True)) as audit:
+        for name, plan in plans.items():
+            assert plan.cost.price is not None
+            assert dict(audit.spent(name, "run").run) == as_text(plan.cost.price)
+    return experiment, plans, places
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_runs_audit_log_holds_the_events_of_its_plan(tmp_path: Path, case: str) -> None:
-    path = write(tmp_path, CASES[case])
-    run, places = _simulated("tiny", load_toml(path))
-    plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
-
-    experiment, _ = prepare(load_toml(path))
-    (tmp_path / "out").mkdir()
-    experiment.run(tmp_path / "out")
-    audit = AuditLog(tmp_path / "out" / FILE, read_only=True)
-    for name, plan in plans.items():
+    _, plans, _ = charged(write(tmp_path, CASES[case]))
+    for plan in plans.values():
         assert plan.cost.price
-        assert dict(audit.spent(name, "run").run) == as_text(plan.cost.price)
         together: Price = Price()
         for line in plan.cost.lines:
             for event, count in (line.price or {}).items():
@@ -114,7 +124,6 @@ def test_a_runs_audit_log_holds_the_events_of_its_plan(tmp_path: Path, case: str
         assert together == plan.cost.price
         assert plan.cost.pld is not None
         assert 0.9 * 8 < plan.cost.pld <= 8
-    audit.close()
 
 
 def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(tmp_path: Path) -> None:
@@ -129,21 +138,12 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     )
     extra = f'data.name = "{tmp_path / "slices.npz"}"\ntask.name = "segmentation"\n'
     path.write_text(extra + text)
-    run, places = _simulated("tiny", load_toml(path))
-    plans = {place.name: _solve(run, place, _Wish(None, None, None)) for place in places}
-
-    experiment, _ = prepare(load_toml(path))
+    experiment, plans, places = charged(path)
+    assert all(plan.cost.price for plan in plans.values())
     assert [place.examples for place in places] == [len(node.data) for node in experiment.nodes]
     assert all(
         len(part) == 3 * place.examples for part, place in zip(experiment.setting.parts, places, strict=True)
     )
-    (tmp_path / "out").mkdir()
-    experiment.run(tmp_path / "out")
-    audit = AuditLog(tmp_path / "out" / FILE, read_only=True)
-    for name, plan in plans.items():
-        assert plan.cost.price
-        assert dict(audit.spent(name, "run").run) == as_text(plan.cost.price)
-    audit.close()
 
 
 def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     clinic = Clinic(tmp_path / "clinic", policy)
     method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
     run, (place,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
-    plan = _solve(run, place, _Wish(None, None, None))
+    plan = _solve(run, place)
     clinic.ready()
     assert isinstance(
         clinic.say("answer", {}, question="count_labels", number=0, differentiable=False), tuple
@@ -168,16 +168,9 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
 
 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
-    path = write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd"))
-    run, places = _simulated("tiny", load_toml(path))
-    plan = _solve(run, places[0], _Wish(None, None, None))
-    assert (plan.cost.price, plan.cost.lines, plan.cost.pld) == (Price(), (), 0.0)
-    experiment, _ = prepare(load_toml(path))
-    (tmp_path / "out").mkdir()
-    experiment.run(tmp_path / "out")
-    audit = AuditLog(tmp_path / "out" / FILE, read_only=True)
-    assert audit.spent(places[0].name, "run").run == {}
-    audit.close()
+    _, plans, _ = charged(write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd")))
+    for plan in plans.values():
+        assert (plan.cost.price, plan.cost.lines, plan.cost.pld) == (Price(), (), 0.0)
 
 
 # --- the third of three -------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedstill.cli.usage import Given, dispatch, read
+from fedstill.cli.usage import Given, dispatch
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 ABOUT = """\
@@ -71,7 +71,3 @@ def test_help_is_printed_and_nothing_done(words: str, capsys: pytest.CaptureFixt
     dispatch("lab", words.split(), ABOUT, {"make": done.append, "tell": done.append})
     assert done == []
     assert capsys.readouterr().out == ABOUT
-
-
-def test_help_behind_a_configurations_name_is_about_its_options() -> None:
-    assert read("lab tell", "PRESET [--OPTION VALUE ...]", ["demo", "-h"]).rest == ["-h"]

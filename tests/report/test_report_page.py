@@ -166,6 +166,10 @@ def test_page_tells_the_figures(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     for told in (
         "FedIOD on digits",
+        "Two nodes, each with its own private data, taught one central model by answering five questions, "
+        "four of them about inputs that the server made up. No training data and no model left a node. "
+        "Beside its answers, each node told how many examples of each class it holds.",
+        "Node zero one two All north 700 3 0 703 south 34 300 400 734",
         "Student accuracy 93.4% on 360 test examples",
         "Gain over standalone +12.3 points",
         "Crossed the wire 152 kB 80.2 kB left the nodes, 72.0 kB came to them",
@@ -189,6 +193,9 @@ def test_page_tells_the_figures(tmp_path: Path) -> None:
     ):
         assert told in page.text, told
     assert "not measured" not in page.text
+    shades = [style for style in page.attributes("style") if style.startswith("--shade")]
+    assert shades[0] == "--shade:0.92"  # of the largest class
+    assert shades[2] == "--shade:0.00"  # none
 
 
 def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
@@ -208,14 +215,6 @@ def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
     text = read(folder).text
     assert "stranger 1 123 kB" in text
     assert "the run's result disagree" in text
-
-
-def test_classes_of_each_node(tmp_path: Path) -> None:
-    page = page_of(tmp_path)
-    assert "Node zero one two All north 700 3 0 703 south 34 300 400 734" in page.text
-    shades = [style for style in page.attributes("style") if style.startswith("--shade")]
-    assert shades[0] == "--shade:0.92"  # the largest
-    assert shades[2] == "--shade:0.00"  # none
 
 
 def test_losses_and_pictures(tmp_path: Path) -> None:
@@ -243,25 +242,32 @@ def test_many_pictures_are_thinned_with_first_and_last(tmp_path: Path) -> None:
     assert rows[-1] == "12 generated inputs at step 1000"
 
 
-def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
-    page = page_of(tmp_path)
+def refuse_loading(page: Page, source: str) -> None:
+    """A page shows what is in it, and neither runs nor loads anything; its links lead to other reports."""
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "iframe", "object", "embed", "base", "form", "audio", "video"}
     for name in ("src", "href", "srcset", "xlink:href", "data", "action", "poster", "background"):
         # Or a part of the page itself, which a drawing shows again.
-        assert all(value.startswith(("data:", "#")) for value in page.attributes(name)), name
+        values = [
+            value for value in page.attributes(name) if ":" in value or not value.endswith("/report.html")
+        ]
+        assert all(value.startswith(("data:", "#")) for value in values), name
     assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
-    source = (tmp_path / "report.html").read_text(encoding="utf-8")
     style = source[source.index("<style>") : source.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
     policy = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
+
+
+def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    refuse_loading(page, (tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
 def test_figures_and_tables_can_be_read_aloud(tmp_path: Path) -> None:
     page = page_of(tmp_path)
-    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
     drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "plot"]
     assert len(drawings) == 8  # accuracy for three widths, two losses, two nodes, centralised
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
@@ -371,14 +377,6 @@ def sentence_with(kinds: dict[str, dict[str, int]], **changes: Any) -> str:
     result = {**a_result(), **changes}
     result["bytes"] = {"up": 1, "down": 1, "by_kind": kinds}
     return plain_sentence(Result.of(result))
-
-
-def test_sentence_of_a_whole_run(tmp_path: Path) -> None:
-    assert (
-        "Two nodes, each with its own private data, taught one central model by answering five questions, "
-        "four of them about inputs that the server made up. No training data and no model left a node. "
-        "Beside its answers, each node told how many examples of each class it holds."
-    ) in page_of(tmp_path).text
 
 
 def a_result_in_rounds() -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.cli.names import tasks_by_method
 from fedstill.core.errors import ArgumentError
 from fedstill.data import named
 from fedstill.data.loaders import load
@@ -17,7 +18,6 @@ from fedstill.data.private_config import PrivateConfig
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.data.spec import InputSpec
 from fedstill.protocol.method import METHODS, refusal
-from fedstill.report.methods import tasks_by_method
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.tasks.classification import ClassificationConfig
