@@ -97,8 +97,8 @@ def write_questions(path: Path, questions: Questions, key: Ed25519PrivateKey) ->
     if questions.public is not None:
         given = public_tensors(questions.public)
         tensors |= {PUBLIC + name: tensor for name, tensor in given.items()}
-    header = QuestionsHeader(tuple(ask.question for ask in questions.asks))
-    blob = _pack(QUESTIONS, {**asdict(header), "plan": questions.plan.to_dict()}, tensors)
+    names = [ask.question for ask in questions.asks]
+    blob = _pack(QUESTIONS, {"questions": names, "plan": questions.plan.to_dict()}, tensors)
     if path.exists() and path.read_bytes() != blob:
         raise BundleError(f"{path} holds something else already: choose another place for these questions")
     signed.write(path, blob, key)
@@ -124,13 +124,13 @@ def read_questions(
         BundleError: missing, changed, unsigned, of a key that is not expected, or no questions that this
             version knows.
     """
-    file = signed.read(path, signers)
-    table, tensors = _unpack(path, QUESTIONS, file.blob, most_header)
+    blob, signer = signed.read(path, signers)
+    table, tensors = _unpack(path, QUESTIONS, blob, most_header)
     try:
         plan = Plan.from_dict(table.pop("plan", None), methods, tasks)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
-    header = _header(path, QuestionsHeader, table)
+    names = _header(path, QuestionsHeader, table).questions
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
     public = None
     if "inputs" in given:
@@ -142,11 +142,10 @@ def read_questions(
     if fingerprint(public) != plan.public:
         raise BundleError(f"{path}: its public data are not those of its plan")
     parts = _by_number(path, tensors)
-    asks = tuple(Ask(name, parts.pop(number, {})) for number, name in enumerate(header.questions))
+    asks = tuple(Ask(name, parts.pop(number, {})) for number, name in enumerate(names))
     if parts:
         raise BundleError(f"{path}: its header does not list the questions that it holds")
-    sha256 = hashlib.sha256(file.blob).hexdigest()
-    return Questions(plan, public, asks, sha256, file.signer, file.trusted)
+    return Questions(plan, public, asks, hashlib.sha256(blob).hexdigest(), signer, signers is not None)
 
 
 # --- answers ----------------------------------------------------------------------------------------
@@ -245,12 +244,12 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
     Raises:
         BundleError: missing, changed, unsigned, of an unknown key, or no answers to these questions.
     """
-    file = signed.read(path, None if keys is None else set(keys.values()))
-    header, replies = unpack_answers(path, file.blob)
-    if keys is not None and keys.get(header.node) != file.signer:
+    blob, signer = signed.read(path, None if keys is None else set(keys.values()))
+    header, replies = unpack_answers(path, blob)
+    if keys is not None and keys.get(header.node) != signer:
         raise BundleError(
             f"{path} says that it is of node {header.node!r}, and is signed by a key that is not that "
-            f"node's: {file.signer}"
+            f"node's: {signer}"
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header.node):
         raise BundleError(f"{path} names its node {header.node!r}: allowed are letters, digits, '-' and '_'")
@@ -267,8 +266,8 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
     count = len(questions.asks)
     if set(replies.tensors) != set(range(count)) or len(replies.privacy) != count:
         raise BundleError(f"{path} does not hold one answer to each of the {count} questions")
-    sha256 = hashlib.sha256(file.blob).hexdigest()
-    return NodeAnswers(path, header, replies, file.signer, file.trusted, sha256)
+    sha256 = hashlib.sha256(blob).hexdigest()
+    return NodeAnswers(path, header, replies, signer, keys is not None, sha256)
 
 
 # --- both -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
-from fedstill.protocol.messages import SCALE, Tensors, WireConfig, kind_of, refine, size
+from fedstill.protocol.messages import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 from fedstill.protocol.questions import Question
 
 
@@ -161,16 +161,13 @@ class Gate:
         if part == ANSWER and question.finish is not None:
             finished = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
-        up: Counter[str] = Counter()
-        for name, tensor in leaving.items():
-            up[kind_of(name, kinds)] += size(tensor)
         entry = self._entry(
             asked,
             part,
             # Without budgets nothing is paid for, and what is asked again after a stop counts once.
             left="" if self.budgets is None else self.budgets.seal(chained(digest(part, leaving), stamp)),
             down=asked.down,
-            up=up,
+            up=sizes(leaving, kinds),
             mechanism="none" if self.budgets is None else self.budgets.mechanism.name,
             rule=rule,
             price=as_text(price or Price()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,10 +18,9 @@ from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
-from fedstill.protocol.messages import WireConfig, kind_of, refine, size
+from fedstill.protocol.messages import Tensors, WireConfig, refine, size, sizes
 from fedstill.protocol.questions import NodeSide, Question
 
-Tensors = Mapping[str, torch.Tensor]
 KEPT = 4  # answers kept for a server that asks again because a reply was lost,
 KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
 
@@ -111,7 +110,7 @@ class RequestHandler:
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
             for node in self.group.nodes:
                 node.gate.read_values(question, tensors)
-            down = _bytes(arrived, question.sends)
+            down = sizes(arrived, question.sends)
             asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
             for node, here in zip(self.group.nodes, asked, strict=True):
                 node.gate.admit(here, question, tensors)
@@ -153,7 +152,7 @@ class RequestHandler:
                 mine[node],
                 content=digest(name, pull),
                 after=mine[node].past,
-                down=_bytes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
+                down=sizes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
             )
             for node, pull in pulls.items()
         }
@@ -292,10 +291,3 @@ def _learned(node: Node, budgets: Budgets) -> str:
         for name, tensor in node.modules[role].state_dict().items()
     }
     return budgets.seal(digest("learned", tensors))
-
-
-def _bytes(tensors: Tensors, kinds: Mapping[str, str]) -> Mapping[str, int]:
-    sizes: Counter[str] = Counter()
-    for name, tensor in tensors.items():
-        sizes[kind_of(name, kinds)] += size(tensor)
-    return sizes

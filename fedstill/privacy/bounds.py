@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-from fedstill.core.errors import ArgumentError
-
 SLACK = 1 - 2.0**-20  # bounds are kept to this part of them, so that rounding to float32 stays within
 LARGEST = torch.finfo(torch.float32).max
 FINEST = 1e-15  # a row that is shorter counts as so long: squares of its numbers are lost in float32
@@ -78,13 +76,3 @@ def rows_of(shape: Sequence[int]) -> tuple[int, int]:
     ((5, 6), (5, 1), (1, 1))
     """
     return (shape[0], math.prod(shape[1:])) if len(shape) else (1, 1)
-
-
-def not_negative(name: str, value: float, allowed: str = "0 or more") -> None:
-    """Check a scale of noise or a bound.
-
-    Raises:
-        ArgumentError: it is below 0, infinite or NaN.
-    """
-    if not 0 <= value < math.inf:
-        raise ArgumentError(name, value, allowed)
