@@ -164,13 +164,8 @@ class AnswersHeader:
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """What a node replied to all that it was asked.
-
-    Args:
-        hello, join: what it told of itself.
-        privacy: of each answer, how it is protected.
-        tensors: the answers, by the questions' numbers.
-    """
+    """What a node replied to all that it was asked: of itself, how each answer is protected, and answers by
+    number."""
 
     hello: Mapping[str, Any]
     join: Mapping[str, Any]
@@ -184,16 +179,8 @@ class Replies:
 
 @dataclass(frozen=True, eq=False)
 class NodeAnswers:
-    """What one node answered.
-
-    Args:
-        path: of the file.
-        header: what it says about itself.
-        replies: what it holds.
-        signer: fingerprint of the key that signed it.
-        trusted: whether that key was known to be the node's.
-        sha256: of the file, in hexadecimal digits.
-    """
+    """One node's file of answers: its header, what it holds, and who signed it, a known key of the node's or
+    not."""
 
     path: Path
     header: AnswersHeader
@@ -212,12 +199,8 @@ def pack_answers(header: AnswersHeader, replies: Replies) -> bytes:
 def unpack_answers(path: Path, blob: bytes) -> tuple[AnswersHeader, Replies]:
     """What :func:`pack_answers` was given.
 
-    Args:
-        path: where the bytes are from, for the error.
-        blob: the bytes.
-
     Raises:
-        BundleError: they are no answers, or those of another version.
+        BundleError: the bytes are no answers, or those of another version.
     """
     table, tensors = _unpack(path, ANSWERS, blob)
     told = table.pop("told", None)
@@ -237,8 +220,6 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
     """One node's answers, once signature and content have been found to fit the questions.
 
     Args:
-        path: the file.
-        questions: that it must answer, all of them.
         keys: fingerprints of the nodes' keys by name; None takes any key, and trusts none.
 
     Raises:

@@ -48,8 +48,7 @@ class Gate:
         """Refuse a question that no sound server asks, before anything is computed.
 
         Args:
-            question: its name.
-            tensors, sends: what came with it, and the kind of each.
+            sends: the kind of each tensor that comes with it.
             shape: of one of the node's own inputs.
 
         Raises:
@@ -140,11 +139,8 @@ class Gate:
         """Hand over tensors: bound, noise, charge and audit on disk, then release.
 
         Args:
-            asked: the question they answer.
             part: ``"answer"`` or ``"gradient"``.
-            tensors: by name, what would leave.
-            question: as the method declares it.
-            sent: the tensors that came with it.
+            sent: the tensors that came with the question.
             wire: the form in which they travel; None is float32.
 
         Raises:

@@ -108,12 +108,7 @@ def lines(mechanism: Mechanism) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class Knob:
-    """By what a run can be made longer: an option of its method, or how long a node trains.
-
-    Args:
-        name: dotted.
-        value: as it is.
-    """
+    """By what a run can be made longer: an option of its method (dotted), or how long a node trains."""
 
     name: str
     value: float

@@ -48,12 +48,8 @@ class RequestHandler:
     releases what is outstanding.
 
     Args:
-        group: the nodes, computed together.
-        side: the method's questions and handlers.
-        compute: device and precision.
         last: the last number that each node has served, by name; shared by all that may serve a node, so
             that it takes none twice.
-        wire: the form in which tensors travel.
     """
 
     def __init__(
@@ -87,9 +83,7 @@ class RequestHandler:
         """Each node's answer, in the group's order.
 
         Args:
-            name: of the question.
             number: that the server gave it, rising from question to question.
-            tensors: what came with it, the same for each node.
             differentiable: keep what :meth:`pull_back` needs.
 
         Raises:
