@@ -98,8 +98,8 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_server_rules(kit: Path, dead_after: float) -> None:
-    """Write what FLARE may do at the server; ``dead_after`` are seconds without a sign of life until a node
-    is gone."""
+    """Write what FLARE may do at the server; ``dead_after`` are seconds without a sign of life until a
+    node is gone."""
     write_json(kit / "local" / "comm_config.json", {"grpc": _GRPC})
     write_json(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_SERVER})
     resources = json.loads((kit / "local" / "resources.json.default").read_text())

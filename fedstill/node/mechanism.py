@@ -35,12 +35,11 @@ SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,
 
 
 class Mechanism:
-    """Rules and prices of one node.
+    """Rules and prices of one node, of so many examples.
 
     Args:
-        node, config, side, local, task: its name, its owner's word, the method's part, and what is learned
-        how. examples: its records. secret: keys the noise. salt: of the run, so that no two runs have equal
-        noise, however alike they are.
+        secret: keys the noise.
+        salt: of the run, so that no two runs have equal noise, however alike they are.
 
     Attributes:
         levels: of noise, as it is drawn.

@@ -14,15 +14,11 @@ PIECE = 128  # numbers whose squares may be added in float32: too few for their 
 
 
 def shorten(rows: torch.Tensor, clip: float) -> torch.Tensor:
-    """Rows whose L2 norm is above ``clip`` shortened to it, others as they are.
+    """Rows (B, ...) whose L2 norm is above ``clip`` shortened to it, others as they are; a single number
+    is a row.
 
-    Args:
-        rows: (B, ...) of any float type; a single number is a row.
-        clip: above 0.
-
-    Returns:
-        float32 on the same device, no row longer than ``clip``: those near it are a millionth shorter,
-        so that rounding to float32 leaves them within.
+    float32, no row longer than ``clip``: those near it are a millionth shorter, so that rounding leaves
+    them within.
 
     >>> shorten(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[0.6000, 0.8000],

@@ -126,9 +126,8 @@ def add_noise(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.
     """``values + scale noise`` float32, rounded to a grid of about a millionth of the scale (see above).
 
     Args:
-        values: of any shape and type, on any device.
-        noise: of that shape, from :class:`Draws`.
-        scale: of the noise, 0 or more; 0 adds nothing and rounds nothing.
+        noise: of the shape of the values, from :class:`Draws`.
+        scale: 0 or more and finite; 0 adds nothing and rounds nothing.
 
     >>> add_noise(torch.tensor([1.0, 2.0]), torch.tensor([0.25, -1.0]), 2.0)
     tensor([1.5000, 0.0000])

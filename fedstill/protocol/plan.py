@@ -117,12 +117,7 @@ def fingerprint(public: Public | None) -> str:
 
 
 def check_public(public: Public, spec: InputSpec, most: int) -> None:
-    """Refuse public data that no sound server sends.
-
-    Args:
-        public: the data.
-        spec: what the server declared.
-        most: how many inputs a node takes at most; 0 is no limit.
+    """Refuse public data that no sound server sends; ``most`` inputs are taken, 0 is no limit.
 
     Raises:
         DataError: other inputs than the spec's, too many, NaN, or labels that the task has none of.
