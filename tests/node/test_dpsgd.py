@@ -30,8 +30,7 @@ from fedstill.node.group import Group
 from fedstill.node.node import Node
 from fedstill.node.private_training import step
 from fedstill.privacy import dpsgd, randomness
-from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum, price, rate
-from fedstill.privacy.events import Event, Price
+from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
 from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
@@ -97,19 +96,6 @@ def test_no_example_counts_more_than_the_clip(scale: float, clip: float, seed: i
     assert total(node, clip).double().norm().item() <= 3 * clip
 
 
-def test_a_long_gradient_is_shortened_and_a_short_one_is_not() -> None:
-    node = made(n=1)
-    (own,) = torch.autograd.grad(
-        entropy(node.model, node.data.inputs, node.data.targets).sum(), [node.model[1].weight]
-    )
-    own_all = total(node, 1e6)
-    length = own_all.norm().item()
-    assert own.flatten().norm().item() < length
-    torch.testing.assert_close(own_all[: own.numel()], own.flatten())
-    torch.testing.assert_close(total(node, length / 2), own_all / 2, rtol=1e-4, atol=1e-7)
-    torch.testing.assert_close(total(node, length * 2), own_all)
-
-
 def test_a_huge_gradient_is_shortened_like_any_other() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     node = made(network, n=20, scale=1e25)  # whose square is beyond float32
@@ -139,13 +125,6 @@ class Mixing(nn.Module):
         x = x.flatten(1)
         out: torch.Tensor = self.linear(x - 0.5 * x.mean(0))
         return out
-
-
-@pytest.mark.parametrize("model", ["small-cnn:4", "lenet5", "mlp:8", Mixing])
-def test_each_examples_gradient_comes_from_it_alone(model: str | Callable[[], nn.Module]) -> None:
-    node = made(model if isinstance(model, str) else model(), n=7)
-    alone = torch.stack([total(node, 0.5, [row]) for row in range(7)])
-    torch.testing.assert_close(total(node, 0.5), alone.sum(0), rtol=1e-4, atol=1e-6)
 
 
 def test_more_examples_than_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,16 +456,6 @@ def test_a_network_that_draws_while_it_learns_is_stopped_even_unchecked() -> Non
 
 
 # --- prices ---------------------------------------------------------------------------------------
-
-
-def test_prices_by_hand() -> None:
-    assert rate(100, 25) == 0.25
-    assert rate(10, 25) == 1.0
-    assert price(private(1.1), 100, 25, 7) == Price({Event("gaussian", 1.1, 0.25): 7})
-    assert price(private(1.1, group=3), 100, 25, 7) == Price({Event("gaussian", 1.1, 0.25, 3): 7})
-    assert price(private(1.2, group=3), 10, 25, 7) == Price({Event("gaussian", 1.2 / 3): 7})
-    assert price(private(1.1), 100, 25, 0) == Price()
-    assert price(private(0.0), 100, 25, 7) is None
 
 
 # --- which networks -------------------------------------------------------------------------------

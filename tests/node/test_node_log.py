@@ -20,7 +20,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-from fedstill.protocol.plan import Plan
+from fedstill.protocol.plan import PLAN_FILE, Plan
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
@@ -79,9 +79,13 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
     assert str(log) in caplog.text
     assert "fedstill audit settle" in caplog.text
     assert clinic.host.session is None
+    assert log.exists() == (change == "an older copy"), "none is begun"
     assert "run" in ask(clinic, 3)["text"]  # no run is joined
     other = private(clinic.folder, run="two")
     assert "its own log says more" in other.say("join", plan=other.plan.to_dict())["text"]
+    begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
+    clinic.say("join", plan={**clinic.plan.to_dict(), "method": {**clinic.plan.method, "batch": 5}})
+    assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound anew"
 
     with closing(AuditLog(log)) as audit:
         audit.settle("the disk was replaced", gone=change == "gone with its head")

@@ -25,7 +25,7 @@ from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import LocalConfig, Span, cosine
+from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -272,16 +272,6 @@ def test_every_round_has_a_step_for_everyone() -> None:
 
 
 # --- schedule and options ------------------------------------------------------------------------
-
-
-def test_the_cosine_starts_ends_and_is_half_way_where_it_should() -> None:
-    rates = [cosine(step, 5, 1.0, 0.2) for step in range(5)]
-    assert rates[0] == pytest.approx(1.0)
-    assert rates[2] == pytest.approx(0.6)
-    assert rates[4] == pytest.approx(0.2)
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] - rates[1] == pytest.approx(rates[3] - rates[4])
-    assert cosine(0, 1, 1.0, 0.2) == 1.0
 
 
 def test_steps_by_hand() -> None:
