@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from fedstill.cli.main import main
 from fedstill.core.errors import ArgumentError
 from fedstill.node import owner
 from fedstill.node.audit import AuditLog
@@ -25,7 +22,6 @@ from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.node.test_budgets import PREDICT, Node
 from tests.node.test_budgets import VOTES as ONE_QUESTION
-from tests.node.test_owner_privacy import folder_of, said
 
 # --- what is meant ------------------------------------------------------------------------------------
 
@@ -118,24 +114,3 @@ def test_noise_can_be_found_from_the_total_alone() -> None:
     assert privacy_faults(PATE(total_epsilon=3.0), None, None) == []
     (fault,) = privacy_faults(PATE(), None, None)
     assert "privacy.epsilon is inf" in fault
-
-
-def test_check_remarks_on_runs_without_end_and_finds_no_fault(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = inf\n')
-    told = said(capsys, str(folder))
-    assert "no budget of all runs on these data (privacy.total_epsilon is inf)" in told
-    assert "the server names runs, and each may cost 3 anew" in told
-    assert "No faults." in told
-
-
-def test_plan_finds_noise_from_the_total(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\ntotal_epsilon = 3.0\n')
-    with pytest.raises(SystemExit) as left:
-        main(["privacy", "plan", str(folder), "digits-fedkd"])
-    assert not left.value.code
-    told = " ".join(capsys.readouterr().out.split())
-    assert "found noise, so that epsilon is at most 3" in told
-    assert "of the run no budget" in told
-    assert np.isclose(float(told.split("of the data budget 3 at delta 1e-05: ")[1].split()[0]), 3, atol=0.1)

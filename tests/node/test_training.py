@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.state import load_state, save_state
-from fedstill.data.augment import shifted
 from fedstill.federation import partition
 from fedstill.models import build
 from fedstill.node import training
@@ -297,40 +295,6 @@ def test_steps_by_hand() -> None:
 def test_impossible_options_are_named(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"local\.{name} is {value}"):
         LocalConfig(**{name: value})  # type: ignore[arg-type]
-
-
-# --- augmentation --------------------------------------------------------------------------------
-
-
-def slow_shift(image: torch.Tensor, down: int, right: int, mirrored: bool) -> torch.Tensor:
-    """One image (C, H, W) seen through a window moved down and right, its border repeated."""
-    _, height, width = image.shape
-    out = torch.empty_like(image)
-    for row, column in itertools.product(range(height), range(width)):
-        y = min(max(row + down, 0), height - 1)
-        x = min(max((width - 1 - column if mirrored else column) + right, 0), width - 1)
-        out[:, row, column] = image[:, y, x]
-    return out
-
-
-@pytest.mark.parametrize("flip", [False, True])
-@pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 16)])
-def test_shifts_reach_an_eighth_and_no_further_and_move_channels_together(
-    height: int, width: int, flip: bool
-) -> None:
-    image = torch.arange(2.0 * height * width).view(2, height, width)
-    reach_y, reach_x = height // 8, width // 8
-    moves = itertools.product(
-        range(-reach_y, reach_y + 1), range(-reach_x, reach_x + 1), (False, True) if flip else (False,)
-    )
-    allowed = {tuple(slow_shift(image, *move).flatten().tolist()): move for move in moves}
-    images = image.expand(400, 2, height, width)
-    out = shifted(images, torch.Generator().manual_seed(0), flip=flip)
-    assert out.shape == images.shape
-    seen = [allowed[tuple(moved.flatten().tolist())] for moved in out]
-    assert set(seen) == set(allowed.values()), "every shift occurs"
-    if flip:
-        assert 150 < sum(mirrored for _, _, mirrored in seen) < 250
 
 
 # --- prediction ----------------------------------------------------------------------------------

@@ -174,9 +174,6 @@ def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: in
     )
 
 
-# --- what one record changes, on the real path ----------------------------------------------------
-
-
 # --- parts of the data ----------------------------------------------------------------------------
 
 
@@ -283,6 +280,3 @@ def test_frozen_parameters_of_a_teacher_stay() -> None:
     assert not any(
         torch.equal(network[3].weight, weight) for network, weight in zip(networks, last, strict=True)
     )
-
-
-# --- what is refused ------------------------------------------------------------------------------
