@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstill.federation import InProcess
 from fedstill.federation.contract import Tensors
+from fedstill.federation.inprocess import InProcess
 from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.node import Node
 from fedstill.protocol.messages import refine

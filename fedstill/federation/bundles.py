@@ -28,7 +28,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import MOST_HEADER, Tensors, pack, unpack
 from fedstill.protocol.method import Ask, side_of
-from fedstill.protocol.plan import Plan, check_public, fingerprint, public_tensors
+from fedstill.protocol.plan import Plan, public_tensors, read_public
 from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import LocalConfig
 
@@ -132,15 +132,10 @@ def read_questions(
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
     names = _header(path, QuestionsHeader, table).questions
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
-    public = None
-    if "inputs" in given:
-        public = Public(plan.public_note[0], given["inputs"], given.get("labels"), plan.public_note[1])
-        try:
-            check_public(public, plan.spec, 0)
-        except DataError as error:
-            raise BundleError(f"{path}: {error}") from error
-    if fingerprint(public) != plan.public:
-        raise BundleError(f"{path}: its public data are not those of its plan")
+    try:
+        public = read_public(plan, given, 0)
+    except DataError as error:
+        raise BundleError(f"{path}: {error}") from error
     parts = _by_number(path, tensors)
     asks = tuple(Ask(name, parts.pop(number, {})) for number, name in enumerate(names))
     if parts:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstill.attacks.tap import Enough, Overheard, Release
-from fedstill.federation import LinkConfig
+from fedstill.federation.link import LinkConfig
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.vector import to_vector

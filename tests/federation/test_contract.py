@@ -14,7 +14,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionMismatch, QuestionRefused
-from fedstill.federation import InProcess, partition
+from fedstill.federation.inprocess import InProcess, partition
 from fedstill.models import PatchCritic, build
 from fedstill.node.audit import AuditLog
 from fedstill.node.entries import Entry

@@ -21,8 +21,9 @@ from fedstill.core.progress import Bars
 from fedstill.core.records import Records
 from fedstill.core.state import load_state
 from fedstill.data.spec import InputSpec
-from fedstill.federation import LinkConfig, carrier, remote
+from fedstill.federation import carrier, remote
 from fedstill.federation.carrier import Link, LinkError
+from fedstill.federation.link import LinkConfig
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
 from fedstill.federation.replies import LONGEST, read_about

@@ -15,7 +15,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
-from fedstill.federation import InProcess, partition
+from fedstill.federation.inprocess import InProcess, partition
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.private import NotPrivate

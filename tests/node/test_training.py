@@ -16,7 +16,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.state import load_state, save_state
-from fedstill.federation import partition
+from fedstill.federation.inprocess import partition
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.audit import AuditLog

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.federation import partition
+from fedstill.federation.inprocess import partition
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.group import Group
