@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,19 +99,6 @@ def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
     assert node.spent() == Spent(one, one, **counted)
 
 
-def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
-    node = Node(replace(VOTES, epsilon=1.5))
-    answered = node.asks()
-    before, after = (epsilon(Price({ONE: times}), 1e-5) for times in (answered, answered + 1))
-    with pytest.raises(QuestionRefused) as caught:
-        node.ask(answered)
-    assert (caught.value.node, caught.value.question) == ("clinic", "predict")
-    assert caught.value.rule == (
-        f"privacy budget: the budget is epsilon 1.5 at delta 1e-05, of which {1.5 - before:.3g} is left: "
-        f"this would raise what is spent from {before:.5g} to {after:.5g}"
-    )
-
-
 def test_a_refused_question_is_refused_before_it_is_computed_and_charges_nothing() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     answered = node.asks()
@@ -145,17 +131,6 @@ def test_the_budget_of_the_data_holds_over_runs() -> None:
     assert Node(config, audit, "three").asks() == 0
     with pytest.raises(QuestionRefused, match="the budget is epsilon 2 at"):
         Node(config, audit, "three").ask(0)
-
-
-def test_budgets_hold_over_a_restart(tmp_path: Path) -> None:
-    config, path = replace(VOTES, epsilon=1.5), tmp_path / "audit.sqlite"
-    whole, answered = fit(ONE, 1.5), 0
-    for turn in range(3):
-        audit = AuditLog(path)
-        node = Node(config, audit)
-        answered += node.asks(answered, most=(whole // 3, whole // 3, 1000)[turn])
-        audit.close()
-    assert answered == whole
 
 
 @pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
@@ -205,12 +180,6 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     assert (other.spent().questions_run, other.spent().questions) == (1, 5)
 
 
-def test_training_without_noise_has_no_guarantee_nor_has_what_follows() -> None:
-    node = Node(replace(TRAINED, training=StepsConfig(noise=0.0)))
-    node.ask(0)
-    assert node.spent().bare_run == 1, "the training"
-
-
 def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
     dear = epsilon(Price({STEP: 20}), 1e-5)
     node = Node(replace(TRAINED, epsilon=dear * 0.99))
@@ -221,20 +190,6 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
         node.gate.release(asked, "answer", LOGITS, node.question, X)
     assert node.spent() == Spent({}, {})
     assert Node(replace(TRAINED, epsilon=dear * 1.01)).asks(most=3) == 3
-
-
-def test_after_a_stop_the_training_is_not_counted_a_second_time() -> None:
-    """A budget that is just enough for one training is enough for a run that goes on."""
-    audit = AuditLog()
-    config = replace(TRAINED, epsilon=1.1 * epsilon(Price({STEP: 20}), 1e-5))
-    Node(config, audit).ask(0)
-    Node(config, audit).ask(1)
-
-
-def test_a_method_that_trains_nothing_beforehand_has_no_entry_of_training() -> None:
-    node = Node(VOTES)
-    node.ask(0)
-    assert [row["part"] for row in node.audit.entries()] == ["answer"]
 
 
 # --- idempotence --------------------------------------------------------------------------------------
@@ -296,15 +251,6 @@ def test_what_is_learned_is_charged_as_a_question_is_let_in() -> None:
     assert [row[3] for row in charged(node)[3:]] == [own[3]] * 3
 
 
-def test_the_server_is_told_of_what_was_learned_once() -> None:
-    node = Node(replace(TRAINED, critic=StepsConfig(noise=2.0)), trains=("critic",), **LEARNING)
-    for number in range(3):
-        node.ask(number)
-        told = node.gate.told(number, "answer")["price"]
-        assert told == {str(STEP): 5 + (0 if number else 20), str(CRITIC): 1}
-    assert node.spent().run == {str(STEP): 20 + 3 * 5, str(CRITIC): 3}
-
-
 def test_what_cannot_be_paid_for_is_not_learned() -> None:
     dear = epsilon(Price({STEP: 20 + 2 * 5}), 1e-5)
     node = Node(replace(TRAINED, epsilon=1.01 * dear), **{**LEARNING, "times": 0})
@@ -314,14 +260,6 @@ def test_what_cannot_be_paid_for_is_not_learned() -> None:
     with pytest.raises(QuestionRefused, match="privacy budget"):
         admitted(node, 2)
     assert charged(node) == rows
-
-
-def test_learning_without_noise_has_no_guarantee() -> None:
-    quiet = replace(TRAINED, critic=StepsConfig(noise=0.0))
-    node = Node(quiet, trains=("critic",))
-    admitted(node)
-    assert node.spent().bare_run == 1
-    assert node.spent().run == {str(STEP): 20}
 
 
 def test_what_learns_nothing_is_charged_nothing_as_it_is_let_in() -> None:

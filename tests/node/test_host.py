@@ -333,14 +333,6 @@ def test_each_run_has_noise_of_its_own_and_a_run_that_goes_on_keeps_it(tmp_path:
     assert all(len(salt) >= 32 for salt in salts)
 
 
-def test_each_run_has_private_training_of_its_own(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", PRIVATELY["dp-sgd"]).ready()
-    first = to_vector(clinic.session.node.model).clone()
-    clinic.say("leave")
-    other = Clinic(clinic.folder, PRIVATELY["dp-sgd"], replace(PLAN, run="two")).ready()
-    assert not torch.allclose(to_vector(other.session.node.model), first, atol=1e-3)
-
-
 def test_a_salt_beside_the_secret_is_that_of_all_runs(tmp_path: Path) -> None:
     left = []
     for name, salt, run in (("a", "x", "one"), ("b", "x", "two"), ("c", "y", "one")):

@@ -24,7 +24,6 @@ from fedstill.protocol.plan import PLAN_FILE, Plan
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.audited import entries
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same
 
 PRIVACY = """
@@ -124,23 +123,6 @@ def test_whatever_fails_while_joining_leaves_nothing_open(
         audit.verify()
     clinic.ready()
     assert not isinstance(ask(clinic, 0), dict)
-
-
-def test_another_name_of_a_node_has_the_same_total(tmp_path: Path) -> None:
-    clinic = private(tmp_path / "clinic").ready()
-    ask(clinic, 0)
-    clinic.say("leave")
-    ((price, times),) = spent(clinic).total.items()
-    file = clinic.folder / "node.toml"
-    other = private(clinic.folder, run="two")
-    file.write_text(file.read_text().replace('"clinic"', '"praxis"'))
-    other.again()
-    other.ready()
-    ask(other, 0)
-    told = other.session.audit.spent(DATA, "two")
-    assert (told.run, told.total) == ({price: times}, {price: 2 * times})
-    assert {entry["payer"] for entry in entries(clinic.folder)} == {DATA}
-    assert {entry["node"] for entry in entries(clinic.folder)} == {"clinic", "praxis"}
 
 
 def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:
