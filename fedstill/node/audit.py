@@ -63,13 +63,12 @@ class AuditLog:
         self._durable, self._read_only = durable, read_only
         self.trouble: str | None = None
         self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
-        self._head: Path | None = None
-        self._db, self._open = self._begin(path), True
+        self._begin(path)
 
     def open(self, path: Path | None) -> None:
         """Go on with the entries of another file."""
         self.close()
-        self._db, self._open = self._begin(path), True
+        self._begin(path)
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -198,7 +197,7 @@ class AuditLog:
 
     # --- opening and checking ---------------------------------------------------------------------------
 
-    def _begin(self, path: Path | None) -> Database:
+    def _begin(self, path: Path | None) -> None:
         self._head = None if path is None else path.with_name(f"{path.name}.head")
         self._db = Database(path, durable=self._durable, read_only=self._read_only)
         try:
@@ -210,7 +209,7 @@ class AuditLog:
             raise
         if self.trouble is None and (found is None or found.number < self._last):
             self._write_head(always=True)  # somebody was killed before it was written
-        return self._db
+        self._open = True
 
     def _make(self) -> None:
         (mark,) = self._db.execute("PRAGMA application_id").fetchone()
