@@ -62,6 +62,7 @@ class AuditLog:
     def __init__(self, path: Path | None = None, *, durable: bool = True, read_only: bool = False) -> None:
         self._durable, self._read_only = durable, read_only
         self.trouble: str | None = None
+        self._open = True
         self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
         self._begin(path)
 
@@ -69,6 +70,7 @@ class AuditLog:
         """Go on with the entries of another file."""
         self.close()
         self._begin(path)
+        self._open = True
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -209,7 +211,6 @@ class AuditLog:
             raise
         if self.trouble is None and (found is None or found.number < self._last):
             self._write_head(always=True)  # somebody was killed before it was written
-        self._open = True
 
     def _make(self) -> None:
         (mark,) = self._db.execute("PRAGMA application_id").fetchone()
