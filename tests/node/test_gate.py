@@ -346,6 +346,11 @@ def test_the_charge_is_on_disk_before_the_release_is_handed_over(tmp_path: Path)
     assert seen == [1]
 
 
+def test_a_release_carries_no_graph() -> None:
+    released = release(gate(), tensors={"logits": torch.ones(2, requires_grad=True) * 2})
+    assert not released["logits"].requires_grad
+
+
 def noisy() -> Gate:
     """A gate with noise on its answers."""
     side = NodeSide({"examine": replace(QUESTION, reads=())})
