@@ -29,7 +29,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
-from fedstill.federation import InProcess, choose
+from fedstill.federation.inprocess import InProcess, choose
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.server import Server
 from fedstill.models import Generator

@@ -19,7 +19,7 @@ from fedstill.core.progress import Bars
 from fedstill.core.records import write_text
 from fedstill.data import hugging_face
 from fedstill.data.public import Public
-from fedstill.federation import LinkConfig
+from fedstill.federation.link import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig

@@ -26,8 +26,8 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.records import read_result
 from fedstill.data.loaders import load
 from fedstill.data.public import Public
-from fedstill.federation import InProcess
 from fedstill.federation.contract import Tensors
+from fedstill.federation.inprocess import InProcess
 from fedstill.node.audit import FILE, AuditLog
 from fedstill.node.entries import ANSWER, GRADIENT
 from fedstill.node.node import Node

@@ -22,7 +22,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.federation import choose
+from fedstill.federation.inprocess import choose
 from fedstill.node import training
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate

@@ -22,7 +22,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.loaders import load
 from fedstill.data.vision import Digits
-from fedstill.federation import partition
+from fedstill.federation.inprocess import partition
 from fedstill.methods.audited import Audited
 from fedstill.models import build
 from fedstill.node import training

@@ -40,15 +40,8 @@ SECONDS_BETWEEN = 0.5  # between two reports of local training
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of a file of questions at a node.
-
-    Args:
-        path: of the file of answers.
-        replies: what it holds.
-        signer: fingerprint of the node's own key.
-        questions: what was asked.
-        again: whether these answers had left before; then nothing was charged.
-    """
+    """What became of a file of questions at a node: where the answers are, what they are, whose key signed
+    them. ``again``: these answers had left before; then nothing was charged."""
 
     path: Path
     replies: Replies

@@ -28,7 +28,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import MOST_HEADER, Tensors, pack, unpack
 from fedstill.protocol.method import Ask, side_of
-from fedstill.protocol.plan import Plan, check_public, fingerprint, public_tensors
+from fedstill.protocol.plan import Plan, public_tensors, read_public
 from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.schedule import LocalConfig
 
@@ -97,8 +97,8 @@ def write_questions(path: Path, questions: Questions, key: Ed25519PrivateKey) ->
     if questions.public is not None:
         given = public_tensors(questions.public)
         tensors |= {PUBLIC + name: tensor for name, tensor in given.items()}
-    header = QuestionsHeader(tuple(ask.question for ask in questions.asks))
-    blob = _pack(QUESTIONS, {**asdict(header), "plan": questions.plan.to_dict()}, tensors)
+    names = [ask.question for ask in questions.asks]
+    blob = _pack(QUESTIONS, {"questions": names, "plan": questions.plan.to_dict()}, tensors)
     if path.exists() and path.read_bytes() != blob:
         raise BundleError(f"{path} holds something else already: choose another place for these questions")
     signed.write(path, blob, key)
@@ -124,29 +124,23 @@ def read_questions(
         BundleError: missing, changed, unsigned, of a key that is not expected, or no questions that this
             version knows.
     """
-    file = signed.read(path, signers)
-    table, tensors = _unpack(path, QUESTIONS, file.blob, most_header)
+    blob, signer = signed.read(path, signers)
+    table, tensors = _unpack(path, QUESTIONS, blob, most_header)
     try:
         plan = Plan.from_dict(table.pop("plan", None), methods, tasks)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
-    header = _header(path, QuestionsHeader, table)
+    names = _header(path, QuestionsHeader, table).questions
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
-    public = None
-    if "inputs" in given:
-        public = Public(plan.public_note[0], given["inputs"], given.get("labels"), plan.public_note[1])
-        try:
-            check_public(public, plan.spec, 0)
-        except DataError as error:
-            raise BundleError(f"{path}: {error}") from error
-    if fingerprint(public) != plan.public:
-        raise BundleError(f"{path}: its public data are not those of its plan")
+    try:
+        public = read_public(plan, given, 0)
+    except DataError as error:
+        raise BundleError(f"{path}: {error}") from error
     parts = _by_number(path, tensors)
-    asks = tuple(Ask(name, parts.pop(number, {})) for number, name in enumerate(header.questions))
+    asks = tuple(Ask(name, parts.pop(number, {})) for number, name in enumerate(names))
     if parts:
         raise BundleError(f"{path}: its header does not list the questions that it holds")
-    sha256 = hashlib.sha256(file.blob).hexdigest()
-    return Questions(plan, public, asks, sha256, file.signer, file.trusted)
+    return Questions(plan, public, asks, hashlib.sha256(blob).hexdigest(), signer, signers is not None)
 
 
 # --- answers ----------------------------------------------------------------------------------------
@@ -165,13 +159,8 @@ class AnswersHeader:
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """What a node replied to all that it was asked.
-
-    Args:
-        hello, join: what it told of itself.
-        privacy: of each answer, how it is protected.
-        tensors: the answers, by the questions' numbers.
-    """
+    """What a node replied to all that it was asked: of itself, how each answer is protected, and answers by
+    number."""
 
     hello: Mapping[str, Any]
     join: Mapping[str, Any]
@@ -185,16 +174,8 @@ class Replies:
 
 @dataclass(frozen=True, eq=False)
 class NodeAnswers:
-    """What one node answered.
-
-    Args:
-        path: of the file.
-        header: what it says about itself.
-        replies: what it holds.
-        signer: fingerprint of the key that signed it.
-        trusted: whether that key was known to be the node's.
-        sha256: of the file, in hexadecimal digits.
-    """
+    """One node's file of answers: its header, what it holds, and who signed it, a known key of the node's or
+    not."""
 
     path: Path
     header: AnswersHeader
@@ -213,12 +194,8 @@ def pack_answers(header: AnswersHeader, replies: Replies) -> bytes:
 def unpack_answers(path: Path, blob: bytes) -> tuple[AnswersHeader, Replies]:
     """What :func:`pack_answers` was given.
 
-    Args:
-        path: where the bytes are from, for the error.
-        blob: the bytes.
-
     Raises:
-        BundleError: they are no answers, or those of another version.
+        BundleError: the bytes are no answers, or those of another version.
     """
     table, tensors = _unpack(path, ANSWERS, blob)
     told = table.pop("told", None)
@@ -238,19 +215,17 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
     """One node's answers, once signature and content have been found to fit the questions.
 
     Args:
-        path: the file.
-        questions: that it must answer, all of them.
         keys: fingerprints of the nodes' keys by name; None takes any key, and trusts none.
 
     Raises:
         BundleError: missing, changed, unsigned, of an unknown key, or no answers to these questions.
     """
-    file = signed.read(path, None if keys is None else set(keys.values()))
-    header, replies = unpack_answers(path, file.blob)
-    if keys is not None and keys.get(header.node) != file.signer:
+    blob, signer = signed.read(path, None if keys is None else set(keys.values()))
+    header, replies = unpack_answers(path, blob)
+    if keys is not None and keys.get(header.node) != signer:
         raise BundleError(
             f"{path} says that it is of node {header.node!r}, and is signed by a key that is not that "
-            f"node's: {file.signer}"
+            f"node's: {signer}"
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header.node):
         raise BundleError(f"{path} names its node {header.node!r}: allowed are letters, digits, '-' and '_'")
@@ -267,8 +242,8 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
     count = len(questions.asks)
     if set(replies.tensors) != set(range(count)) or len(replies.privacy) != count:
         raise BundleError(f"{path} does not hold one answer to each of the {count} questions")
-    sha256 = hashlib.sha256(file.blob).hexdigest()
-    return NodeAnswers(path, header, replies, file.signer, file.trusted, sha256)
+    sha256 = hashlib.sha256(blob).hexdigest()
+    return NodeAnswers(path, header, replies, signer, keys is not None, sha256)
 
 
 # --- both -------------------------------------------------------------------------------------------

@@ -46,15 +46,8 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a node said to one message.
-
-    Args:
-        told: beside its tensors.
-        privacy: of that, how these are protected.
-        tensors: as they travelled.
-        own: seconds that it took itself.
-        elapsed: seconds until the reply was there.
-    """
+    """What a node said to one message: beside its tensors, of that how these are protected, the tensors as
+    they travelled, the seconds that it took itself, and those until the reply was there."""
 
     told: Mapping[str, Any]
     privacy: Paid
@@ -64,13 +57,7 @@ class Reply:
 
 
 class Delivery:
-    """One server process's messages of one run.
-
-    Args:
-        link: carries them.
-        run: name of the run.
-        wait: seconds that a node has for a reply.
-    """
+    """One server process's messages of one run, over a link, with ``wait`` seconds for each reply."""
 
     def __init__(self, link: Link, run: str, wait: float) -> None:
         self._link, self._run, self._wait = link, run, wait

@@ -27,17 +27,13 @@ def faults(
     rows: int | None = None,
     outputs: tuple[int, ...] | None = None,
 ) -> dict[str, str]:
-    """What is wrong with the nodes' answers to one question.
+    """What is wrong with the nodes' answers to one question: one line for each faulty node, by its name.
 
     Args:
-        answers: by node.
-        question: what was asked; its declaration says which tensors belong into an answer.
+        question: its declaration says which tensors belong into an answer.
         outlier: how many times larger than the others' median a node's logits, scores or weights may be.
         rows: how many inputs it was about, if it was about inputs; logits have one row for each.
         outputs: the shape of an input's logits, if that is known.
-
-    Returns:
-        One line for each faulty node, by its name.
 
     Raises:
         NodeFault: nodes differ, and none of them is known to be the one that is wrong.
@@ -100,12 +96,8 @@ def not_finite(answers: Mapping[str, Tensors]) -> dict[str, str]:
 
 
 def unlike_inputs(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
-    """Nodes whose gradients are not those of the question's inputs, one number for each of theirs.
-
-    Args:
-        pulled: gradients by node.
-        inputs: of the question, those that gradients are pulled back to.
-    """
+    """Nodes whose gradients are not those of the question's inputs, one number for each of theirs; ``inputs``
+    are those that gradients are pulled back to."""
     wanted = {f"d/d{name}": tuple(tensor.shape) for name, tensor in inputs.items()}
     found: dict[str, str] = {}
     for node, each in pulled.items():
@@ -125,12 +117,6 @@ def oversized_gradients(
 
     A sound node's may be tiny: what it holds little data of, little is pulled back to it. So the square of
     ``outlier`` is allowed, of the gradients and of what they are for one unit of what was pulled.
-
-    Args:
-        pulled: gradients by node.
-        pulls: what was pulled back to each.
-        outlier: ``link.outlier``.
-        question: its name.
 
     Raises:
         NodeFault: the two there are differ so much.

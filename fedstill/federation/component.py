@@ -45,12 +45,7 @@ DIAGNOSIS = "_net_manager"  # FLARE's channel for looking into other processes, 
 
 
 class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
-    """Is told by FLARE what goes on in its program of a site.
-
-    Args:
-        role: of the site.
-        folder: its owner's.
-    """
+    """Is told by FLARE what goes on in its program of a site."""
 
     def __init__(self, role: str, folder: str) -> None:
         super().__init__()

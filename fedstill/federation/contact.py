@@ -22,12 +22,7 @@ logger = logging.getLogger("fedstill.site")
 
 
 class Contact:
-    """A node's link to its server; a line is logged where it changes, and now and then while it is down.
-
-    Args:
-        server: its address.
-        clock: seconds.
-    """
+    """A node's link to its server; a line is logged where it changes, and now and then while it is down."""
 
     def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock = server, clock
@@ -60,11 +55,7 @@ class Contact:
         self._state, self._since, self._next = "gone", now, now + FIRST_WORD
 
     def refused(self, reason: str) -> None:
-        """The server has answered that it does not let this node in.
-
-        Args:
-            reason: as it says it.
-        """
+        """The server has answered that it does not let this node in, and why."""
         if self._state != "refused":
             revoked = "it has revoked this node" if "is disabled" in reason else reason
             logger.warning("the server at %s does not let this node in: %s", self._server, revoked)
@@ -72,13 +63,10 @@ class Contact:
 
 
 def watch(contact: Contact, cell: Any, every: float, leave: Callable[[], None]) -> None:
-    """Let a contact hear what the server replies in this process of FLARE, and that it replies no more.
+    """Let a contact hear what the server replies in this process of FLARE (``cell``), and that it replies no
+    more.
 
-    Args:
-        contact: is told.
-        cell: FLARE's end of the link.
-        every: seconds between two signs of life.
-        leave: ends a node that is not let in; FLARE would end it too, with a traceback.
+    ``leave`` ends a node that is not let in; FLARE would end it too, with a traceback.
     """
     from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode
 

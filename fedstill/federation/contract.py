@@ -59,13 +59,8 @@ class Answers:
 
 @dataclass(frozen=True)
 class Out:
-    """A node that a run goes on without.
-
-    Args:
-        since: number of the first question that it has no part in.
-        reason: why.
-        back: whether it may come back: it stayed away, and did not answer nonsense.
-    """
+    """A node that a run goes on without: since which question, why, and whether it may come back, having
+    stayed away and not answered nonsense."""
 
     since: int
     reason: str
@@ -170,12 +165,9 @@ class Federation(ABC):
     def leave_out(
         self, node: str, question: str, reason: str, *, back: bool, since: int | None = None
     ) -> None:
-        """Go on without a node.
+        """Go on without a node that failed at a question.
 
         Args:
-            node: its name.
-            question: that it failed at.
-            reason: why, for the report.
             back: whether it may come back.
             since: number of the first question that it has no part in; None is the next one.
 
@@ -297,10 +289,5 @@ class Federation(ABC):
 
     @abstractmethod
     def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        """Each node's gradients with respect to the question's inputs, by its name, in order.
-
-        Args:
-            number: of the question.
-            question: its name.
-            pulls: the gradients that reached each node's answer.
-        """
+        """Each node's gradients with respect to the question's inputs, by its name, in order, from those that
+        reached its answer."""

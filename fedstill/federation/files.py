@@ -13,11 +13,7 @@ from fedstill.protocol.messages import Tensors, pack, unpack
 
 
 class Files:
-    """Carries questions to files.
-
-    Args:
-        questions: what they were asked.
-        answers: of each node.
+    """Carries questions to files of answers.
 
     Raises:
         BundleError: no answers, or two files of one node.

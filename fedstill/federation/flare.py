@@ -53,12 +53,7 @@ class NodeProgram:
 
 
 class FlareLink:
-    """Carries messages through FLARE.
-
-    Args:
-        clients: FLARE's proxies of the nodes of a job.
-        nodes: of the run, if there are more.
-    """
+    """Carries messages to FLARE's proxies of the nodes of a job; ``nodes`` of the run may be more."""
 
     def __init__(self, clients: Sequence[Any], nodes: Sequence[str] = ()) -> None:
         self._clients = {str(client.name): client for client in clients}

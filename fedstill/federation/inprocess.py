@@ -83,15 +83,8 @@ def _seconds(
 
 
 class InProcess(Federation):
-    """Nodes as objects of this process, in groups that are computed together.
-
-    Args:
-        nodes: all of them, in order.
-        groups: the same nodes, parted by :func:`partition` or :func:`choose`.
-        side: the method's part at the nodes.
-        compute: device and precision.
-        link: forms, and what is done about nodes that fail.
-    """
+    """Nodes as objects of this process, in groups (:func:`partition`, :func:`choose`) that are computed
+    together."""
 
     def __init__(
         self,

@@ -14,19 +14,11 @@ UNFILTERED: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "tas
 
 
 def write_job(folder: Path, nodes: Sequence[str], server: dict[str, Any], name: str = "fedstill") -> Path:
-    """A job for :mod:`fedstill.federation.flare`.
+    """A job for :mod:`fedstill.federation.flare`, which begins once all its nodes are there; its folder.
 
     FLARE's ``CollabRecipe`` and ``FedJob`` put the source of the classes that they are given into the job,
-    which makes it custom code to every site; so the files are written here.
-
-    Args:
-        folder: where to.
-        nodes: who takes part; it begins once all are there.
-        server: arguments of ``ServerProgram``.
-        name: of the job.
-
-    Returns:
-        The folder.
+    which makes it custom code to every site; so the files are written here. ``server`` are the arguments of
+    ``ServerProgram``.
     """
     everyone = {"min_clients": len(nodes), "mandatory_clients": list(nodes)}
     deploy = {"name": name, "resource_spec": {}, "deploy_map": {"app": ["server", *nodes]}}

@@ -23,14 +23,8 @@ class Meter:
     absent: float = 0.0
 
     def add(self, seconds: float, own: Sequence[float], bytes: int, absent: float = 0.0) -> None:
-        """One round of messages.
-
-        Args:
-            seconds: that it took.
-            own: of these, what each node that replied took itself.
-            bytes: that were carried.
-            absent: of these, from the last reply until those without one were given up.
-        """
+        """One round of messages: the seconds that it took; of these, what each node that replied took itself;
+        bytes; and, of the seconds, from the last reply until those without one were given up."""
         self.questions += 1
         self.seconds += seconds
         self.nodes += max(own, default=0.0)
@@ -39,12 +33,7 @@ class Meter:
         self.absent += absent
 
     def figures(self, total: float, training: float) -> dict[str, float]:
-        """For the report.
-
-        Args:
-            total: seconds of the whole run.
-            training: of these, seconds of local training before the first question.
-        """
+        """For the report: of ``total`` seconds of a run, ``training`` came before the first question."""
         link = max(self.seconds - self.nodes - self.absent, 0.0)
         return {
             "messages": self.questions,

@@ -61,8 +61,6 @@ class Remote(Federation):
     Args:
         link: carries messages.
         plan: what the nodes get to know of the run.
-        questions: what they can be asked.
-        config: forms, patience, quorum.
         audit: the server's own log of what arrived.
         compute: where, and in which layout, answers are computed with.
         public: public data, for nodes that do not have them yet.
@@ -101,11 +99,7 @@ class Remote(Federation):
         self.about |= self._each(self.present, "join", self._joined)
 
     def learn(self, progress: Callable[[int], None]) -> None:
-        """Have all nodes do the local training that the method wants first.
-
-        Args:
-            progress: is told how far they have come, in percent.
-        """
+        """Have all nodes do the local training that the method wants first; ``progress`` is told percents."""
         waiting = [node for node in self.present if not self.about[node].learned]
         coming = {node: _Coming(node) for node in waiting}
         while waiting:

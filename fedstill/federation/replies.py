@@ -51,13 +51,9 @@ class About(Checked):
     Args:
         objections: the rule by which each question will be refused, by the question's name.
         most_questions: that it answers; 0 is no limit.
-        learned: whether its local training is done.
         marks: that it could go back to.
         last: number of the last question that it answered, -1 before the first.
-        model: its class, for the report.
-        parameters: how many its model has.
         architecture: a fingerprint of its model's.
-        frozen: whether nothing of its model may be trained.
         wants_public: it cannot join before it gets the public data; then nothing else is known.
         versions: of its software, as it said before.
         privacy: how it says that it protects its records.
@@ -140,14 +136,8 @@ def read_paid(told: Mapping[str, Any]) -> Paid:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error at a node.
-
-    Args:
-        kind: the name of its class.
-        text: what it says.
-        rule: by which a question was refused.
-        number: of a question that was asked twice with other content.
-    """
+    """An error at a node: its class, its text, by which rule a question was refused, or which number was
+    reused."""
 
     kind: str
     text: str = ""
@@ -173,11 +163,7 @@ class Header:
 
 
 def read(kind: type[T], told: Mapping[str, Any]) -> T:
-    """A node's words as one of the forms above; more than the form has is let go.
-
-    Args:
-        kind: the form, a dataclass.
-        told: JSON values.
+    """A node's words (JSON values) as one of the forms above; more than the form has is let go.
 
     Raises:
         DataError: they are not of that form.

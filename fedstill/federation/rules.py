@@ -98,12 +98,8 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_server_rules(kit: Path, dead_after: float) -> None:
-    """Write what FLARE may do at the server.
-
-    Args:
-        kit: of the server.
-        dead_after: seconds without a sign of life until a node counts as gone.
-    """
+    """Write what FLARE may do at the server; ``dead_after`` are seconds without a sign of life until a
+    node is gone."""
     write_json(kit / "local" / "comm_config.json", {"grpc": _GRPC})
     write_json(kit / "local" / "authorization.json", {"format_version": "1.0", "permissions": _AT_SERVER})
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
@@ -114,12 +110,8 @@ def write_server_rules(kit: Path, dead_after: float) -> None:
 
 
 def write_node_rules(kit: Path, *parts: Mapping[str, Any]) -> None:
-    """Write what FLARE may do at a node: whoever made the kit, these rules are the node's own.
-
-    Args:
-        kit: of the node.
-        parts: further components of ours.
-    """
+    """Write what FLARE may do at a node, with further ``parts`` of ours: whoever made the kit, these rules
+    are the node's own."""
     rules = {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",

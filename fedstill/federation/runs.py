@@ -29,12 +29,7 @@ _WAITING = {
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run stopped.
-
-    Args:
-        error: kind of the error.
-        text: what it says, in one line.
-    """
+    """Why a run stopped: the kind of the error, and what it says in one line."""
 
     error: str
     text: str

@@ -13,7 +13,6 @@ import json
 import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,21 +26,6 @@ ALGORITHM = "Ed25519"
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 MOST_SIGNATURE = 4096  # bytes of a .sig file
 MOST_PEM = 16_384  # bytes of a key's file
-
-
-@dataclass(frozen=True)
-class Signed:
-    """A file whose signature is good.
-
-    Args:
-        blob: its bytes.
-        signer: fingerprint of the signer's key.
-        trusted: whether that is a key that the reader expected; False where none was named.
-    """
-
-    blob: bytes
-    signer: str
-    trusted: bool
 
 
 def signature_of(path: Path) -> Path:
@@ -158,13 +142,12 @@ def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
     owner_only.replace(signature_of(path), _encoded(public_of(key), key.sign(blob)), sync=True)
 
 
-def read(path: Path, signers: Collection[str] | None = None) -> Signed:
-    """The bytes of a file, once its signature has been found good.
+def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str]:
+    """The bytes of a file, and the fingerprint of the key that signed it, once its signature is found good.
 
     Args:
         path: the file.
-        signers: fingerprints of the keys of which one must have signed; None is any key, which is then not
-            trusted.
+        signers: fingerprints of the keys of which one must have signed; None is any key.
 
     Raises:
         BundleError: there is no such file or no signature, the signature is not one of these bytes, or it is
@@ -187,7 +170,7 @@ def read(path: Path, signers: Collection[str] | None = None) -> Signed:
         raise BundleError(
             f"{path} does not fit its signature: one of the two was changed, or belongs to another file"
         ) from error
-    return Signed(blob, signer, signers is not None)
+    return blob, signer
 
 
 def _read_signature(path: Path) -> tuple[bytes, bytes]:

@@ -25,7 +25,7 @@ from typing import Any
 from fedstill.core.errors import ArgumentError
 from fedstill.node.database import AuditError, Database
 from fedstill.node.entries import BARE, BYTES, QUESTIONS, SETTLED, Entry, parsed
-from fedstill.node.head import Head, HeadFile
+from fedstill.node.head import Head
 from fedstill.node.sums import Spent, Sums
 
 __all__ = ["FILE", "AuditError", "AuditLog", "Spent"]
@@ -62,14 +62,15 @@ class AuditLog:
     def __init__(self, path: Path | None = None, *, durable: bool = True, read_only: bool = False) -> None:
         self._durable, self._read_only = durable, read_only
         self.trouble: str | None = None
+        self._open = True
         self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
-        self._head: HeadFile | None = None
-        self._db, self._open = self._begin(path), True
+        self._begin(path)
 
     def open(self, path: Path | None) -> None:
         """Go on with the entries of another file."""
         self.close()
-        self._db, self._open = self._begin(path), True
+        self._begin(path)
+        self._open = True
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -198,8 +199,8 @@ class AuditLog:
 
     # --- opening and checking ---------------------------------------------------------------------------
 
-    def _begin(self, path: Path | None) -> Database:
-        self._head = None if path is None else HeadFile(path.with_name(f"{path.name}.head"))
+    def _begin(self, path: Path | None) -> None:
+        self._head = None if path is None else path.with_name(f"{path.name}.head")
         self._db = Database(path, durable=self._durable, read_only=self._read_only)
         try:
             with self._db.reading() if self._read_only else self._db.turn():
@@ -210,7 +211,6 @@ class AuditLog:
             raise
         if self.trouble is None and (found is None or found.number < self._last):
             self._write_head(always=True)  # somebody was killed before it was written
-        return self._db
 
     def _make(self) -> None:
         (mark,) = self._db.execute("PRAGMA application_id").fetchone()
@@ -229,14 +229,14 @@ class AuditLog:
         found, damage = None, None
         if self._head is not None:
             try:
-                found = Head.read(self._head.path)
+                found = Head.read(self._head)
             except (OSError, ValueError) as error:
-                damage = f"its head {self._head.path.name} is damaged: {error}"
+                damage = f"its head {self._head.name} is damaged: {error}"
         self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
         there = self._walk(-(2**62), 0 if found is None else found.number)
         self.trouble = self.trouble or damage
         if self.trouble is None and self._head is not None and found is None and self._last:
-            self.trouble = f"its head {self._head.path.name} is missing"
+            self.trouble = f"its head {self._head.name} is missing"
         # A head older than the last settlement was settled with it.
         if self.trouble is None and found is not None and found.number > self._settled:
             if found.number > self._last:
@@ -313,9 +313,9 @@ class AuditLog:
             if self._newest() != (self._last, self._hash):
                 return
             try:
-                self._head.write(self._last, self._hash, self.sums.spent)
+                Head(self._last, self._hash, self.sums.spent).write(self._head)
             except OSError as error:
-                raise AuditError(self._head.path, f"cannot be written: {error.strerror}") from error
+                raise AuditError(self._head, f"cannot be written: {error.strerror}") from error
 
 
 def _link(before: str, number: int, line: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 
@@ -33,8 +34,6 @@ class Budgets:
         self.total_budget = Budget(*config.over_all, config.accountant)
         self.first = total(mechanism.first())
         self._objections: dict[str, str | None] = {}
-        self._run_objection: str | None = None
-        self._covered: tuple[Counter[str], Counter[str]] | None = None  # what is known to be affordable
         self._paid: set[str] = set()  # what was learned before the first question, by fingerprint
 
     def seal(self, text: str) -> str:
@@ -47,27 +46,24 @@ class Budgets:
         """Why a question, or the run that its method declares, can never be paid for, or None."""
         if question.name not in self._objections:
             self._objections[question.name] = unpriced(self.mechanism, question)
-        return self._objections[question.name] or self._too_dear()
+        return self._objections[question.name] or self._too_dear
 
+    @cached_property
     def _too_dear(self) -> str | None:
-        """Why the run as declared cannot be paid for; computed once, since it takes a while."""
-        if self._covered is None and self._run_objection is None:
-            for question in self.mechanism.side.questions.values():
-                found = unpriced(self.mechanism, question)
-                if found is not None:
-                    self._run_objection = f"{found}, in question {question.name}"
-                    return self._run_objection
-            spent = self.audit.spent(self.payer, self.run)
-            price, others = total(self.mechanism.schedule()), _others(spent)
-            try:
-                self._refuse_bare(spent)
-                self.budget.check(Price(), price)
-                self.total_budget.check(from_text(others), price)
-            except BudgetSpent as error:
-                self._run_objection = f"privacy budget: {error}"
-            else:
-                self._covered = Counter(as_text(price or Price())), others
-        return self._run_objection
+        """Why the run as declared cannot be paid for; what can be, its budgets know from then on."""
+        for question in self.mechanism.side.questions.values():
+            if (found := unpriced(self.mechanism, question)) is not None:
+                return f"{found}, in question {question.name}"
+        spent, price = self.audit.spent(self.payer, self.run), total(self.mechanism.schedule())
+        others = Counter(spent.total)
+        others.subtract(spent.run)
+        try:
+            self._refuse_bare(spent)
+            self.budget.check(Price(), price)
+            self.total_budget.check(from_text(+others), price)
+        except BudgetSpent as error:
+            return f"privacy budget: {error}"
+        return None
 
     def afford(self, asked: Asked, question: Question, sent: Tensors) -> None:
         """Refuse a question whose answer could not be paid for, before anything is computed.
@@ -179,19 +175,10 @@ class Budgets:
         """Refuse what would pass a budget, with :class:`QuestionRefused`."""
         try:
             self._refuse_bare(spent)
-            if self._is_covered(spent, price):
-                return
             self.budget.check(from_text(spent.run), price)
             self.total_budget.check(from_text(spent.total), price)
         except BudgetSpent as error:
             raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
-
-    def _is_covered(self, spent: Spent, price: Price | None) -> bool:
-        """Whether a price is a part of what the run declared, all of which is known to be affordable."""
-        if self._covered is None or price is None:
-            return False
-        schedule, others = self._covered
-        return Counter(spent.run) + Counter(as_text(price)) <= schedule and _others(spent) <= others
 
     def _refuse_bare(self, spent: Spent) -> None:
         """What left without a guarantee has no price that a budget could have paid.
@@ -212,10 +199,3 @@ class Budgets:
                 if payer == self.payer and run != ALL and counts[BARE]
             }
             raise Unpriced(total.epsilon, total.delta, bare, way_out)
-
-
-def _others(spent: Spent) -> Counter[str]:
-    """What other runs about the same data have spent."""
-    others = Counter(spent.total)
-    others.subtract(spent.run)
-    return +others

@@ -49,18 +49,14 @@ class Entry:
     """What happened to one question, or what was paid for it.
 
     Args:
-        run: that it is for.
         payer: whose totals it counts in: :data:`DATA`, or a simulation's node.
         node: that releases or refuses.
         number: of the question; -1 for what comes before the first.
-        question: its name.
         part: one of those above.
         content: digest of what was asked.
         after: fingerprint of what the node had answered before.
         left: fingerprint of what leaves, and of what that was before the noise.
-        down: bytes that came with the question, by kind.
-        up: bytes that leave, by kind.
-        mechanism: by which it is protected.
+        down, up: bytes that came with the question, and that leave, by kind.
         rule: what is done to it, or by which rule it is refused, in one line.
         price: events as text (:func:`fedstill.privacy.events.as_text`) and how often each.
         bare: releases without any guarantee that it stands for.

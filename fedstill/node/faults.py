@@ -41,11 +41,7 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
 
 
 def known_questions(methods: Iterable[str] = ()) -> frozenset[str]:
-    """The names of all questions that some method declares.
-
-    Args:
-        methods: beside the package's own.
-    """
+    """The names of all questions that one of the package's own methods, or of some others, declares."""
     return frozenset().union(*(names(METHODS[name]) for name in (*METHODS.own, *methods)))
 
 

@@ -18,7 +18,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
-from fedstill.protocol.messages import SCALE, Tensors, WireConfig, kind_of, refine, size
+from fedstill.protocol.messages import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 from fedstill.protocol.questions import Question
 
 
@@ -48,8 +48,7 @@ class Gate:
         """Refuse a question that no sound server asks, before anything is computed.
 
         Args:
-            question: its name.
-            tensors, sends: what came with it, and the kind of each.
+            sends: the kind of each tensor that comes with it.
             shape: of one of the node's own inputs.
 
         Raises:
@@ -140,11 +139,8 @@ class Gate:
         """Hand over tensors: bound, noise, charge and audit on disk, then release.
 
         Args:
-            asked: the question they answer.
             part: ``"answer"`` or ``"gradient"``.
-            tensors: by name, what would leave.
-            question: as the method declares it.
-            sent: the tensors that came with it.
+            sent: the tensors that came with the question.
             wire: the form in which they travel; None is float32.
 
         Raises:
@@ -161,16 +157,13 @@ class Gate:
         if part == ANSWER and question.finish is not None:
             finished = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
-        up: Counter[str] = Counter()
-        for name, tensor in leaving.items():
-            up[kind_of(name, kinds)] += size(tensor)
         entry = self._entry(
             asked,
             part,
             # Without budgets nothing is paid for, and what is asked again after a stop counts once.
             left="" if self.budgets is None else self.budgets.seal(chained(digest(part, leaving), stamp)),
             down=asked.down,
-            up=up,
+            up=sizes(leaving, kinds),
             mechanism="none" if self.budgets is None else self.budgets.mechanism.name,
             rule=rule,
             price=as_text(price or Price()),

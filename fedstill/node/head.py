@@ -45,28 +45,8 @@ class Head:
         except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"it is none: {error!r}") from error
 
-
-class HeadFile:
-    """Writes heads.
-
-    A log that has seen many runs has thousands of totals, and each charge writes all of them: texts are made
-    anew only for payers and runs that have spent since.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._texts: dict[tuple[str, str], tuple[dict[str, int], str]] = {}
-
-    def write(self, number: int, hashed: str, spent: Totals) -> None:
-        """Put a new head in the place of the old one, which stays where that fails (OSError). Callers take
-        turns."""
-        before, self._texts = self._texts, {}
-        for names, counts in spent.items():
-            if names[1] == ALL:
-                continue
-            known = before.get(names)
-            if known is None or known[0] != dict(counts):
-                known = dict(counts), json.dumps([*names, counts], separators=(",", ":"))
-            self._texts[names] = known
-        texts = ",".join(text for _, text in self._texts.values())
-        owner_only.replace(self.path, f'{{"entry":{number},"hash":"{hashed}","spent":[{texts}]}}\n'.encode())
+    def write(self, path: Path) -> None:
+        """Put this head in the place of the one in a file, which stays where that fails (OSError)."""
+        spent = [[*names, counts] for names, counts in self.spent.items() if names[1] != ALL]
+        told = {"entry": self.number, "hash": self.hash, "spent": spent}
+        owner_only.replace(path, (json.dumps(told, separators=(",", ":")) + "\n").encode())

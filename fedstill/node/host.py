@@ -19,7 +19,6 @@ import torch
 from fedstill.core import owner_only
 from fedstill.core.errors import (
     ArgumentError,
-    DataError,
     FedstillError,
     OwnDataError,
     PluginError,
@@ -38,7 +37,7 @@ from fedstill.node.memory import allowed, limit_process
 from fedstill.node.run_folder import RunFolder
 from fedstill.node.session import MOST, Session, short
 from fedstill.protocol.messages import Tensors, header_size, pack, size, unpack
-from fedstill.protocol.plan import PROTOCOL, Plan, check_public, fingerprint, public_tensors
+from fedstill.protocol.plan import PROTOCOL, Plan, read_public
 
 logger = logging.getLogger("fedstill.node")
 
@@ -236,26 +235,18 @@ class Host:
         """A plan's public data: given, or kept from an earlier time."""
         if not plan.public:
             return None
-        path = self.folder / "public" / f"{plan.public}.safetensors"
+        path, most = self.folder / "public" / f"{plan.public}.safetensors", self.file.policy.most_rows
         if given:
-            public = _as_public(plan, given)
-            if fingerprint(public) != plan.public:
-                raise DataError("the public data that came are not those of the plan")
-            check_public(public, plan.spec, self.file.policy.most_rows)
-            more = sum(map(size, public_tensors(public).values()))
-            RunFolder(self.folder, self.file, plan.run).require("join", more)
+            read_public(plan, given, most)
+            kept = {name: given[name] for name in ("inputs", "labels") if name in given}
+            RunFolder(self.folder, self.file, plan.run).require("join", sum(map(size, kept.values())))
             owner_only.make_folder(path.parent)
             for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
                 other.unlink()
-            save_state(path, public_tensors(public))
+            save_state(path, kept)
         elif not path.exists():
             return None
-        return _as_public(plan, load_state(path))
-
-
-def _as_public(plan: Plan, tensors: Tensors) -> Public:
-    name, note = plan.public_note
-    return Public(name, tensors["inputs"], tensors.get("labels"), note)
+        return read_public(plan, load_state(path), most)
 
 
 def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:

@@ -20,11 +20,8 @@ from fedstill.protocol.questions import Question
 
 @contextmanager
 def limited(node: str, question: str, seconds: int = 0) -> Iterator[None]:
-    """Refuse what a node computes for a question once it takes too long, or more memory than there is.
-
-    Args:
-        node, question: their names, for the refusal.
-        seconds: policy ``most_seconds``; 0 is no limit.
+    """Refuse what a node computes for a question once it takes more than ``seconds`` (0: no limit), or more
+    memory than there is.
 
     Raises:
         QuestionRefused: naming the policy's rule. A server may know what of its own was too large, and not

@@ -6,6 +6,7 @@ declares of its questions. It releases nothing and writes nothing: that is the g
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,17 +35,14 @@ SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,
 
 
 class Mechanism:
-    """Rules and prices of one node.
+    """Rules and prices of one node, of so many examples.
 
     Args:
-        node, config, side, local, task: its name, its owner's word, the method's part, and what is learned
-        how. examples: its records. secret: keys the noise. salt: of the run, so that no two runs have equal
-        noise, however alike they are.
+        secret: keys the noise.
+        salt: of the run, so that no two runs have equal noise, however alike they are.
 
     Attributes:
         levels: of noise, as it is drawn.
-        supposed: the same, with some noise wherever it is to be found by epsilon: what has no guarantee with
-            these has none with any.
         binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
             equal noise is never on two different answers. To be set before anything is drawn.
         several: whether some records belong together though each is protected by itself, which is then said.
@@ -76,8 +74,17 @@ class Mechanism:
         self.name, self.protects = config.called, config.protects
         for question in side.questions.values():
             self._check(question)
-        self.supposed = supposed(config)
-        self.levels = find(config, self.schedule)
+        self.levels = find(config, lambda levels: self._at(levels).schedule())
+
+    def _at(self, levels: Levels) -> Mechanism:
+        """The same with other noise."""
+        other = copy.copy(self)
+        other.levels = levels
+        return other
+
+    def supposing(self) -> Mechanism:
+        """The same with some noise wherever it is to be found: what has no guarantee with it, never has."""
+        return self._at(supposed(self.config))
 
     def _check(self, question: Question) -> None:
         """Refuse a question that the mechanism cannot protect, whatever the noise."""
@@ -94,7 +101,7 @@ class Mechanism:
 
     # --- what is done to releases ---------------------------------------------------------------------
 
-    def rule(self, question: Question, name: str, levels: Levels | None = None) -> Rule:
+    def rule(self, question: Question, name: str) -> Rule:
         """What is done to one tensor of an answer, or of the gradients that follow it."""
         config, kind = self.config, question.kinds()[name]
         pulled = name not in question.releases  # a gradient, whatever its kind is called
@@ -120,7 +127,7 @@ class Mechanism:
             return Derived("networks that learn with DP-SGD")
         if apart:
             return Exact()
-        found = config.rule(Release(kind, pulled, reads), self.levels if levels is None else levels)
+        found = config.rule(Release(kind, pulled, reads), self.levels)
         # What follows from what is paid for is known here, and to no mechanism.
         return Exact() if isinstance(found, Derived) else found
 
@@ -162,14 +169,13 @@ class Mechanism:
         """The networks that learn with DP-SGD, by role, and how."""
         return {role: self._steps(role) for role in self.config.learns}
 
-    def _steps(self, role: str, levels: Levels | None = None) -> PrivateSteps:
+    def _steps(self, role: str) -> PrivateSteps:
         def draws(*names: str | int) -> Draws:
             return self.draws("dp-sgd", role, *names)
 
         part = self.config.learns[role]
         table: StepsConfig = getattr(self.config, part)
-        level = (self.levels if levels is None else levels)[part]
-        return PrivateSteps(level, table.clip, draws, self.config.group_size)
+        return PrivateSteps(self.levels[part], table.clip, draws, self.config.group_size)
 
     def statement(self) -> Statement:
         """What is said of all this."""
@@ -185,70 +191,58 @@ class Mechanism:
 
     # --- what it costs --------------------------------------------------------------------------------
 
-    def bill(
-        self,
-        question: Question,
-        part: str,
-        shapes: Mapping[str, Sequence[int]],
-        sent: Tensors,
-        levels: Levels | None = None,
-    ) -> Bill:
-        """What one release of a part costs at most, with what is learned for it: shapes by name, levels if
-        not the run's."""
-        bill = self.release(question, shapes, levels=levels)
-        for name, price in (self.learning(question, sent, levels) if part == ANSWER else {}).items():
+    def bill(self, question: Question, part: str, shapes: Mapping[str, Sequence[int]], sent: Tensors) -> Bill:
+        """What one release of a part costs at most, with what is learned for it: shapes by name."""
+        bill = self.release(question, shapes)
+        for name, price in (self.learning(question, sent) if part == ANSWER else {}).items():
             add(bill, name, price)
         return bill
 
     def release(
-        self,
-        question: Question,
-        shapes: Mapping[str, Sequence[int]],
-        noised: Tensors | None = None,
-        levels: Levels | None = None,
+        self, question: Question, shapes: Mapping[str, Sequence[int]], noised: Tensors | None = None
     ) -> Bill:
         """What one release costs by itself: at most; or as it turned out, if ``noised`` is what leaves, which
         may say nothing in places, and cost less."""
         bill = Bill()
         for name, shape in shapes.items():
-            rule = self.rule(question, name, levels)
+            rule = self.rule(question, name)
             add(bill, rule.pays, self._price(rule, shape, None if noised is None else noised[name]))
         return bill
 
-    def learning(self, question: Question, sent: Tensors, levels: Levels | None = None) -> Bill:
+    def learning(self, question: Question, sent: Tensors) -> Bill:
         """What it costs that networks learn from the records before a question is answered."""
         bill = Bill()
         if self.protects and "critic" in question.trains:
-            bill[self.config.learns["critic"]] = self._learning("critic", levels, max(question.rows, 1), 1)
+            bill[self.config.learns["critic"]] = self._learning("critic", max(question.rows, 1), 1)
         if self.protects and question.span is not None:
-            bill[self.training] = self._local(len(question.span(sent).steps(self._all)), levels)
+            bill[self.training] = self._local(len(question.span(sent).steps(self._all)))
         return bill
 
-    def first(self, levels: Levels | None = None) -> Bill:
+    def first(self) -> Bill:
         """What the local training before the first question costs, whatever is asked about it later."""
         span = self.side.first if self.side.learns else None
         steps = 0 if span is None else len(span.steps(self._all))
-        return {self.training: self._local(steps, levels)}
+        return {self.training: self._local(steps)}
 
-    def schedule(self, levels: Levels | None = None) -> Bill:
+    def schedule(self) -> Bill:
         """What the whole run costs at most, as its method declares it."""
         questions = self.side.questions.values()
         rounds = sum(question.times for question in questions if question.span is not None)
         # Rounds part the whole of the local training, and each takes a step at least.
-        bill = self.first(levels)
+        bill = self.first()
         if rounds:
             parts = max(rounds, 0 if self.side.first is None else self.side.first.of)
-            bill = {self.training: self._local(max(self._all, parts), levels)}
+            bill = {self.training: self._local(max(self._all, parts))}
         for question in questions:
-            for name, price in self.once(question, levels):
+            for name, price in self.once(question):
                 add(bill, name, None if price is None else _times(price, question.times))
         return bill
 
-    def once(self, question: Question, levels: Levels | None = None) -> Iterator[tuple[str, Price | None]]:
+    def once(self, question: Question) -> Iterator[tuple[str, Price | None]]:
         """What asking a question once costs, by what pays: its share of local training is left out."""
         unspanned = replace(question, span=None)
         for part, shapes in self.expected(question).items():
-            yield from self.bill(unspanned, part, shapes, {}, levels).items()
+            yield from self.bill(unspanned, part, shapes, {}).items()
 
     def expected(self, question: Question, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
         """The shapes of what leaves for a question, by part: as declared, or as what was sent asks for.
@@ -266,28 +260,27 @@ class Mechanism:
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}
         return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
 
-    def _local(self, steps: int, levels: Levels | None) -> Price | None:
+    def _local(self, steps: int) -> Price | None:
         """Steps of local training: where the model learns without noise, releases are paid for instead."""
         if "model" not in self.config.learns or not steps:
             return Price()
-        return self._learning("model", levels, self.local.batch, steps)
+        return self._learning("model", self.local.batch, steps)
 
-    def _learning(self, role: str, levels: Levels | None, batch: int, steps: int) -> Price | None:
-        return dpsgd.price(self._steps(role, levels), self.examples, batch, steps)
+    def _learning(self, role: str, batch: int, steps: int) -> Price | None:
+        return dpsgd.price(self._steps(role), self.examples, batch, steps)
 
 
 def unpriced(mechanism: Mechanism, question: Question) -> str | None:
     """Why a question has no price that a budget could pay, or None."""
     if math.isinf(mechanism.config.budget):
         return None
-    bare_question = replace(question, span=None)
+    bare_question, supposing = replace(question, span=None), mechanism.supposing()
     bare = sorted(
         {
             question.kinds()[name]
             for part, shapes in mechanism.expected(question).items()
             for name in shapes
-            if total(mechanism.bill(bare_question, part, {name: shapes[name]}, {}, mechanism.supposed))
-            is None
+            if total(supposing.bill(bare_question, part, {name: shapes[name]}, {})) is None
         }
     )
     if bare:

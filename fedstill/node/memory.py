@@ -90,13 +90,9 @@ def of_weights(model: nn.Module) -> int:
 
 
 def of_input(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Bytes that a network keeps of one input until its gradients are known, with its output.
+    """Bytes that a network keeps of one input of a shape until its gradients are known, with its output.
 
     Found on the meta device; of a network that cannot be computed there, with one input of zeros.
-
-    Args:
-        model: for inputs of the shape.
-        shape: of one input.
 
     >>> of_input(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 2, 2))
     36
@@ -137,16 +133,10 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, most: int) -> None:
-    """Refuse a network of ours, before it has any memory.
-
-    Args:
-        build: makes the network.
-        spec: of what it takes and gives.
-        batch: inputs that it learns from at once.
-        most: bytes allowed; 0 is no limit.
+    """Refuse a network of ours, with what a batch of so many inputs keeps, before it has any memory.
 
     Raises:
-        TooLarge: it would take more, with what a batch keeps.
+        TooLarge: it would take more than ``most`` bytes; 0 is no limit.
     """
     if not most:
         return
@@ -162,16 +152,10 @@ def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, mos
 
 
 def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, most: int) -> None:
-    """Refuse a run whose data, network and answers are too large together.
-
-    Args:
-        model, spec, examples: the node's network, its inputs and classes, and how many it has.
-        batch: of them, from which it learns at once.
-        public: inputs that all nodes have.
-        most: bytes allowed; 0 is no limit.
+    """Refuse a run whose network, examples, a batch of these, and public inputs are too large together.
 
     Raises:
-        TooLarge: they are.
+        TooLarge: they take more than ``most`` bytes; 0 is no limit.
     """
     if not most:
         return

@@ -28,9 +28,7 @@ def make_model(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> 
     """The node's model with its first weights; nothing of it has gradients if it is not to be trained.
 
     Args:
-        file: the owner's.
         folder: from which paths count.
-        spec: of what it is to take and give.
         most: bytes that it may take; 0 is no limit. An owner's own factory is not foreseen.
 
     Raises:
@@ -98,11 +96,7 @@ def _ours(name: str, spec: InputSpec, file: NodeFile, most: int) -> nn.Module:
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
-    """Put a file's tensors into a model, exactly: the same names, shapes and types.
-
-    Raises:
-        ModelError: the file cannot be read, or its tensors are not those of the model.
-    """
+    """Put a file's tensors into a model, exactly: the same names, shapes and types."""
     weights, wanted = _weights(path), model.state_dict()
     faults = [f"{name} is missing" for name in wanted if name not in weights]
     faults += [f"{name} is not of this model" for name in weights if name not in wanted]

@@ -158,7 +158,6 @@ class Examined:
     Args:
         file: the folder's ``node.toml``; what is wrong in it has its default.
         spec: the server's, or that of the node's own data where none was given.
-        data, model, compute: of the node.
         faults: one line each.
         untold: why the data were not looked at, though nothing is wrong with them; empty: they were.
     """

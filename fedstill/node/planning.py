@@ -70,7 +70,7 @@ def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str 
     for question in questions.values():
         if (rule := unpriced(mechanism, question)) is not None:
             return f"{question.name}: {rule}"
-    known, planned = mechanism.schedule(mechanism.supposed), mechanism.schedule()
+    known, planned = mechanism.supposing().schedule(), mechanism.schedule()
     for part in parts(mechanism):
         if config.parts[part].noise is None and not known.get(part):
             endless = ", ".join(name for name, asked in questions.items() if not asked.times)
@@ -86,9 +86,10 @@ def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str 
 
 def parts(mechanism: Mechanism) -> list[str]:
     """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
-    paid = {part for part, price in mechanism.schedule(mechanism.supposed).items() if price}
+    supposing = mechanism.supposing()
+    paid = {part for part, price in supposing.schedule().items() if price}
     for question in mechanism.side.questions.values():  # also where nobody says how often it is asked
-        paid |= {part for part, price in mechanism.once(question, mechanism.supposed) if price}
+        paid |= {part for part, price in supposing.once(question) if price}
     return [part for part in mechanism.config.parts if part in paid]
 
 
@@ -107,12 +108,7 @@ def lines(mechanism: Mechanism) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class Knob:
-    """By what a run can be made longer: an option of its method, or how long a node trains.
-
-    Args:
-        name: dotted.
-        value: as it is.
-    """
+    """By what a run can be made longer: an option of its method (dotted), or how long a node trains."""
 
     name: str
     value: float

@@ -44,17 +44,13 @@ def step(
     public_loss: PublicLoss | None = None,
     augment: Augment | None = None,
 ) -> float:
-    """One private step of a node's network.
+    """One private step of a node's network, with its optimiser, on the node's own data.
 
     An empty sample is a step like any other: noise alone.
 
     Args:
-        node: whose network learns, with its optimiser, on its own data.
-        role: of the network.
-        dp: clip, noise and draws.
         rate: at which each record is drawn.
         purpose: names the step's draws, together with what the node is being asked.
-        private_loss: of the drawn records.
         batch: how many are drawn on average; the noisy sum of gradients is divided by it.
         public_loss: is added to the mean of the private one; costs nothing.
         augment: changes inputs and targets; what it does to one must not depend on others, nor on its place.

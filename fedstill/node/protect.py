@@ -63,9 +63,7 @@ def protect(
 
     Args:
         node: with its data and its first weights.
-        config: what its owner says.
         side: the part at the nodes of ``method``, which has not prepared the node yet.
-        setting: what the method finds at the node.
         secret: keys the noise.
         salt: of the run: a real node makes one up for each; a simulation, which can be repeated, has none.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,10 +18,9 @@ from fedstill.node.group import Group, stack
 from fedstill.node.node import Node
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
-from fedstill.protocol.messages import WireConfig, kind_of, refine, size
+from fedstill.protocol.messages import Tensors, WireConfig, refine, size, sizes
 from fedstill.protocol.questions import NodeSide, Question
 
-Tensors = Mapping[str, torch.Tensor]
 KEPT = 4  # answers kept for a server that asks again because a reply was lost,
 KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
 
@@ -49,12 +48,8 @@ class RequestHandler:
     releases what is outstanding.
 
     Args:
-        group: the nodes, computed together.
-        side: the method's questions and handlers.
-        compute: device and precision.
         last: the last number that each node has served, by name; shared by all that may serve a node, so
             that it takes none twice.
-        wire: the form in which tensors travel.
     """
 
     def __init__(
@@ -88,9 +83,7 @@ class RequestHandler:
         """Each node's answer, in the group's order.
 
         Args:
-            name: of the question.
             number: that the server gave it, rising from question to question.
-            tensors: what came with it, the same for each node.
             differentiable: keep what :meth:`pull_back` needs.
 
         Raises:
@@ -111,7 +104,7 @@ class RequestHandler:
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
             for node in self.group.nodes:
                 node.gate.read_values(question, tensors)
-            down = _bytes(arrived, question.sends)
+            down = sizes(arrived, question.sends)
             asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
             for node, here in zip(self.group.nodes, asked, strict=True):
                 node.gate.admit(here, question, tensors)
@@ -153,7 +146,7 @@ class RequestHandler:
                 mine[node],
                 content=digest(name, pull),
                 after=mine[node].past,
-                down=_bytes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
+                down=sizes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
             )
             for node, pull in pulls.items()
         }
@@ -292,10 +285,3 @@ def _learned(node: Node, budgets: Budgets) -> str:
         for name, tensor in node.modules[role].state_dict().items()
     }
     return budgets.seal(digest("learned", tensors))
-
-
-def _bytes(tensors: Tensors, kinds: Mapping[str, str]) -> Mapping[str, int]:
-    sizes: Counter[str] = Counter()
-    for name, tensor in tensors.items():
-        sizes[kind_of(name, kinds)] += size(tensor)
-    return sizes

@@ -30,11 +30,8 @@ MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes ba
 
 
 class RunFolder:
-    """The folder of one run at a node; all other runs do not grow meanwhile.
-
-    Attributes:
-        path: of the run's folder.
-        saved: when a state was last saved.
+    """The folder of one run at a node; all other runs do not grow meanwhile. ``saved`` is when a state last
+    was.
 
     Raises:
         QuestionRefused: it would be a new run, and there are too many, or too large ones, already.
@@ -53,11 +50,7 @@ class RunFolder:
             self.require("join")
 
     def require(self, question: str, more: int = 0) -> None:
-        """Refuse what would write ``more`` bytes for a question to a disk on which there is no room.
-
-        Raises:
-            QuestionRefused: there is none.
-        """
+        """Refuse what would write ``more`` bytes for a question to a disk without room: QuestionRefused."""
         most = self._policy.most_disk
         logged = self._audit.stat().st_size if self._audit.exists() else 0
         if most and self._others + _on_disk(self.path) + logged + more >= most:

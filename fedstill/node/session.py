@@ -45,7 +45,7 @@ from fedstill.node.requests import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
-from fedstill.protocol.messages import SCALE, Tensors
+from fedstill.protocol.messages import SCALE, Tensors, size
 from fedstill.protocol.method import side_of
 from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSetting
@@ -276,9 +276,8 @@ class Session:
         return RequestHandler(Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
 
     def _log(self, name: str, number: int, release: Tensors, start: float) -> None:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in release.values())
-        seconds = time.perf_counter() - start
-        logger.info("number %d, %s: %d bytes left, %.3f s", number, name, size, seconds)
+        left, seconds = sum(map(size, release.values())), time.perf_counter() - start
+        logger.info("number %d, %s: %d bytes left, %.3f s", number, name, left, seconds)
 
     def _state(self, done: bool) -> dict[str, Any]:
         return {"steps": self.training.steps, "learned": done, "node": self.node.state()}

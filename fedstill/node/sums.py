@@ -95,11 +95,8 @@ class Sums:
         return run in self._charged
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
-        """Bytes ``up`` and ``down``, in all, ``by_kind`` and ``by_node``, and questions asked.
-
-        Args:
-            run: in which; None: in all.
-        """
+        """Bytes ``up`` and ``down``, in all, ``by_kind`` and ``by_node``, and questions asked: in one run, or
+        in all."""
         by_kind: dict[str, dict[str, int]] = {}
         by_node: dict[str, dict[str, int]] = {}
         total = {"up": 0, "down": 0}

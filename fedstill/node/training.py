@@ -66,9 +66,6 @@ def train(
     Args:
         nodes: computed together as one group; give one for a plain loop. Each needs an optimiser for
             each of the roles: :func:`prepare` makes the model's.
-        task: gives the loss.
-        config: steps, optimiser, schedule.
-        compute: device and precision.
         span: the part of each node's steps that is taken; the learning rate falls over all of them.
         start: steps of the span done before, to go on after a stop.
         steps: at most so many steps now, or None for all that are left.

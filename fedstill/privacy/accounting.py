@@ -78,11 +78,8 @@ def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "
 
 
 def within(spent: Mapping[Event, int], limit: float, delta: float, accountant: Accountant = "pld") -> bool:
-    """Whether ``epsilon(spent, delta, accountant) <= limit``, without composing where a cheap bound says so.
-
-    Raises:
-        ArgumentError: delta outside its range.
-    """
+    """Whether ``epsilon(spent, delta, accountant) <= limit``, without composing where a cheap bound says
+    so."""
     if epsilon(spent, delta, "rdp") <= limit:
         return True
     return accountant == "pld" and epsilon(spent, delta) <= limit
@@ -98,10 +95,6 @@ def most(
 ) -> int:
     """How many times more a price can be paid until all would cost more than ``limit`` at delta: 0 .. up_to.
 
-    Args:
-        spent: what is paid already.
-        price: events that are paid together.
-
     >>> most({}, {Event("laplace", 10.0): 1}, limit=1.0, delta=1e-9, up_to=100)
     10
     """
@@ -115,13 +108,8 @@ def longest(
     accountant: Accountant = "pld",
     up_to: int = 1_000_000,
 ) -> int:
-    """The most steps, 0 .. up_to, that a schedule can have within ``limit`` at delta.
-
-    Args:
-        schedule: all events of so many steps; more steps cost no less.
-
-    Raises:
-        ArgumentError: delta outside its range.
+    """The most steps, 0 .. up_to, of a schedule within ``limit`` at delta: all events of so many; more
+    cost no less.
 
     >>> longest(lambda k: {Event("laplace", 5.0): k, Event("laplace", 2.0): 1}, limit=1.0, delta=0.0)
     2
@@ -221,14 +209,12 @@ def _last(
     high: int,
     slack: int = 1,
 ) -> int:
-    """The last k of 0 .. high whose events cost at most ``limit``, -1 for none; the cost rises with k.
+    """The last k of 0 .. high whose events cost at most ``limit``, -1 for none; the cost rises with k. It
+    may be ``slack`` too low.
 
     First by the Rényi bound, which is cheap. What that allows is allowed. Then losses are composed there,
     which shows how much tighter they are, and so about where they reach the limit; from that guess on in
     growing strides.
-
-    Args:
-        slack: by how much k may be too low.
     """
 
     def bound(k: int) -> float:
@@ -265,13 +251,8 @@ def _between(
     high: tuple[int, float],
     slack: int = 1,
 ) -> int:
-    """A k with ``cost(k) <= limit`` where k + slack has it no more, given one such (or -1) and one above it.
-
-    Args:
-        low: k and its cost, NaN where it is not known.
-        high: likewise.
-        slack: 1 gives the last k.
-    """
+    """A k with ``cost(k) <= limit`` where k + slack has it no more, given one such (or -1) and one above
+    it, each with its cost, NaN where it is not known."""
     halve = False
     while (width := high[0] - low[0]) > slack:
         at = low[0] + width // 2

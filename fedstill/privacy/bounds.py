@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-from fedstill.core.errors import ArgumentError
-
 SLACK = 1 - 2.0**-20  # bounds are kept to this part of them, so that rounding to float32 stays within
 LARGEST = torch.finfo(torch.float32).max
 FINEST = 1e-15  # a row that is shorter counts as so long: squares of its numbers are lost in float32
@@ -16,15 +14,11 @@ PIECE = 128  # numbers whose squares may be added in float32: too few for their 
 
 
 def shorten(rows: torch.Tensor, clip: float) -> torch.Tensor:
-    """Rows whose L2 norm is above ``clip`` shortened to it, others as they are.
+    """Rows (B, ...) whose L2 norm is above ``clip`` shortened to it, others as they are; a single number
+    is a row.
 
-    Args:
-        rows: (B, ...) of any float type; a single number is a row.
-        clip: above 0.
-
-    Returns:
-        float32 on the same device, no row longer than ``clip``: those near it are a millionth shorter,
-        so that rounding to float32 leaves them within.
+    float32, no row longer than ``clip``: those near it are a millionth shorter, so that rounding leaves
+    them within.
 
     >>> shorten(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[0.6000, 0.8000],
@@ -78,13 +72,3 @@ def rows_of(shape: Sequence[int]) -> tuple[int, int]:
     ((5, 6), (5, 1), (1, 1))
     """
     return (shape[0], math.prod(shape[1:])) if len(shape) else (1, 1)
-
-
-def not_negative(name: str, value: float, allowed: str = "0 or more") -> None:
-    """Check a scale of noise or a bound.
-
-    Raises:
-        ArgumentError: it is below 0, infinite or NaN.
-    """
-    if not 0 <= value < math.inf:
-        raise ArgumentError(name, value, allowed)

@@ -17,16 +17,8 @@ MOST_NAMED = 3  # runs in one message
 
 
 class BudgetSpent(FedstillError):
-    """A release would cost more than what is left.
-
-    Args:
-        limit: epsilon of the budget.
-        delta: of it.
-        spent: epsilon so far.
-        cost: epsilon with this release; inf where it would leave without any guarantee.
-
-    Attributes:
-        left: epsilon that is left.
+    """A release would cost more than what is ``left``: epsilon spent so far, and with it; inf without a
+    guarantee.
 
     >>> raise BudgetSpent(3.0, 1e-5, 2.9612, 3.0721)
     Traceback (most recent call last):
@@ -50,13 +42,7 @@ class BudgetSpent(FedstillError):
 
 
 class Unpriced(BudgetSpent):
-    """Releases without any guarantee have left before: no budget can have paid for them.
-
-    Args:
-        limit: epsilon of the budget.
-        delta: of it.
-        runs: how many such releases each run had.
-        way_out: what its owner can do.
+    """Releases without any guarantee have left before, so many in each run: no budget can have paid for them.
 
     >>> raise Unpriced(3.0, 1e-5, {"trial-0-1f": 61}, "inf does without a budget")
     Traceback (most recent call last):
@@ -79,18 +65,10 @@ class Unpriced(BudgetSpent):
 
 @dataclass
 class Budget(Checked):
-    """The most that may be spent; what is spent is told anew each time, and kept elsewhere.
+    """The most that may be spent (inf: no budget); what is spent is told anew each time, and kept elsewhere.
 
     It remembers amounts that are known to fit (:meth:`check` compares counts with them) and nothing that
     it could not work out again: a fresh one gives the same answers.
-
-    Args:
-        epsilon: above 0; inf: no budget, nothing is computed or refused.
-        delta: above 0 and below 1.
-        accountant: which.
-
-    Raises:
-        ArgumentError: an argument outside its range.
     """
 
     under: ClassVar[str] = "budget"

@@ -41,11 +41,7 @@ def interval(spent: Mapping[Event, int], epsilon: float) -> float:
 
 
 def epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
-    """What the events compose to at delta, on a grid of that step.
-
-    Args:
-        spent: not empty.
-    """
+    """What the events, one or more, compose to at delta, on a grid of that step."""
     total: Any = None
     for event, times in spent.items():
         losses = _repeated(_one(event, step), times)

@@ -24,8 +24,8 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.privacy.bounds import not_negative
 
 BITS = 52  # of a uniform number: a float64 tells all of them apart, halves included
 FINEST = 2.0**-149  # the smallest step of float32
@@ -126,17 +126,14 @@ def add_noise(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.
     """``values + scale noise`` float32, rounded to a grid of about a millionth of the scale (see above).
 
     Args:
-        values: of any shape and type, on any device.
-        noise: of that shape, from :class:`Draws`.
-        scale: of the noise, 0 or more; 0 adds nothing and rounds nothing.
-
-    Raises:
-        ArgumentError: a scale that is negative or not finite.
+        noise: of the shape of the values, from :class:`Draws`.
+        scale: 0 or more and finite; 0 adds nothing and rounds nothing.
 
     >>> add_noise(torch.tensor([1.0, 2.0]), torch.tensor([0.25, -1.0]), 2.0)
     tensor([1.5000, 0.0000])
     """
-    not_negative("scale", scale)
+    if not 0 <= scale < math.inf:
+        raise ArgumentError("scale", scale, "0 or more")
     if scale == 0:
         return values.detach().float()
     step = max(grid(scale), FINEST)

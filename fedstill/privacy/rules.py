@@ -111,13 +111,8 @@ class NoisyCounts(Checked, Rule):
     parts that sum to 1 (an image's share of pixels of each class); by the number of labels where it may have
     all of them. Then noise of this scale costs an epsilon of moves / scale (Dwork, Roth 2014, Thm. 3.6), and
     a group of records costs as many times that. Rounding what is noisy, and leaving out what is below 0, is
-    post-processing. Nothing is rounded before: of parts, that could move every count by a whole one.
-
-    Args:
-        scale: of the noise; 0: exact, no guarantee.
-        group: records of one protected unit at most.
-        moves: by how much one record moves the tensor.
-        least: what no count is below, however the noise falls.
+    post-processing. Nothing is rounded before: of parts, that could move every count by a whole one. At scale
+    0 there is no noise, and no guarantee.
     """
 
     under: ClassVar[str] = "counts"

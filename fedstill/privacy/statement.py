@@ -24,7 +24,6 @@ class Statement(Checked):
         unit: what the guarantee is about.
         delta: of every epsilon that is said of the node.
         budget: the largest epsilon that the run may cost; None is no budget.
-        noise: levels by what they are of.
         rules: what is done to each tensor that may leave, one line each.
         assumes: on what the guarantee rests.
     """

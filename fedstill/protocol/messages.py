@@ -46,11 +46,7 @@ class WireConfig(Checked):
         return self.inputs if kind == INPUTS else "float32"
 
     def coarsen(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, torch.Tensor]:
-        """Tensors as they travel, by name; :func:`refine` takes them back to float32.
-
-        Args:
-            tensors: by name.
-            kinds: the kind of each.
+        """Tensors as they travel, by name, each of a kind; :func:`refine` takes them back to float32.
 
         >>> wire = WireConfig(inputs="int8")
         >>> sent = wire.coarsen({"x": torch.tensor([[0.5, -1.27], [2.54, 0.0]])}, {"x": "inputs"})

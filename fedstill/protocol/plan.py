@@ -116,13 +116,23 @@ def fingerprint(public: Public | None) -> str:
     return digest("public", public_tensors(public))
 
 
-def check_public(public: Public, spec: InputSpec, most: int) -> None:
-    """Refuse public data that no sound server sends.
+def read_public(plan: Plan, tensors: Mapping[str, Any], most: int) -> Public | None:
+    """The public data of a plan from tensors that came; ``most`` inputs are taken, 0 is no limit.
 
-    Args:
-        public: the data.
-        spec: what the server declared.
-        most: how many inputs a node takes at most; 0 is no limit.
+    Raises:
+        DataError: they are not those of the plan, or such as no sound server sends.
+    """
+    public = None
+    if "inputs" in tensors:
+        public = Public(plan.public_note[0], tensors["inputs"], tensors.get("labels"), plan.public_note[1])
+        check_public(public, plan.spec, most)
+    if fingerprint(public) != plan.public:
+        raise DataError("the public data that came are not those of the plan")
+    return public
+
+
+def check_public(public: Public, spec: InputSpec, most: int) -> None:
+    """Refuse public data that no sound server sends; ``most`` inputs are taken, 0 is no limit.
 
     Raises:
         DataError: other inputs than the spec's, too many, NaN, or labels that the task has none of.

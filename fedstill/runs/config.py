@@ -30,7 +30,7 @@ from fedstill.data.dividing import SplitConfig
 from fedstill.data.public import PublicConfig
 from fedstill.data.splits import Dirichlet
 from fedstill.data.vision import Digits
-from fedstill.federation import LinkConfig
+from fedstill.federation.link import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import METHODS, Method, method_name

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.federation import Answers
+from fedstill.federation.contract import Answers
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.vector import load_vector, to_vector, weighted_mean
 from fedstill.node import training

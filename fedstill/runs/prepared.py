@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fedstill.core.seeds import derive, seeded
-from fedstill.federation import InProcess
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods.server import Server
 from fedstill.node import training
 from fedstill.node.gate import Gate

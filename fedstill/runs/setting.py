@@ -14,7 +14,7 @@ from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.data.public import Public
-from fedstill.federation import LinkConfig
+from fedstill.federation.link import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import Method, Needs, refusal

@@ -13,7 +13,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
-from fedstill.federation import choose
+from fedstill.federation.inprocess import choose
 from fedstill.methods.server import Server
 from fedstill.node import training
 from fedstill.node.audit import FILE, AuditLog

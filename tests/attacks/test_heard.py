@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedstill.attacks.heard import Enough, Heard, Overheard, Release, hear, replay
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.federation import LinkConfig
+from fedstill.federation.link import LinkConfig
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.vector import to_vector

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.data.augment import augmented, drawn, moved, shifted
+from fedstill.data.augment import augmented, drawn, moved, posed, shifted
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
@@ -65,3 +67,41 @@ def test_shifting_draws_as_it_always_did() -> None:
     images = torch.rand(5, 2, 16, 16, generator=torch_generator(3))
     ours = moved(images, draws(5), flip=True)
     assert torch.equal(ours, shifted(images, torch_generator(0, "draws"), flip=True))
+
+
+def test_poses_turn_square_images() -> None:
+    image = torch.arange(4).view(1, 2, 2)
+    assert posed(image, torch.tensor([0])).tolist() == image.tolist()
+    assert posed(image, torch.tensor([4])).tolist() == [[[3, 2], [1, 0]]]  # half a turn
+    assert posed(image, torch.tensor([5])).tolist() == [[[2, 3], [0, 1]]]  # mirrored, then half a turn
+
+
+def slow_shift(image: torch.Tensor, down: int, right: int, mirrored: bool) -> torch.Tensor:
+    """One image (C, H, W) seen through a window moved down and right, its border repeated."""
+    _, height, width = image.shape
+    out = torch.empty_like(image)
+    for row, column in itertools.product(range(height), range(width)):
+        y = min(max(row + down, 0), height - 1)
+        x = min(max((width - 1 - column if mirrored else column) + right, 0), width - 1)
+        out[:, row, column] = image[:, y, x]
+    return out
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 16)])
+def test_shifts_reach_an_eighth_and_no_further_and_move_channels_together(
+    height: int, width: int, flip: bool
+) -> None:
+    image = torch.arange(2.0 * height * width).view(2, height, width)
+    reach_y, reach_x = height // 8, width // 8
+    moves = itertools.product(
+        range(-reach_y, reach_y + 1), range(-reach_x, reach_x + 1), (False, True) if flip else (False,)
+    )
+    allowed = {tuple(slow_shift(image, *move).flatten().tolist()): move for move in moves}
+    images = image.expand(400, 2, height, width)
+    out = shifted(images, torch.Generator().manual_seed(0), flip=flip)
+    assert out.shape == images.shape
+    seen = [allowed[tuple(moved.flatten().tolist())] for moved in out]
+    assert set(seen) == set(allowed.values()), "every shift occurs"
+    if flip:
+        assert 150 < sum(mirrored for _, _, mirrored in seen) < 250

@@ -16,7 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import BundleError, NodeFault, QuestionMismatch
 from fedstill.data.public import Public
 from fedstill.data.spec import InputSpec
-from fedstill.federation import InProcess, LinkConfig, bundles, partition, signed
+from fedstill.federation import bundles, signed
 from fedstill.federation.bundles import (
     FORMAT,
     AnswersHeader,
@@ -29,6 +29,8 @@ from fedstill.federation.bundles import (
     write_questions,
 )
 from fedstill.federation.files import Files
+from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.link import LinkConfig
 from fedstill.federation.remote import Remote
 from fedstill.methods import fedkd
 from fedstill.methods.fedkd import FedKD
@@ -304,7 +306,10 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
             "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
         ),
         (lambda h, t: h["plan"].update(run="../.."), "run is '../..'"),
-        (lambda h, t: h["plan"].update(public="0" * 32), "its public data are not those of its plan"),
+        (
+            lambda h, t: h["plan"].update(public="0" * 32),
+            "are not those of the plan",
+        ),
         (lambda h, t: h.update(plan=None), "has no plan"),
     ],
 )

@@ -14,10 +14,9 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionMismatch, QuestionRefused
-from fedstill.federation import InProcess, partition
+from fedstill.federation.inprocess import InProcess, partition
 from fedstill.models import PatchCritic, build
 from fedstill.node.audit import AuditLog
-from fedstill.node.entries import Entry
 from fedstill.node.gate import Gate
 from fedstill.node.group import Group
 from fedstill.node.node import Node
@@ -139,15 +138,6 @@ def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
     assert world.audit.summary() == audit
     with pytest.raises(QuestionMismatch):
         torch.autograd.grad(2 * loss, x)
-
-
-@ENGINES
-def test_backward_after_the_next_question_is_refused(stacked: bool) -> None:
-    world, x = World(stacked=stacked), image()
-    loss = loss_of(world.federation.ask("examine", x=x))
-    world.federation.ask("tell")
-    with pytest.raises(QuestionMismatch, match="number 0"):
-        loss.backward()
 
 
 def test_answers_require_gradients_only_where_the_input_does_and_autograd_is_on() -> None:
@@ -298,34 +288,6 @@ def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
     )
     assert world.calls == 0
     assert world.audit.summary() == AuditLog().summary()
-
-
-@ENGINES
-def test_a_disk_that_is_full_at_one_node_does_not_make_the_others_answer_twice(
-    stacked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, world = World(stacked=stacked), World(stacked=stacked)
-    expected = whole.federation.ask("examine", x=image())
-    charge = world.audit.charge
-
-    def full(entry: Entry, *given: Any) -> int:
-        if entry.node == "n2":
-            raise OSError("no space left on device")
-        return charge(entry, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world.audit, "charge", full)
-        with pytest.raises(OSError, match="no space"):
-            world.federation.ask("examine", x=image(), number=0)
-    x = image()
-    answers = world.federation.ask("examine", x=x, number=0)
-    assert torch.equal(answers["logits"], expected["logits"])
-    assert torch.equal(answers["critic"], expected["critic"])
-    assert world.calls == whole.calls
-    assert all(torch.equal(p, q) for p, q in zip(world.critics(), whole.critics(), strict=True))
-    assert world.audit.summary() == whole.audit.summary()
-    loss_of(answers).backward()
-    assert x.grad is not None
 
 
 @pytest.mark.parametrize("limit", [2, 3])

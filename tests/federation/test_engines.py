@@ -12,7 +12,8 @@ from torch import nn
 
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
-from fedstill.federation import InProcess, choose, inprocess, partition
+from fedstill.federation import inprocess
+from fedstill.federation.inprocess import InProcess, choose, partition
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.server import Server
 from fedstill.models import build

@@ -5,7 +5,6 @@ Nodes of one process answer over ``Loopback``; processes are killed in test_faul
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import time
@@ -21,9 +20,11 @@ from fedstill.core.errors import DataError, FedstillError, NodeFault, QuestionRe
 from fedstill.core.progress import Bars
 from fedstill.core.records import Records
 from fedstill.core.state import load_state
+from fedstill.core.tables import as_table
 from fedstill.data.spec import InputSpec
-from fedstill.federation import LinkConfig, carrier, remote
+from fedstill.federation import carrier, remote
 from fedstill.federation.carrier import Link, LinkError
+from fedstill.federation.link import LinkConfig
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
 from fedstill.federation.replies import LONGEST, read_about, read_paid
@@ -44,26 +45,9 @@ from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import paid
 from tests.loopback import Loopback
+from tests.methods.digits_world import config_of
 
 Serve = Callable[[bytes], bytes]
-TINY: dict[str, Any] = {
-    "rounds": 2,
-    "first": 1,
-    "steps": 3,
-    "epochs": 2,
-    "batch": 16,
-    "noise": 6,
-    "memory": 40,
-    "subset": 20,
-    "student_steps": 2,
-    "student_batch": 16,
-    "student_epochs": 1,
-    "server_steps": 2,
-    "server_batch": 16,
-    "generator_width": 8,
-    "critic_width": 4,
-    "attention": 0.0,  # an mlp has no place to look at
-}
 WAYS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
@@ -78,10 +62,8 @@ def tiny(
     privacy: Mapping[str, Any] | None = None,
     **link: Any,
 ) -> RunConfig:
-    kind = METHODS[method]
-    known = {field.name for field in dataclasses.fields(kind)}
-    table = {key: value for key, value in {**TINY, **(options or {})}.items() if key in known}
-    needs = kind(**table).needs()
+    chosen = config_of(method, **(options or {}))
+    needs = chosen.needs()
     return from_dict(
         {
             "data": {"name": "digits"},
@@ -96,7 +78,7 @@ def tiny(
             "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
             "evaluation": {"centralised": False, "samples": 2},
             "engine": {"name": "one-by-one"},
-            "method": {"name": method, **table},
+            "method": as_table(chosen),
             "link": link,
         }
     )

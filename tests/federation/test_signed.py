@@ -52,8 +52,8 @@ def test_what_is_no_key_is_said_in_one_line(tmp_path: Path, text: bytes) -> None
 
 def test_a_signed_file_is_read_and_a_key_is_trusted_only_if_it_was_expected(file: Path) -> None:
     mine = signed.expected(str(file.with_name("a.pub")))
-    assert signed.read(file) == signed.Signed(b"what was said", mine, False)
-    assert signed.read(file, [mine]) == signed.Signed(b"what was said", mine, True)
+    assert signed.read(file) == (b"what was said", mine)
+    assert signed.read(file, [mine]) == (b"what was said", mine)
     other = signed.fingerprint(signed.public_of(signed.own_key(file.with_name("b.key"))))
     with pytest.raises(BundleError, match=r"signed by a key that is not expected here: .{39}$"):
         signed.read(file, [other])

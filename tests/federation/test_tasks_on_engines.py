@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from fedstill.core.errors import FedstillError
+from fedstill.core.tables import as_table
 from fedstill.models.vector import to_vector
 from fedstill.runs import assemble
 from fedstill.runs.config import RunConfig, from_dict
-from tests.federation.test_remote import TINY, Away, here
+from tests.federation.test_remote import Away, here
+from tests.methods.digits_world import config_of
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -108,12 +110,6 @@ def tiny(
     task: str, method: str, folder: Path, engine: str = "one-by-one", privacy: Mapping[str, Any] | None = None
 ) -> RunConfig:
     make, model, data = TASKS[task]
-    from dataclasses import fields
-
-    from fedstill.protocol.method import METHODS
-
-    known = {field.name for field in fields(METHODS[method])}
-    options: dict[str, Any] = {**TINY, "batch": 4, "student_batch": 4, "levels": 0}
     return from_dict(
         {
             "task": {"name": task},
@@ -129,7 +125,7 @@ def tiny(
             "public": {"name": "held-out"} if method == "fedkd" else {},
             "evaluation": {"centralised": False, "samples": 2},
             "engine": {"name": engine},
-            "method": {"name": method, **{key: value for key, value in options.items() if key in known}},
+            "method": as_table(config_of(method, batch=4, student_batch=4, levels=0)),
         }
     )
 

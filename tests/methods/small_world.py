@@ -15,7 +15,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
-from fedstill.federation import InProcess, partition
+from fedstill.federation.inprocess import InProcess, partition
 from fedstill.methods.server import Server
 from fedstill.models import build
 from fedstill.models.split import split

@@ -21,7 +21,7 @@ import fedstill
 from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QuestionRefused
 from fedstill.core.records import Records
-from fedstill.federation import Federation
+from fedstill.federation.contract import Federation
 from fedstill.models import build
 from fedstill.models.vector import to_vector
 from fedstill.node.entries import ALL

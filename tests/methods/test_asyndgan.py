@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import NodeFault
-from fedstill.federation import LinkConfig
+from fedstill.federation.link import LinkConfig
 from fedstill.methods._maps import told
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world

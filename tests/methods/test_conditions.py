@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.federation import LinkConfig
+from fedstill.federation.link import LinkConfig
 from fedstill.methods._maps import FromMaps, Maps, told, whose
 from fedstill.methods.server import Server
 from fedstill.node.audit import AuditLog

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import torch_generator
-from fedstill.federation import Answers
+from fedstill.federation.contract import Answers
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.vector import to_vector
 from fedstill.node.group import Group

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
-from fedstill.federation import Answers
+from fedstill.federation.contract import Answers
 from fedstill.methods._maps import told, whose
 from fedstill.methods._student import Replay
 from fedstill.methods.fediod import FedIOD

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fedstill.core.errors import QuestionRefused
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
-from fedstill.federation import Answers
+from fedstill.federation.contract import Answers
 from fedstill.methods import fedkd
 from fedstill.methods._perturbing import dequantise
 from fedstill.methods.fedkd import FedKD

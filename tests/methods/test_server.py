@@ -14,7 +14,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.state import load_state, save_state
-from fedstill.federation import InProcess
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods.server import Server
 from fedstill.protocol.kinds import Kind
 from fedstill.protocol.method import Method, side_of

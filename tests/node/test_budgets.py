@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.methods.fedkd import LOGIT_RANGE
+from fedstill.node import owner
 from fedstill.node.audit import AuditLog, Spent
 from fedstill.node.budgets import Budgets
 from fedstill.node.entries import ALL, Asked
+from fedstill.node.faults import privacy_faults
 from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event, Price, from_text
+from fedstill.privacy.events import Event, Price, from_text, total
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.questions import NodeSide, Question
@@ -100,19 +101,6 @@ def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
     assert node.spent() == Spent(one, one, **counted)
 
 
-def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
-    node = Node(replace(VOTES, epsilon=1.5))
-    answered = node.asks()
-    before, after = (epsilon(Price({ONE: times}), 1e-5) for times in (answered, answered + 1))
-    with pytest.raises(QuestionRefused) as caught:
-        node.ask(answered)
-    assert (caught.value.node, caught.value.question) == ("clinic", "predict")
-    assert caught.value.rule == (
-        f"privacy budget: the budget is epsilon 1.5 at delta 1e-05, of which {1.5 - before:.3g} is left: "
-        f"this would raise what is spent from {before:.5g} to {after:.5g}"
-    )
-
-
 def test_a_refused_question_is_refused_before_it_is_computed_and_charges_nothing() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     answered = node.asks()
@@ -145,17 +133,6 @@ def test_the_budget_of_the_data_holds_over_runs() -> None:
     assert Node(config, audit, "three").asks() == 0
     with pytest.raises(QuestionRefused, match="the budget is epsilon 2 at"):
         Node(config, audit, "three").ask(0)
-
-
-def test_budgets_hold_over_a_restart(tmp_path: Path) -> None:
-    config, path = replace(VOTES, epsilon=1.5), tmp_path / "audit.sqlite"
-    whole, answered = fit(ONE, 1.5), 0
-    for turn in range(3):
-        audit = AuditLog(path)
-        node = Node(config, audit)
-        answered += node.asks(answered, most=(whole // 3, whole // 3, 1000)[turn])
-        audit.close()
-    assert answered == whole
 
 
 @pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
@@ -205,12 +182,6 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     assert (other.spent().questions_run, other.spent().questions) == (1, 5)
 
 
-def test_training_without_noise_has_no_guarantee_nor_has_what_follows() -> None:
-    node = Node(replace(TRAINED, training=StepsConfig(noise=0.0)))
-    node.ask(0)
-    assert node.spent().bare_run == 1, "the training"
-
-
 def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
     dear = epsilon(Price({STEP: 20}), 1e-5)
     node = Node(replace(TRAINED, epsilon=dear * 0.99))
@@ -221,20 +192,6 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
         node.gate.release(asked, "answer", LOGITS, node.question, X)
     assert node.spent() == Spent({}, {})
     assert Node(replace(TRAINED, epsilon=dear * 1.01)).asks(most=3) == 3
-
-
-def test_after_a_stop_the_training_is_not_counted_a_second_time() -> None:
-    """A budget that is just enough for one training is enough for a run that goes on."""
-    audit = AuditLog()
-    config = replace(TRAINED, epsilon=1.1 * epsilon(Price({STEP: 20}), 1e-5))
-    Node(config, audit).ask(0)
-    Node(config, audit).ask(1)
-
-
-def test_a_method_that_trains_nothing_beforehand_has_no_entry_of_training() -> None:
-    node = Node(VOTES)
-    node.ask(0)
-    assert [row["part"] for row in node.audit.entries()] == ["answer"]
 
 
 # --- idempotence --------------------------------------------------------------------------------------
@@ -296,15 +253,6 @@ def test_what_is_learned_is_charged_as_a_question_is_let_in() -> None:
     assert [row[3] for row in charged(node)[3:]] == [own[3]] * 3
 
 
-def test_the_server_is_told_of_what_was_learned_once() -> None:
-    node = Node(replace(TRAINED, critic=StepsConfig(noise=2.0)), trains=("critic",), **LEARNING)
-    for number in range(3):
-        node.ask(number)
-        told = node.gate.told(number, "answer")["price"]
-        assert told == {str(STEP): 5 + (0 if number else 20), str(CRITIC): 1}
-    assert node.spent().run == {str(STEP): 20 + 3 * 5, str(CRITIC): 3}
-
-
 def test_what_cannot_be_paid_for_is_not_learned() -> None:
     dear = epsilon(Price({STEP: 20 + 2 * 5}), 1e-5)
     node = Node(replace(TRAINED, epsilon=1.01 * dear), **{**LEARNING, "times": 0})
@@ -314,14 +262,6 @@ def test_what_cannot_be_paid_for_is_not_learned() -> None:
     with pytest.raises(QuestionRefused, match="privacy budget"):
         admitted(node, 2)
     assert charged(node) == rows
-
-
-def test_learning_without_noise_has_no_guarantee() -> None:
-    quiet = replace(TRAINED, critic=StepsConfig(noise=0.0))
-    node = Node(quiet, trains=("critic",))
-    admitted(node)
-    assert node.spent().bare_run == 1
-    assert node.spent().run == {str(STEP): 20}
 
 
 def test_what_learns_nothing_is_charged_nothing_as_it_is_let_in() -> None:
@@ -377,3 +317,87 @@ def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
 
 
 # --- a log in trouble ----------------------------------------------------------------------------
+
+
+# --- the budget of all runs -------------------------------------------------------------------------------
+
+
+def test_all_runs_have_the_budget_of_one_where_nothing_else_is_said() -> None:
+    assert NoPrivacy(epsilon=3.0, delta=1e-6).over_all == (3.0, 1e-6)
+    assert NoPrivacy(epsilon=3.0, total_epsilon=8.0).over_all == (8.0, 1e-5)
+    assert NoPrivacy(epsilon=3.0, total_delta=1e-7).over_all == (3.0, 1e-7)
+    assert NoPrivacy(epsilon=3.0, total_epsilon=math.inf).over_all == (math.inf, 1e-5)
+    assert NoPrivacy().over_all == (math.inf, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("total_epsilon", 0.0), ("total_epsilon", math.nan), ("total_delta", 1.0)]
+)
+def test_what_is_said_is_checked(name: str, value: float) -> None:
+    with pytest.raises(ArgumentError, match=f"privacy.{name}"):
+        NoPrivacy(**{"epsilon": 3.0, name: value})  # type: ignore[arg-type]
+
+
+def test_another_name_of_a_run_wins_nothing_and_more_for_all_is_said_by_the_owner() -> None:
+    """The server names runs: what one has spent is gone for all."""
+    one, audit = replace(VOTES, epsilon=1.5), AuditLog()
+    first = Node(one, audit, "one").asks()
+    assert first > 0
+    assert [Node(one, audit, run).asks() for run in ("two", "three")] == [0, 0]
+    for most in (3.0, math.inf):
+        audit, config = AuditLog(), replace(one, total_epsilon=most)
+        assert Node(config, audit, "one").asks() == first
+        second = Node(config, audit, "two").asks()
+        assert second > 0
+    assert second == first, "inf: each run costs epsilon anew"
+
+
+@pytest.mark.parametrize(
+    ("run", "all_runs"),
+    [
+        ((math.inf, 1e-5), (2.0, 1e-6)),
+        ((2.0, 1e-6), (math.inf, 1e-5)),
+        ((4.0, 1e-5), (2.0, 1e-5)),
+        ((2.0, 1e-5), (4.0, 1e-5)),
+        ((2.0, 1e-4), (2.2, 1e-9)),  # the larger epsilon asks for more, as its delta is so small
+    ],
+)
+def test_noise_is_found_that_both_budgets_can_pay(
+    run: tuple[float, float], all_runs: tuple[float, float]
+) -> None:
+    """And hardly more: one of them is nearly used up."""
+    config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
+    price = total(Node(config, times=5).mechanism.schedule())
+    assert price
+    used = [epsilon(price, delta) / most for most, delta in (run, all_runs)]
+    assert 0.97 < max(used) <= 1
+
+
+def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
+    count = Question(
+        "count", PREDICT.handler, releases={"counts": "label counts"}, times=1, reads=("counts",)
+    )
+    sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
+    for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
+        config = PATE(**{"epsilon": 8.0, **change})
+        with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
+            Mechanism(
+                "clinic", config, sides, LocalConfig(), 100, Classification(4)
+            )  # the counts alone cost 0.1
+
+
+def test_a_total_delta_of_one_record_is_a_fault() -> None:
+    images = torch.zeros(60, 1, 4, 4)
+    data = owner.TensorData(images, torch.zeros(60, dtype=torch.long))
+    one, other = PATE(epsilon=3.0, total_delta=0.02), PATE(epsilon=3.0)
+    (fault,) = privacy_faults(one, data, None)
+    assert fault.startswith("privacy.total_delta is 0.02: allowed is well below 1 / 60")
+    assert privacy_faults(other, data, None) == []
+    (fault,) = privacy_faults(replace(other, delta=0.02), data, None)  # said once
+    assert fault.startswith("privacy.delta")
+
+
+def test_noise_can_be_found_from_the_total_alone() -> None:
+    assert privacy_faults(PATE(total_epsilon=3.0), None, None) == []
+    (fault,) = privacy_faults(PATE(), None, None)
+    assert "privacy.epsilon is inf" in fault

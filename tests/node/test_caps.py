@@ -24,7 +24,7 @@ from fedstill.federation import answering
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
-from fedstill.protocol.messages import WireConfig, pack, unpack
+from fedstill.protocol.messages import WireConfig, pack
 from fedstill.protocol.plan import Plan, fingerprint, public_tensors
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
@@ -401,60 +401,3 @@ WILD: list[Any] = [True, -1, 1.5, float("nan"), "9" * 1000]
 def test_a_limit_is_a_whole_number(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"policy.{name} is .* 0 .no limit. or more, a whole number"):
         PolicyConfig(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ({"shape": [1, True, 8]}, "spec.shape[1] is True"),
-        ({"shape": [1, -8, 8]}, "spec.shape is (1, -8, 8)"),
-        ({"shape": [1, 10**4000, 8]}, "spec.shape is (1, 1000"),
-        ({"vocabulary": False}, "spec.vocabulary is False"),
-        ({"mean": [float("nan")]}, "spec.mean[0] is nan"),
-        ({"std": [10**400]}, "spec.std[0] is 1000"),
-        ({"classes": "0123456789"}, "spec.classes is '0123456789'"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_form_that_is_none_is_one_clear_line(tmp_path: Path, spec: dict[str, Any], said: str) -> None:
-    told, _ = unpack(Clinic(tmp_path / "clinic").host.serve(join(**spec)))
-    assert told["error"]["kind"] == "ArgumentError"
-    assert said in told["error"]["text"]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("critic_width", 10**4000), ("critic_width", True), ("batch", -(2**60))],
-    ids=["a", "b", "c"],
-)
-def test_an_option_that_no_network_has_is_one_clear_line(tmp_path: Path, name: str, value: Any) -> None:
-    plan = {**PLAN.to_dict(), "method": {**FEDIOD, name: value}}
-    told = Clinic(tmp_path / "clinic").say("join", plan=plan)
-    assert told["kind"] == "ArgumentError"
-    assert told["text"].startswith(f"method.{name} is ")
-
-
-@pytest.mark.parametrize(
-    ("do", "header", "said"),
-    [
-        ("learn", {"seconds": float("nan")}, "seconds is 'nan': allowed is a number"),
-        ("answer", {"question": ["examine"], "number": 0}, "allowed is a text"),
-        ("pull back", {"number": "0"}, "number is '0': allowed is a whole number"),
-        ("recall", {"mark": 10**300}, "allowed is a whole number"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_header_that_is_none_is_one_clear_line(
-    tmp_path: Path, do: str, header: dict[str, Any], said: str
-) -> None:
-    clinic = Clinic(tmp_path / "clinic").ready()
-    told = clinic.say(do, {"x": image(0)} if do == "answer" else None, **{"differentiable": True, **header})
-    assert told["kind"] == "ArgumentError"
-    assert said in told["text"]
-
-
-def test_a_server_process_has_a_short_name(tmp_path: Path) -> None:
-    """The names of all that were there are kept, in memory."""
-    clinic = Clinic(tmp_path / "clinic")
-    assert "up to 100 letters" in clinic.say("join", plan=PLAN.to_dict(), server="s" * 101)["text"]
-    assert clinic.host.session is None

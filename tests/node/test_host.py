@@ -333,14 +333,6 @@ def test_each_run_has_noise_of_its_own_and_a_run_that_goes_on_keeps_it(tmp_path:
     assert all(len(salt) >= 32 for salt in salts)
 
 
-def test_each_run_has_private_training_of_its_own(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", PRIVATELY["dp-sgd"]).ready()
-    first = to_vector(clinic.session.node.model).clone()
-    clinic.say("leave")
-    other = Clinic(clinic.folder, PRIVATELY["dp-sgd"], replace(PLAN, run="two")).ready()
-    assert not torch.allclose(to_vector(other.session.node.model), first, atol=1e-3)
-
-
 def test_a_salt_beside_the_secret_is_that_of_all_runs(tmp_path: Path) -> None:
     left = []
     for name, salt, run in (("a", "x", "one"), ("b", "x", "two"), ("c", "y", "one")):
@@ -528,16 +520,6 @@ def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_pa
     assert told["privacy"]["noise"] == {"training": 0.5, "critic": 0.5}
 
 
-def test_what_its_owner_has_set_wrong_stays_in_the_owners_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = '[privacy]\nmechanism = "pate"\nepsilon = 0.01\ncounts_noise = 1.0\n'
-    refused = Clinic(tmp_path / "clinic", text).say("join", plan=PLAN.to_dict())
-    assert refused["kind"] == "OwnDataError"
-    assert refused["text"] == "its data or model fail here: its own log says more"
-    assert "privacy.epsilon is 0.01" in caplog.text
-
-
 def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic) -> None:
     question = Question("rows", lambda group, number: {}, {"rows": "indices"})
     with pytest.raises(QuestionRefused, match="rows names rows outside the 0 of the public data"):
@@ -655,37 +637,63 @@ def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
         assert refused["rule"].startswith(rule)
 
 
-@pytest.mark.parametrize("name", ["../../x", "..", "", "a/b", ".hidden", "x" * 101, "a\nb", "a b"])
-def test_a_runs_name_is_no_path(tmp_path: Path, name: str) -> None:
-    clinic = Clinic(tmp_path / "clinic")
-    files = sorted(tmp_path.rglob("*"))
-    refused = clinic.say("join", plan={**PLAN.to_dict(), "run": name})
-    assert refused["kind"] == "ArgumentError"
-    assert refused["text"].startswith("run is ")
-    assert sorted(tmp_path.rglob("*")) == files
+def name_of(value: Any) -> str:
+    return str(value)[:40]
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("part", "change", "told"),
     [
-        {"protocol": PROTOCOL + 1},
-        {"method": {"name": "os.system"}},
-        {"method": {"name": "fediod", "code": "x"}},
-        {"method": []},
-        {"spec": {}},
-        {"spec": {**SPEC.to_dict(), "shape": [1, 28, 28]}},
-        {"spec": {**SPEC.to_dict(), "task": "spying"}},
-        {"wire": {"inputs": "float1"}},
-        {"public": "../../data"},
-        {"data": "/etc/passwd"},
+        ("plan", {"protocol": PROTOCOL + 1}, "protocol is"),
+        ("plan", {"method": {"name": "os.system"}}, "method.name is 'os.system'"),
+        ("plan", {"method": []}, "plan is"),
+        ("plan", {"spec": {}}, "spec is"),
+        ("plan", {"wire": {"inputs": "float1"}}, "wire.inputs is 'float1'"),
+        ("plan", {"public": "../../data"}, "public is '../../data'"),
+        ("plan", {"data": "/etc/passwd"}, "plan is"),
+        *[
+            ("plan", {"run": run}, "run is ")
+            for run in ("../../x", "..", "", "a/b", ".a", "x" * 101, "a\nb", "a b")
+        ],
+        ("spec", {"task": "spying"}, "task"),
+        ("spec", {"shape": [1, True, 8]}, "spec.shape[1] is True"),
+        ("spec", {"shape": [1, -8, 8]}, "spec.shape is (1, -8, 8)"),
+        ("spec", {"shape": [1, 10**4000, 8]}, "spec.shape is (1, 1000"),
+        ("spec", {"vocabulary": False}, "spec.vocabulary is False"),
+        ("spec", {"mean": [float("nan")]}, "spec.mean[0] is nan"),
+        *[("spec", {"std": [std]}, "spec.std") for std in (10**400, float("inf"), 1e-38, 1e5)],
+        ("spec", {"classes": "0123456789"}, "spec.classes is '0123456789'"),
+        ("method", {"code": "x"}, "method.code"),
+        ("method", {"critic_width": 10**4000}, "method.critic_width is "),
+        ("method", {"critic_width": True}, "method.critic_width is "),
+        ("method", {"batch": -(2**60)}, "method.batch is "),
+        ("learn", {"seconds": float("nan")}, "seconds is 'nan': allowed is a number"),
+        ("answer", {"question": ["examine"], "number": 0}, "allowed is a text"),
+        ("pull back", {"number": "0"}, "number is '0': allowed is a whole number"),
+        ("recall", {"mark": 10**300}, "allowed is a whole number"),
+        ("join", {"plan": PLAN.to_dict(), "server": "s" * 101}, "up to 100 letters"),
     ],
+    ids=name_of,
 )
-def test_a_plan_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    clinic = Clinic(tmp_path / "clinic")
-    refused = clinic.say("join", plan={**PLAN.to_dict(), **changes})
-    assert set(refused) >= {"kind", "text", "question"}
-    assert clinic.host.session is None
-    assert not list(clinic.folder.glob("runs/*/mark*"))
+def test_what_is_none_of_its_kind_is_one_clear_line(
+    tmp_path: Path, part: str, change: dict[str, Any], told: str
+) -> None:
+    clinic, plan = Clinic(tmp_path / "clinic"), PLAN.to_dict()
+    files = sorted(tmp_path.rglob("*"))
+    if part in ("plan", "spec", "method"):
+        plan = plan | change if part == "plan" else {**plan, part: plan[part] | change}
+        change, part = {"plan": plan}, "join"
+    elif part != "join":
+        clinic.say("join", plan=plan)
+        files = sorted(tmp_path.rglob("*"))
+    refused = clinic.say(part, **change)
+    assert refused["kind"] in ("ArgumentError", "UnknownName")
+    assert told in refused["text"]
+    assert "\n" not in refused["text"]
+    assert part != "join" or clinic.host.session is None
+    assert [path for path in sorted(tmp_path.rglob("*")) if "audit" not in path.name] == [
+        path for path in files if "audit" not in path.name
+    ]
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0" * 8, b"{}", bytes(range(256)), b"\xff" * 100])

@@ -20,11 +20,10 @@ from fedstill.node.gate import Gate
 from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-from fedstill.protocol.plan import Plan
+from fedstill.protocol.plan import PLAN_FILE, Plan
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.audited import entries
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same
 
 PRIVACY = """
@@ -79,9 +78,13 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
     assert str(log) in caplog.text
     assert "fedstill audit settle" in caplog.text
     assert clinic.host.session is None
+    assert log.exists() == (change == "an older copy"), "none is begun"
     assert "run" in ask(clinic, 3)["text"]  # no run is joined
     other = private(clinic.folder, run="two")
     assert "its own log says more" in other.say("join", plan=other.plan.to_dict())["text"]
+    begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
+    clinic.say("join", plan={**clinic.plan.to_dict(), "method": {**clinic.plan.method, "batch": 5}})
+    assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound anew"
 
     with closing(AuditLog(log)) as audit:
         audit.settle("the disk was replaced", gone=change == "gone with its head")
@@ -120,23 +123,6 @@ def test_whatever_fails_while_joining_leaves_nothing_open(
         audit.verify()
     clinic.ready()
     assert not isinstance(ask(clinic, 0), dict)
-
-
-def test_another_name_of_a_node_has_the_same_total(tmp_path: Path) -> None:
-    clinic = private(tmp_path / "clinic").ready()
-    ask(clinic, 0)
-    clinic.say("leave")
-    ((price, times),) = spent(clinic).total.items()
-    file = clinic.folder / "node.toml"
-    other = private(clinic.folder, run="two")
-    file.write_text(file.read_text().replace('"clinic"', '"praxis"'))
-    other.again()
-    other.ready()
-    ask(other, 0)
-    told = other.session.audit.spent(DATA, "two")
-    assert (told.run, told.total) == ({price: times}, {price: 2 * times})
-    assert {entry["payer"] for entry in entries(clinic.folder)} == {DATA}
-    assert {entry["node"] for entry in entries(clinic.folder)} == {"clinic", "praxis"}
 
 
 def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:

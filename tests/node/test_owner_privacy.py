@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,7 @@ from fedstill.node.audit import AuditLog
 from fedstill.node.entries import DATA, Entry
 from fedstill.node.faults import known_questions, policy_faults, privacy_faults
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event
 from fedstill.privacy.pate import PATE
 
 NODE = 'name = "clinic"\nonline = false\n[data]\n[local]\nepochs = 2\n'
@@ -101,19 +98,6 @@ def test_what_can_be_kept_is_none(tmp_path: Path, privacy: str) -> None:
     assert owner.faults(folder_of(tmp_path / "clinic", privacy)) == []
 
 
-def test_who_has_several_records_is_named_where_one_is_protected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    note = "a patient or slide has up to 6 at one node; privacy.group_size = 6 protects all"
-    for number, (size, told) in enumerate((("", True), ("group_size = 6\n", False))):
-        privacy = f'mechanism = "pate"\nepsilon = 30.0\n{size}'
-        folder = folder_of(tmp_path / str(number), privacy, groups=True)
-        text = (folder / "node.toml").read_text()
-        text = text.replace("[data]\n", '[data]\ngroup = "groups"\n')
-        (folder / "node.toml").write_text(text)
-        assert (note in said(capsys, str(folder))) == told
-
-
 def test_every_layer_that_cannot_learn_privately_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LSTM(8, 4))
     config = DPSGD(epsilon=3.0)
@@ -165,108 +149,3 @@ def test_a_question_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
 def test_questions_of_methods_options_are_known() -> None:
     """Asked by FedIOD for fresh inputs, FedMD for transfer learning, and FedKD where bounds are agreed on."""
     assert {"predict", "transfer", "tell_range", "examine", "train", "hand_over"} <= known_questions()
-
-
-# --- what is said -------------------------------------------------------------------------------------
-
-
-def test_mechanism_unit_and_what_is_left_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 10.0\ntotal_delta = 1e-6\n'
-    folder = folder_of(tmp_path / "clinic", privacy)
-    told = said(capsys, str(folder), "digits-fediod")
-    assert "privacy dp-sgd, secure randomness; for one training record of this node, added or removed" in told
-    assert "budget of a run: epsilon 3 at delta 1e-05" in told
-    assert "budget of all runs on these data: epsilon 10 at delta 1e-06, of which 10 is left" in told
-    assert "It can take part. It would pay epsilon 2.9" in told or "It would pay epsilon 3 at" in told
-    charge(folder, {"gaussian(2.0)": 1})
-    left = 10 - epsilon({Event("gaussian", 2.0): 1}, 1e-6)
-    told = said(capsys, str(folder), "digits-fediod")
-    (kept,) = re.findall(r"of which (\S+) is left", told)
-    assert left - 0.001 <= float(kept) <= left
-    assert "It can take part." in told
-
-
-def test_a_run_that_the_data_cannot_pay_any_more_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 4.0\n'
-    folder = folder_of(tmp_path / "clinic", privacy)
-    assert "It can take part." in said(capsys, str(folder), "digits-fediod")
-    charge(folder, {"gaussian(1.2)": 1})
-    told = said(capsys, str(folder), "digits-fediod")
-    left = "the data's budget, epsilon 4 at delta 1e-05"
-    assert f"It cannot take part: it costs more than is left of {left}." in told
-    bare = folder_of(tmp_path / "bare", privacy)
-    charge(bare, {}, guarantee=False)
-    assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fediod")
-
-
-def test_what_a_run_costs_is_told_by_the_owners_accountant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    privacy = 'mechanism = "dp-sgd"\nepsilon = 30.0\ntraining = { noise = 2.0 }\n'
-    costs = {}
-    for accountant in ("pld", "rdp"):
-        folder = folder_of(tmp_path / accountant, f'{privacy}accountant = "{accountant}"\n')
-        told = said(capsys, str(folder), "digits-ensemble")
-        (cost,) = re.findall(rf"It would pay epsilon (\S+) \({accountant.upper()}\) at", told)
-        costs[accountant] = float(cost)
-    assert costs["pld"] + 0.01 < costs["rdp"]
-
-
-@pytest.mark.parametrize(
-    ("privacy", "reason"),
-    [
-        ('mechanism = "dp-sgd"\nepsilon = 3.0\ntraining = { noise = 0.0 }\n', "privacy.training.noise is 0"),
-        ('mechanism = "pate"\nepsilon = 3.0\n', "privacy.pate.noise is none, and nobody says how often"),
-    ],
-)
-def test_what_no_budget_can_pay_for_is_told_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, reason: str
-) -> None:
-    told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
-    assert f"It cannot take part: {reason}" in told
-    assert "epsilon no guarantee" not in told
-    assert "It would pay nothing, since it would refuse" in told
-    told = said(capsys, str(tmp_path / "clinic"))
-    assert "ensemble no" in told
-    assert "standalone yes" in told
-
-
-def test_without_a_mechanism_no_guarantee_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, str(folder_of(tmp_path / "clinic")), "digits-fediod")
-    assert "privacy none: answers leave as they are, without any guarantee" in told
-    assert "It would pay" not in told
-
-
-@pytest.mark.parametrize(
-    ("privacy", "run", "reason"),
-    [
-        (
-            'mechanism = "pate"\nepsilon = 3.0\n',
-            "digits-fedmd",
-            "teachers learn once, before the first question",
-        ),
-        (
-            'mechanism = "dp-sgd"\nepsilon = 0.05\n',
-            "digits-fediod",
-            "privacy.epsilon is 0.05: allowed is more",
-        ),
-        (
-            'mechanism = "dp-sgd"\nepsilon = 0.5\ntraining = { noise = 1.0 }\n',
-            "digits-fedkd",
-            "it costs more than the budget of a run, epsilon 0.5",
-        ),
-        (
-            'mechanism = "dp-sgd"\nepsilon = 3.0\ncounts_noise = 0.0\n',
-            "digits-fediod",
-            "it refuses count_labels (privacy: a budget is set, and mechanism dp-sgd gives no guarantee for",
-        ),
-    ],
-)
-def test_a_run_that_the_owners_privacy_forbids_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, run: str, reason: str
-) -> None:
-    told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), run)
-    assert "It cannot take part: " in told
-    assert reason in told

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
+from fedstill.core.errors import NodeFault, QuestionMismatch, QuestionRefused
 from fedstill.node.audit import AuditLog
 from fedstill.node.budgets import Budgets
 from fedstill.node.entries import ALL, Entry
@@ -47,7 +47,6 @@ class Office:
             ),
             Question("leak", self._leak, {}, {"logits": "logits"}),
             Question("two", self._two, {"x": "inputs", "y": "inputs"}, {"logits": "logits"}, ("x", "y")),
-            Question("turn", self._turn, {"round": "schedule"}, {"logits": "logits"}),
         )
         self.side = NodeSide(
             {question.name: question for question in questions},
@@ -85,10 +84,6 @@ class Office:
 
     def _two(self, group: Group, number: int, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return {"logits": group.bench("model")(x) + 2 * group.bench("model")(x * y)}
-
-    def _turn(self, group: Group, number: int, round: int) -> Mapping[str, torch.Tensor]:
-        self.calls += 1
-        return {"logits": torch.full((len(group), 1), float(round))}
 
     def ask(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
         return self.handler.answer(name, number, {"x": x}, grad)
@@ -208,37 +203,6 @@ def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None
     assert not office.has_changed_since(critics)
 
 
-def test_unknown_questions_and_wrong_tensors_are_named() -> None:
-    office = Office()
-    with pytest.raises(ArgumentError, match="question is 'exam': allowed is one of examine, leak, two, turn"):
-        office.ask(name="exam")
-    for tensors in ({}, {"y": X}, {"x": X, "y": X}):
-        with pytest.raises(ArgumentError, match=r"tensors of question examine .* exactly \['x'\]"):
-            office.handler.answer("examine", 0, tensors, False)
-    assert office.calls == 0
-    assert office.audit.summary() == AuditLog().summary()
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        torch.tensor([1]),
-        torch.tensor([[1]]),
-        torch.tensor(1, dtype=torch.int8),
-        torch.tensor(True),
-        torch.tensor(1.0),
-        torch.zeros(0, dtype=torch.int64),
-    ],
-    ids=str,
-)
-def test_a_round_is_one_whole_number_and_nothing_that_could_be_read_as_another(sent: torch.Tensor) -> None:
-    office = Office()
-    assert office.handler.answer("turn", 0, {"round": torch.tensor(1)}, False)[0]["logits"].item() == 1
-    with pytest.raises(ArgumentError, match=r"round of question turn is .*: allowed is one whole number"):
-        office.handler.answer("turn", 1, {"round": sent}, False)
-    assert office.calls == 1
-
-
 @pytest.mark.parametrize("refusing", ["a", "c"])
 def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing: str) -> None:
     office = Office({refusing: PolicyConfig(questions=("count",))})
@@ -253,19 +217,6 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
 
 
 # --- pulling back --------------------------------------------------------------------------------
-
-
-def test_gradients_are_those_of_each_nodes_own_networks() -> None:
-    office = Office()
-    office.ask()
-    modules = copy.deepcopy([node.modules for node in office.nodes])
-    given = pulls()
-    for own, pull, released in zip(modules, given, office.pull(given), strict=True):
-        x = X.clone().requires_grad_()
-        outputs = own["model"](x).sin(), own["critic"](x)
-        (expected,) = torch.autograd.grad(outputs, x, (pull["logits"], pull["score"]))
-        assert set(released) == {"d/dx"}
-        torch.testing.assert_close(released["d/dx"], expected)
 
 
 def test_gradients_of_several_inputs_are_told_apart() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,15 +16,14 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.state import load_state, save_state
-from fedstill.data.augment import shifted
-from fedstill.federation import partition
+from fedstill.federation.inprocess import partition
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.audit import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import LocalConfig, Span, cosine
+from fedstill.protocol.schedule import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -274,16 +272,6 @@ def test_every_round_has_a_step_for_everyone() -> None:
 # --- schedule and options ------------------------------------------------------------------------
 
 
-def test_the_cosine_starts_ends_and_is_half_way_where_it_should() -> None:
-    rates = [cosine(step, 5, 1.0, 0.2) for step in range(5)]
-    assert rates[0] == pytest.approx(1.0)
-    assert rates[2] == pytest.approx(0.6)
-    assert rates[4] == pytest.approx(0.2)
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] - rates[1] == pytest.approx(rates[3] - rates[4])
-    assert cosine(0, 1, 1.0, 0.2) == 1.0
-
-
 def test_steps_by_hand() -> None:
     assert LocalConfig(epochs=1.5, batch=4).steps(8) == 3
     assert LocalConfig(epochs=1, batch=4).steps(9) == 3
@@ -307,40 +295,6 @@ def test_steps_by_hand() -> None:
 def test_impossible_options_are_named(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"local\.{name} is {value}"):
         LocalConfig(**{name: value})  # type: ignore[arg-type]
-
-
-# --- augmentation --------------------------------------------------------------------------------
-
-
-def slow_shift(image: torch.Tensor, down: int, right: int, mirrored: bool) -> torch.Tensor:
-    """One image (C, H, W) seen through a window moved down and right, its border repeated."""
-    _, height, width = image.shape
-    out = torch.empty_like(image)
-    for row, column in itertools.product(range(height), range(width)):
-        y = min(max(row + down, 0), height - 1)
-        x = min(max((width - 1 - column if mirrored else column) + right, 0), width - 1)
-        out[:, row, column] = image[:, y, x]
-    return out
-
-
-@pytest.mark.parametrize("flip", [False, True])
-@pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 16)])
-def test_shifts_reach_an_eighth_and_no_further_and_move_channels_together(
-    height: int, width: int, flip: bool
-) -> None:
-    image = torch.arange(2.0 * height * width).view(2, height, width)
-    reach_y, reach_x = height // 8, width // 8
-    moves = itertools.product(
-        range(-reach_y, reach_y + 1), range(-reach_x, reach_x + 1), (False, True) if flip else (False,)
-    )
-    allowed = {tuple(slow_shift(image, *move).flatten().tolist()): move for move in moves}
-    images = image.expand(400, 2, height, width)
-    out = shifted(images, torch.Generator().manual_seed(0), flip=flip)
-    assert out.shape == images.shape
-    seen = [allowed[tuple(moved.flatten().tolist())] for moved in out]
-    assert set(seen) == set(allowed.values()), "every shift occurs"
-    if flip:
-        assert 150 < sum(mirrored for _, _, mirrored in seen) < 250
 
 
 # --- prediction ----------------------------------------------------------------------------------

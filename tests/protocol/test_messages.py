@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.federation import LinkConfig
+from fedstill.federation.link import LinkConfig
 from fedstill.protocol.messages import Form, WireConfig, kind_of, pack, refine, size, unpack
 
 KINDS = {"x": "inputs"}

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.federation import partition
+from fedstill.federation.inprocess import partition
 from fedstill.models import build
 from fedstill.node import training
 from fedstill.node.group import Group
@@ -174,9 +174,6 @@ def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: in
     )
 
 
-# --- what one record changes, on the real path ----------------------------------------------------
-
-
 # --- parts of the data ----------------------------------------------------------------------------
 
 
@@ -283,6 +280,3 @@ def test_frozen_parameters_of_a_teacher_stay() -> None:
     assert not any(
         torch.equal(network[3].weight, weight) for network, weight in zip(networks, last, strict=True)
     )
-
-
-# --- what is refused ------------------------------------------------------------------------------
