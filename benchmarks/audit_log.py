@@ -23,8 +23,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fedstill.node.audit import AuditLog
-from fedstill.node.entries import Entry
+from fedstill.node.audit_entries import Entry
+from fedstill.node.audit_log import AuditLog
 
 RUNS, EVENTS = 10, 20  # of the rows that are there already: different runs, different prices
 

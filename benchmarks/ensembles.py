@@ -15,10 +15,10 @@ from statistics import mean
 import torch
 
 from fedstill.core.errors import FedstillError
-from fedstill.node import training
+from fedstill.node import local_training
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import load
-from fedstill.tasks import functional
+from fedstill.tasks import formulas
 
 WAYS = ("logits", "log_probs", "probs", "consensus")
 TURNS = (1, 2, 5, 20)
@@ -38,15 +38,15 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
     experiment, _ = prepare(config)
     task = experiment.task
     for node in experiment.nodes:
-        training.train([node], task, local, experiment.compute)
+        local_training.train([node], task, local, experiment.compute)
     test = experiment.test
     answers = torch.stack(
-        [training.predict(node.model, test.inputs, experiment.compute) for node in experiment.nodes]
+        [local_training.predict(node.model, test.inputs, experiment.compute) for node in experiment.nodes]
     )  # (K, N, classes)
     weights = task.importance(torch.stack([task.counts(node.data) for node in experiment.nodes]))
     outputs: dict[str, torch.Tensor] = {way: task.ensemble(answers, weights, way) for way in WAYS}
     for turns in TURNS:
-        outputs[f"turns={turns}"] = functional.consensus(answers.log_softmax(2), weights, turns)
+        outputs[f"turns={turns}"] = formulas.consensus(answers.log_softmax(2), weights, turns)
     found = {way: task.metrics(output, test.targets)["accuracy"] for way, output in outputs.items()}
     alone = [task.metrics(answer, test.targets)["accuracy"] for answer in answers]
     return {"standalone": mean(alone), **found}

@@ -28,19 +28,19 @@ from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.methods.fediod import FedIOD
-from fedstill.node import training
-from fedstill.node.audit import FILE, AuditLog
-from fedstill.node.entries import ANSWER, GRADIENT, Asked
+from fedstill.node import local_training
+from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
+from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.protect import protect
+from fedstill.node.protection import protect
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 ROWS, CLASSES, RECORDS = 64, 10, 400
@@ -112,11 +112,11 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     privacy = replace(LEARNED, epsilon=float("inf"))
     protect(private, privacy, side, method, setting, secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}
-    training.prepare([plain, private], local)
+    local_training.prepare([plain, private], local)
     for turn in range(rounds):
         for name, node in (("plain", plain), ("private", private)):
             start = time.perf_counter()
-            training.train([node], task, local, compute, start=turn * 5, steps=5)
+            local_training.train([node], task, local, compute, start=turn * 5, steps=5)
             took[name].append((time.perf_counter() - start) / 5)
     return statistics.median(took["plain"][1:]), statistics.median(took["private"][1:])
 

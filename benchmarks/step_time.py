@@ -30,20 +30,20 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.federation.inprocess import InProcess, choose
+from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
-from fedstill.methods.server import Server
 from fedstill.models import Generator
-from fedstill.node import training
-from fedstill.node.audit import AuditLog
-from fedstill.node.entries import Entry
+from fedstill.node.audit_entries import Entry
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group
+from fedstill.node.local_training import prepare, train
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
+from fedstill.protocol.local_config import LocalConfig, cosine, set_lr
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
-from fedstill.protocol.schedule import LocalConfig, cosine, set_lr
-from fedstill.tasks import functional
+from fedstill.tasks import formulas
 from fedstill.tasks.classification import Classification
 
 Precision = Literal["float32", "bfloat16"]
@@ -175,7 +175,7 @@ class PlainDistillation:
         counts = torch.stack([torch.bincount(node.data.targets, minlength=CLASSES) for node in nodes]).float()
         self.pi = counts.sum(1) / counts.sum()  # (K,)
         self.task = Classification(CLASSES)
-        self.weights = functional.importance(counts)  # (K, 1, classes)
+        self.weights = formulas.importance(counts)  # (K, 1, classes)
         shape, config = shape_of(model), self.config
         half = (0.5,) * shape[0]
         with seeded(self.seed, "generator"):
@@ -219,11 +219,11 @@ class PlainDistillation:
             z, d = torch.stack(z_each), torch.stack(d_each)  # (K, B, classes), (K, B, h, w)
             z_bar = self.task.ensemble(z, self.weights, config.ensemble)  # (B, classes)
             L_gan = self.pi @ F.softplus(d).flatten(2).sum(2).mean(1)
-            L_conf = functional.mean_entropy(z, self.pi)
-            L_unique = -functional.divergence(z, self.pi)
-            L_balance = -functional.entropy_of(z_bar.softmax(1).mean(0), 0)
+            L_conf = formulas.mean_entropy(z, self.pi)
+            L_unique = -formulas.divergence(z, self.pi)
+            L_balance = -formulas.entropy_of(z_bar.softmax(1).mean(0), 0)
             self.S.eval().requires_grad_(False)
-            L_mimic = functional.distance(self.S(x).float(), z_bar, config.tau).mean()
+            L_mimic = formulas.distance(self.S(x).float(), z_bar, config.tau).mean()
             self.S.train().requires_grad_(True)
             L_G = (
                 config.gan * L_gan
@@ -248,7 +248,7 @@ class PlainDistillation:
                 chosen = torch.arange(size, device=device)
             with self.compute.autocast():
                 z_hat = self.S(self.remembered_x[chosen]).float()
-                L_S = functional.distance(z_hat, self.remembered_z[chosen], config.tau).mean()
+                L_S = formulas.distance(z_hat, self.remembered_z[chosen], config.tau).mean()
             self.s_adam.zero_grad()
             L_S.backward()  # type: ignore[no-untyped-call]
             self.s_adam.step()
@@ -348,10 +348,10 @@ def local_training(
     if way == "plain":
         plain = PlainLocal(options, compute, nodes)
         return lambda: plain.turn(options.local_steps), timing
-    training.prepare(nodes, config)
+    prepare(nodes, config)
 
     def trial(group: Group) -> None:
-        training.train(group.nodes, task, config, compute, steps=3)
+        train(group.nodes, task, config, compute, steps=3)
 
     start = now(options)
     groups, _ = choose(nodes, compute, trial)
@@ -367,7 +367,7 @@ def local_training(
                 by_node[node.name].append(loss)
 
         for group in groups:
-            training.train(group, task, config, compute, start=done, steps=options.local_steps, report=report)
+            train(group, task, config, compute, start=done, steps=options.local_steps, report=report)
         done += options.local_steps
         return [torch.stack(losses).tolist() for losses in by_node.values()]
 

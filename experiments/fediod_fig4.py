@@ -32,9 +32,9 @@ import tyro
 from torch import nn
 
 from fedstill.attacks.copy_tests import copying
+from fedstill.attacks.generative_metrics import Extractor, frechet, penultimate
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
-from fedstill.attacks.heard import Overheard, Release
-from fedstill.attacks.quality import Extractor, frechet, penultimate
+from fedstill.attacks.rerun import Overheard, Release
 from fedstill.attacks.updates import Observed, gradients
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -43,12 +43,12 @@ from fedstill.core.seeds import torch_generator
 from fedstill.data.public import LUMA
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
-from fedstill.node import training
-from fedstill.node.audit import AuditLog
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict
 from fedstill.runs.setting import Setting, shape_of
@@ -119,7 +119,7 @@ def divided(root: str, nodes: int, alpha: float, seed: int, grey: bool, epochs: 
         local=LOCAL,
     )
     judge = trained("judge", TensorData(seen(given.public.inputs), given.public.labels), setting, epochs)
-    outputs = training.predict(judge, setting.test.inputs, Compute(setting.engine))
+    outputs = local_training.predict(judge, setting.test.inputs, Compute(setting.engine))
     return Federation(setting, judge, setting.task.metrics(outputs, setting.test.targets)["accuracy"])
 
 
@@ -128,8 +128,8 @@ def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.
     local, compute = replace(LOCAL, epochs=epochs, batch=64), Compute(setting.engine)
     model = compute.place(build("resnet8:8", shape_of(setting), setting.task.classes, setting.seed, name))
     node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
-    training.prepare([node], local)
-    training.train([node], setting.task, local, compute)
+    local_training.prepare([node], local)
+    local_training.train([node], setting.task, local, compute)
     return model.eval()
 
 

@@ -27,7 +27,7 @@ import torch
 import tyro
 from fediod_fig4 import LOCAL, SMALL, distilled, divided
 
-from fedstill.attacks.quality import inception_scores
+from fedstill.attacks.generative_metrics import inception_scores
 from fedstill.core.errors import ArgumentError
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.standalone import Standalone

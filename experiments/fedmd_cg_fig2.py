@@ -23,16 +23,16 @@ from fedstill.core.seeds import torch_generator
 from fedstill.data import Digits, load, named
 from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
-from fedstill.models.features import condition
-from fedstill.models.split import split
-from fedstill.node import training
-from fedstill.node.audit import AuditLog
+from fedstill.models.extractor_head import split
+from fedstill.models.feature_gan import condition
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import WHOLE, LocalConfig
 from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.schedule import WHOLE, LocalConfig
 from fedstill.tasks.classification import Classification
 
 SHOWN = 600  # dots a panel
@@ -77,14 +77,14 @@ def main(
     setting = NodeSetting(task, LocalConfig(epochs=epochs, batch=64, smoothing=0.0), compute)
     model = split(build("lenet5", (channels, height, width), task.classes, seed), "teacher")
     node = Node("teacher", data.train, model, Gate("teacher", PolicyConfig(), AuditLog()), seed)
-    training.prepare([node], setting.local)
-    training.train([node], task, setting.local, compute)
+    local_training.prepare([node], setting.local)
+    local_training.train([node], task, setting.local, compute)
 
     test = data.test
-    accuracy = task.metrics(training.predict(model, test.inputs, compute), test.targets)["accuracy"]
+    accuracy = task.metrics(local_training.predict(model, test.inputs, compute), test.targets)["accuracy"]
     order = torch.randperm(len(test), generator=torch_generator(seed, "shown"))[:SHOWN]
     labels = test.targets[order]
-    real = training.predict(model.extractor, test.inputs[order], compute)  # (N, p)
+    real = local_training.predict(model.extractor, test.inputs[order], compute)  # (N, p)
     mean, axes = pca(real, 2)
     panels = [Panel("teacher", (real - mean) @ axes, labels)]
     print(f"{data.name}: teacher {accuracy:.1f} %, spread within a class {within(real, labels):.3f}")
@@ -93,8 +93,8 @@ def main(
         method.prepare([node], setting)
         method.train_generators(nodes, WHOLE, method.generator_work(nodes, 0))
         z = torch.randn(len(labels), method.noise, generator=torch_generator(seed, "z"))
-        made = training.predict(node.modules["generator"], condition(z, labels, task.classes), compute)
-        known = task.metrics(training.predict(model.head, made, compute), labels)["accuracy"]
+        made = local_training.predict(node.modules["generator"], condition(z, labels, task.classes), compute)
+        known = task.metrics(local_training.predict(model.head, made, compute), labels)["accuracy"]
         panels.append(Panel(form, (made - mean) @ axes, labels))
         print(f"{form}: known by the head {known:.1f} %, spread within a class {within(made, labels):.3f}")
     out.write_text(scatter(panels, data.classes), encoding="utf-8")

@@ -24,7 +24,7 @@ from typing import Any
 import tyro
 
 from fedstill.attacks.gradient_inversion import GradientInversion, inverted
-from fedstill.attacks.heard import Replay
+from fedstill.attacks.rerun import Replay
 from fedstill.core.errors import FedstillError
 from fedstill.runs.config import from_dict
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.api import distil as distil
     from fedstill.core.compute import EngineConfig as EngineConfig
     from fedstill.core.dataset import TensorData as TensorData
-    from fedstill.federation.link import LinkConfig as LinkConfig
+    from fedstill.federation.link_config import LinkConfig as LinkConfig
     from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
     from fedstill.methods.centralised import Centralised as Centralised
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.privacy.noisy_outputs import OutputsConfig as OutputsConfig
     from fedstill.privacy.pate import PATE as PATE
     from fedstill.privacy.pate import PateConfig as PateConfig
-    from fedstill.protocol.schedule import LocalConfig as LocalConfig
+    from fedstill.protocol.local_config import LocalConfig as LocalConfig
     from fedstill.tasks.config import TaskConfig as TaskConfig
     from fedstill.tasks.instances import InstancesConfig as InstancesConfig
     from fedstill.tasks.reconstruction import ReconstructionConfig as ReconstructionConfig

@@ -16,15 +16,15 @@ from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError
 from fedstill.core.progress import Bars
-from fedstill.core.records import write_text
+from fedstill.core.run_writer import write_text
 from fedstill.data import hugging_face
 from fedstill.data.public import Public
-from fedstill.federation.link import LinkConfig
+from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.report import write_report
 from fedstill.runs.run import REHEARSED, check_folder, finish
 from fedstill.runs.setting import Setting

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, TypeVar
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
 from fedstill.report.compare_points import Spot, curves_of, leaking_of, spots_of
+from fedstill.report.compare_summary import Line, Setting, Summary
 from fedstill.report.drawing import FORMATS
-from fedstill.report.run import RunFiles
-from fedstill.report.summary import Line, Setting, Summary
+from fedstill.report.run_files import RunFiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def accuracy(run: str | Path | RunFiles) -> Figure:
     """What a run is judged by over its steps or rounds, in percent, with the levels beside it.
 
     Args:
-        run: its folder, or the run as :meth:`fedstill.report.run.RunFiles.read` loads it.
+        run: its folder, or the run as :meth:`fedstill.report.run_files.RunFiles.read` loads it.
 
     Raises:
         NothingToDraw: nothing was measured on the way.
@@ -193,8 +193,8 @@ def _losses(run: RunFiles, found: run_figures.Losses, *, shared: bool) -> Figure
 def _summary(comparison: str | Path | Summary) -> Summary:
     if isinstance(comparison, Summary):
         return comparison
-    from fedstill.compare.plan import read_folder
-    from fedstill.report.summarise import summarise
+    from fedstill.compare.comparison_file import read_folder
+    from fedstill.report.compare_reader import summarise
 
     return summarise(Path(comparison), read_folder(Path(comparison)))
 

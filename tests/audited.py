@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedstill.node.audit import FILE, AuditError, AuditLog
-from fedstill.node.entries import ALL, RELEASES, Entry
+from fedstill.node.audit_entries import ALL, RELEASES, Entry
+from fedstill.node.audit_log import FILE, AuditError, AuditLog
 
 
 def entries(folder: Path, *parts: str) -> list[dict[str, Any]]:

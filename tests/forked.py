@@ -14,7 +14,7 @@ FORKING.set_forkserver_preload(
     [
         "fedstill.cli.main",
         "fedstill.runs.run",
-        "fedstill.runs.served",
+        "fedstill.runs.remote_run",
         "fedstill.node.host",
         "sklearn.datasets",
         "torch._dynamo",

@@ -17,7 +17,7 @@ import fedstill
 from fedstill import api
 from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, DataError, ModelError, QuestionRefused, RunFolderError
-from fedstill.core.records import Records
+from fedstill.core.run_writer import Records
 from fedstill.models import MLP, SmallCNN
 
 SHAPE = (1, 8, 8)

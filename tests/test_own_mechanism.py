@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, from_text
-from fedstill.privacy.randomness import seeded
+from fedstill.privacy.noise import seeded
 from tests.own_lab import MY_LAB, SMALL, Lab
 
 TABLES = {
@@ -24,7 +24,7 @@ MODULE = """
 from dataclasses import dataclass
 from typing import ClassVar
 from fedstill.privacy import Price, PrivacyConfig, Rule
-from fedstill.privacy.rules import Derived
+from fedstill.privacy.release_rules import Derived
 
 
 @dataclass(frozen=True)

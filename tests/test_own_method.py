@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from fedstill.core.state import load_state
+from fedstill.core.checkpoint import load_state
 from tests.own_lab import SMALL, Lab, write_plates
 
 KIND = "my_lab: class logits"
@@ -22,7 +22,7 @@ OWN = {  # a run all of whose things are the lab's own
 }
 DYING = """
 import os, signal
-from fedstill.core.records import Records
+from fedstill.core.run_writer import Records
 save, saves = Records.save, []
 def die(self, *given, **named):
     if len(saves) == 5:  # nodes have gone on since the last of them

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstill.attacks.quality import Extractor
+from fedstill.attacks.generative_metrics import Extractor
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 

@@ -16,9 +16,9 @@ from annotated_types import Ge
 
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.copy_tests import copying
-from fedstill.attacks.generated import Sample, apart, closest, scores, spaces
-from fedstill.attacks.quality import Extractor
-from fedstill.attacks.rows import Column, Pictures, Row, Strip, in_percent
+from fedstill.attacks.generated_images import Sample, apart, closest, scores, spaces
+from fedstill.attacks.generative_metrics import Extractor
+from fedstill.attacks.leakage_rows import Column, Pictures, Row, Strip, in_percent
 from fedstill.core.checked import PositiveInt
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.runs.simulation import Simulation

@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.attacks.attack import Attack, Found, Target
-from fedstill.attacks.heard import Replay
-from fedstill.attacks.recovered import Pixels, psnr
-from fedstill.attacks.rows import Column, Pictures, Row, Strip
+from fedstill.attacks.leakage_rows import Column, Pictures, Row, Strip
+from fedstill.attacks.recovered_images import Pixels, psnr
+from fedstill.attacks.rerun import Replay
 from fedstill.attacks.victims import PARTS, attacked, known, several, victims
 from fedstill.core.checked import NonNegativeInt, PositiveInt
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import derive
-from fedstill.core.words import human_seconds
-from fedstill.models.split import EXTRACTOR, HEAD
+from fedstill.core.text_format import human_seconds
+from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.protocol.questions import NodeSide
 
 TITLES = {

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstill.attacks.recovered import PIXELS, Pixels, Recovered
+from fedstill.attacks.recovered_images import PIXELS, Pixels, Recovered
 from fedstill.attacks.updates import Observed, Tensors
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.attacks.attack import Attack, Found, Target
-from fedstill.attacks.rows import Row, share
+from fedstill.attacks.leakage_rows import Row, share
 from fedstill.core.errors import MethodRefused
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.simulation import Simulation

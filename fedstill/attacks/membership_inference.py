@@ -23,20 +23,20 @@ from torch import nn
 from fedstill import models
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.candidates import Candidates, candidates, merged
-from fedstill.attacks.heard import Replay
+from fedstill.attacks.leakage_rows import Column, Row, in_percent
 from fedstill.attacks.membership_scores import Seen, lira, lira_offline, loss, rmia
 from fedstill.attacks.outsider import OF, federation, outsider, taught
-from fedstill.attacks.rates import rates
-from fedstill.attacks.rows import Column, Row, in_percent
-from fedstill.attacks.shadows import Make, halves, proxies, together
+from fedstill.attacks.rerun import Replay
+from fedstill.attacks.roc import rates
+from fedstill.attacks.shadow_models import Make, halves, proxies, together
 from fedstill.core.checked import NonNegativeInt
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import derive
-from fedstill.node import training
+from fedstill.node import local_training
 from fedstill.node.node import Node
-from fedstill.privacy.audit import CONFIDENCE
+from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 from fedstill.runs.simulation import Simulation
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
@@ -275,4 +275,4 @@ def _fast(experiment: Simulation) -> Compute:
 
 
 def _outputs(network: nn.Module, records: TensorData, compute: Compute) -> torch.Tensor:
-    return training.predict(network, records.inputs.to(compute.device), compute).cpu()
+    return local_training.predict(network, records.inputs.to(compute.device), compute).cpu()

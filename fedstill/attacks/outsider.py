@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 
 from fedstill.attacks.candidates import Candidates
-from fedstill.attacks.heard import Heard, Overheard, Replay
 from fedstill.attacks.membership_scores import confidence
+from fedstill.attacks.rerun import Heard, Overheard, Replay
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import numpy_generator
-from fedstill.data import dividing
-from fedstill.node import training
+from fedstill.data import split_base
+from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.kinds import INPUTS
 
@@ -42,7 +42,7 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
     inputs = records.inputs.to(experiment.compute.device)
     if experiment.method.central == "ensemble":
         experiment.reopen()
-        server, parts = experiment.server, torch.split(inputs, training.at_once(inputs))
+        server, parts = experiment.server, torch.split(inputs, local_training.at_once(inputs))
         question, name = _scored(experiment)
         asked = [server.ensemble(server.ask(question, **{name: part})) for part in parts]  # type: ignore[arg-type]
         return torch.cat([each for each in asked if each is not None]).float().cpu()
@@ -50,7 +50,7 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
     if told is not None:
         return told.float().cpu()
     each = torch.stack(
-        [training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
+        [local_training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
     )
     each = each.cpu()  # (K, N, classes)
     sure = torch.stack([confidence(told, records.targets) for told in each])  # (K, N)
@@ -86,7 +86,7 @@ def federation(
     part, run = asked.records.subset(rows), again.config
     generator = numpy_generator(seed, "split")
     try:
-        indices = dividing.split(part.targets, len(again.data.classes), run.split, generator)
+        indices = split_base.split(part.targets, len(again.data.classes), run.split, generator)
     except FedstillError as error:
         if isinstance(error, ArgumentError) and error.name == "split.column":
             told = "alone, where data are split by a column"

@@ -1,6 +1,7 @@
 """What parameters give away: a gradient, or the update that all steps of local training make of one.
 
-A step is the one of :mod:`fedstill.node.training`: the same loss, optimisers, learning rates and batches.
+A step is the one of :mod:`fedstill.node.local_training`: the same loss, optimisers, learning rates and
+batches.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import nn
 from torch.func import functional_call
 
 from fedstill.core.errors import ArgumentError
-from fedstill.models.split import split
-from fedstill.protocol.schedule import WHOLE, LocalConfig, Span, cosine
+from fedstill.models.extractor_head import split
+from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine
 
 Tensors = Mapping[str, torch.Tensor]
 Part = Literal["all", "extractor", "head"]

@@ -19,17 +19,17 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.gradient_matching import SEARCHES, invert
-from fedstill.attacks.heard import Enough, Overheard, Release, Replay
-from fedstill.attacks.layerwise import invert_layers
-from fedstill.attacks.recovered import Pixels, Recovered
+from fedstill.attacks.layerwise_inversion import invert_layers
+from fedstill.attacks.recovered_images import Pixels, Recovered
+from fedstill.attacks.rerun import Enough, Overheard, Release, Replay
 from fedstill.attacks.updates import Observed, Part, Schedule, shared
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.models.split import EXTRACTOR, HEAD, split
-from fedstill.models.vector import load_vector
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
+from fedstill.models.parameter_vector import load_vector
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
-from fedstill.protocol.schedule import Span
+from fedstill.protocol.local_config import Span
 
 PARTS: Mapping[str, Part] = {
     PARAMETERS: "all",

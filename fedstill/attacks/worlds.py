@@ -20,27 +20,27 @@ from fedstill.attacks.candidates import merged
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
-from fedstill.data.loaders import load
+from fedstill.data.loader import load
 from fedstill.data.vision import Digits
 from fedstill.federation.inprocess import partition
 from fedstill.methods.audited import Audited
 from fedstill.models import build
-from fedstill.node import training
-from fedstill.node.audit import AuditLog
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.protect import protect
-from fedstill.node.requests import RequestHandler
+from fedstill.node.protection import protect
+from fedstill.node.request_handler import RequestHandler
 from fedstill.privacy.config import GradientsConfig, PrivacyConfig
 from fedstill.privacy.events import Price, from_text
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
-from fedstill.privacy.teachers import shards
+from fedstill.privacy.pate_teachers import shards
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 NAME, RUN = "audited", "audit"
@@ -86,13 +86,13 @@ class World:
         side = side_of(method, setting)
         protect(self.node, self.privacy, side, method, setting, secret=self.secret)
         side.prepare([self.node])
-        training.prepare(self.node.learners, self.local)
+        local_training.prepare(self.node.learners, self.local)
         self.handler = RequestHandler(Group([self.node]), side, self.compute)
 
     def learn(self, start: int = 0, steps: int | None = None) -> None:
         """Local training, or some steps of it."""
         for group in partition(self.node.learners, True):
-            training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
+            local_training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
 
     def ask(self, question: str, **tensors: torch.Tensor) -> Tensors:
         """What leaves in answer to a question, under a new number."""

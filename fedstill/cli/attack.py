@@ -8,14 +8,14 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.usage import HELPS, read
+from fedstill.cli.arguments import HELPS, read
 from fedstill.core.errors import ArgumentError, RunFolderError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.attacks.found import Leakage
+    from fedstill.attacks.leakage_file import Leakage
 
 ABOUT = """\
 Attack a finished run with what left its nodes.
@@ -40,9 +40,9 @@ def main(words: list[str]) -> None:
 
     from rich.console import Console
 
-    from fedstill.attacks.found import FILE, Leakage
-    from fedstill.attacks.leakage import attack
-    from fedstill.core.tables import load
+    from fedstill.attacks.attack_runner import attack
+    from fedstill.attacks.leakage_file import FILE, Leakage
+    from fedstill.core.config_tables import load
     from fedstill.report import write_report
 
     found = attack(folder, config, command=given.command, progress=given.bars)
@@ -111,8 +111,8 @@ def print_leakage(found: Leakage, console: Console) -> None:
     """Print what ``leakage.json`` holds: the sentence, a line an attack, and what was not tried."""
     from rich.text import Text
 
-    from fedstill.attacks.found import skipped
-    from fedstill.report.tables import Cell, Column, Row, Table, print_rows
+    from fedstill.attacks.leakage_file import skipped
+    from fedstill.report.table_formats import Cell, Column, Row, Table, print_rows
 
     if found.sentence:
         console.print(Text(found.sentence))
@@ -130,7 +130,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
 
 def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     """The lines of the table: each attack, of what, its figures, and what one has without attacking."""
-    from fedstill.attacks.found import lines
+    from fedstill.attacks.leakage_file import lines
 
     told = []
     for attack in found.attacks:

@@ -6,12 +6,12 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.arguments import Given, leave, number
 from fedstill.cli.run import changed, out_folder, resumable
-from fedstill.cli.usage import Given, leave, number
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 if TYPE_CHECKING:
-    from fedstill.compare.plan import Comparison
+    from fedstill.compare.comparison_file import Comparison
     from fedstill.runs.config import RunConfig
 
 
@@ -24,17 +24,17 @@ def compare(given: Given) -> None:
     folder = given.path("--resume")
     comparison = _planned(given) if folder is None else None
 
-    from fedstill.compare import running
+    from fedstill.compare import comparison_runner
     from fedstill.report import write_report
 
     how: dict[str, Any] = {"report": write_report, "quiet": "--quiet" in given, "bars": given.bars}
     if comparison is None:
         with resumable(folder, "compare"):
-            running.resume(folder, **how)
+            comparison_runner.resume(folder, **how)
     else:
         folder = out_folder(given, f"runs/{comparison.name}", "comparison")
         with resumable(folder, "compare"):
-            running.compare(comparison, folder, command=given.command, **how)
+            comparison_runner.compare(comparison, folder, command=given.command, **how)
     _show_comparison(folder)
 
 
@@ -44,22 +44,22 @@ def _planned(given: Given) -> Comparison:
     seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
     words = [*given.rest, *([] if data is None else ["--data.name", data])]
 
-    from fedstill.compare import plan
+    from fedstill.compare import comparison_file
 
     leakage = "--leakage" in given
-    changes = _changes(words, plan.base_run(names, base), given)
-    if not any(plan.is_plan(name) for name in names):
-        return plan.plan(names, base=base, seeds=seeds or 1, changes=changes, leakage=leakage)
+    changes = _changes(words, comparison_file.base_run(names, base), given)
+    if not any(comparison_file.is_plan(name) for name in names):
+        return comparison_file.plan(names, base=base, seeds=seeds or 1, changes=changes, leakage=leakage)
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
-    return plan.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
+    return comparison_file.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
 def _changes(words: list[str], base: RunConfig, own: Given) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.cli.options import group
-    from fedstill.compare.plan import OWN
+    from fedstill.compare.comparison_file import OWN
     from fedstill.runs.config import to_dict
 
     given = group(words)
@@ -81,8 +81,8 @@ def _show_comparison(folder: Path) -> None:
     """Print a comparison and write its files; leave with 1 where a method did not run."""
     from rich.console import Console
 
-    from fedstill.compare import plan as compare
-    from fedstill.report.compare import print_comparison, summarise, write_comparison
+    from fedstill.compare import comparison_file as compare
+    from fedstill.report.compare_files import print_comparison, summarise, write_comparison
 
     comparison = compare.read_folder(folder)
     page = write_comparison(folder, comparison)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedstill.cli.usage import dispatch, imported, leave
+from fedstill.cli.arguments import dispatch, imported, leave
 from fedstill.core.errors import FedstillError
 from fedstill.core.version import __version__
 
@@ -72,20 +72,20 @@ try:
 COMMANDS = {
     "run": "fedstill.cli.run:run",
     "compare": "fedstill.cli.compare:compare",
-    "list": "fedstill.cli.names:names",
+    "list": "fedstill.cli.list_command:names",
     "show": "fedstill.cli.run:show",
     "report": "fedstill.cli.run:report",
     "figures": "fedstill.cli.run:figures",
 }
 ROOMS = {  # commands that have commands, or a help of their own
     "node": "fedstill.cli.node:main",
-    "audit": "fedstill.cli.audit:main",
+    "audit": "fedstill.cli.audit_log:main",
     "privacy": "fedstill.cli.privacy:main",
     "attack": "fedstill.cli.attack:main",
     "server": "fedstill.cli.server:main",
-    "questions": "fedstill.cli.bundles:main",
-    "distil": "fedstill.cli.bundles:distil",
-    "distill": "fedstill.cli.bundles:distil",
+    "questions": "fedstill.cli.offline:main",
+    "distil": "fedstill.cli.offline:distil",
+    "distill": "fedstill.cli.offline:distil",
 }
 
 

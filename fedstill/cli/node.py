@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedstill.cli.usage import Given, dispatch
+from fedstill.cli.arguments import Given, dispatch
 from fedstill.core.errors import ArgumentError
 
 HELP = """\
@@ -26,43 +26,42 @@ usage:
 
 def main(words: list[str]) -> None:
     """``fedstill node ...``."""
-    afar = {"check": "fedstill.cli.node_check:check", "answer": "fedstill.cli.bundles:answer"}
+    afar = {"check": "fedstill.cli.node_check:check", "answer": "fedstill.cli.offline:answer"}
     dispatch("node", words, HELP, {"init": _init, **afar, "start": _start})
 
 
 def _init(given: Given) -> None:
     folder, name = given.places[0], given.get("--name")
 
-    from fedstill.node import kit, owner
+    from fedstill.node import owner_folder, startup_kit
 
-    if not owner.init(Path(folder), name):
-        path = Path(folder) / owner.SECRET
-        print(f"Wrote {path} anew (which nobody else may read); {owner.FILE} is as it was.")
+    if not owner_folder.init(Path(folder), name):
+        path = Path(folder) / owner_folder.SECRET
+        print(f"Wrote {path} anew (which nobody else may read); {owner_folder.FILE} is as it was.")
         print("Noise is keyed anew: runs that have begun here cannot go on, and new ones can.")
         return
-    print(
-        f"Wrote {Path(folder) / owner.FILE} and {Path(folder) / owner.SECRET} (which nobody else may read)."
-    )
+    file, secret = Path(folder) / owner_folder.FILE, Path(folder) / owner_folder.SECRET
+    print(f"Wrote {file} and {secret} (which nobody else may read).")
     print("Next:")
     print("  1. say in node.toml where your data are, which model you have and what may leave")
-    print(f"  2. copy the startup kit that you were given to {Path(folder) / kit.KIT}")
+    print(f"  2. copy the startup kit that you were given to {Path(folder) / startup_kit.KIT}")
     print(f"  3. fedstill node check {folder}")
 
 
 def _start(given: Given) -> None:
     from fedstill.cli.node_check import leave_faulty
-    from fedstill.federation import site
-    from fedstill.node import kit, owner
+    from fedstill.federation import flare_site
+    from fedstill.node import owner_folder, startup_kit
 
     folder = Path(given.places[0])
-    found = owner.examine(folder, quick=True)
+    found = owner_folder.examine(folder, quick=True)
     if found.file is None or found.faults:
         leave_faulty(folder, found.faults)
     if not found.file.online:
         allowed = "true to join a federation; `fedstill node answer` answers files"
         raise ArgumentError("online", False, allowed)
-    here = site.node(folder)
-    if site.running(here) is None:
-        name, address = kit.read(folder)
+    here = flare_site.node(folder)
+    if flare_site.running(here) is None:
+        name, address = startup_kit.read(folder)
         print(f"node {name} joins {address}; Ctrl+C ends it. Its log: {here.log}", flush=True)
-    sys.exit(site.run(here))
+    sys.exit(flare_site.run(here))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from fedstill.cli.arguments import Given
 from fedstill.cli.console import columns, plain, print_facts, print_table
-from fedstill.cli.usage import Given
 from fedstill.core.errors import DataError, FedstillError
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedstill.core.dataset import TensorData
+    from fedstill.data.input_spec import InputSpec
     from fedstill.data.public import Public
-    from fedstill.data.spec import InputSpec
-    from fedstill.node.mechanism import Mechanism
     from fedstill.node.node_file import NodeFile
-    from fedstill.node.owner import Examined
+    from fedstill.node.owner_folder import Examined
+    from fedstill.node.run_mechanism import Mechanism
     from fedstill.protocol.method import Method
     from fedstill.protocol.questions import Question
     from fedstill.runs.config import RunConfig
@@ -44,12 +44,12 @@ def check(given: Given) -> None:
     """Say it; nothing is trained."""
     folder = Path(given.places[0])
 
-    from fedstill.node import owner
+    from fedstill.node import owner_folder
     from fedstill.runs.config import load
 
     asking = asked_by(given.places[1], load(given.places[1])) if given.places[1:] else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
-    found = owner.examine(folder, known[0], task=known[1])
+    found = owner_folder.examine(folder, known[0], task=known[1])
     if found.file is None:
         leave_faulty(folder, found.faults)
     console = plain()
@@ -79,8 +79,8 @@ def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
 def asked_by(target: str, config: RunConfig) -> Asking:
     """A run with its input spec and public data, where its own data are here."""
     from fedstill.data import load as load_data
+    from fedstill.data.input_spec import InputSpec
     from fedstill.data.public import load_public
-    from fedstill.data.spec import InputSpec
 
     try:
         data = load_data(config.data, config.task)
@@ -91,8 +91,8 @@ def asked_by(target: str, config: RunConfig) -> Asking:
 
 
 def _print_node(console: Console, folder: Path, file: NodeFile, found: Examined) -> None:
-    from fedstill.node.own_audit import audit_file
-    from fedstill.node.rights import open_to_others
+    from fedstill.node.audit_file import audit_file
+    from fedstill.node.permission_check import open_to_others
 
     console.print(f"node {file.name}, in {folder.resolve()}", soft_wrap=True)
     print_facts(console, _facts(folder, file, found))
@@ -102,10 +102,10 @@ def _print_node(console: Console, folder: Path, file: NodeFile, found: Examined)
 
 def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
     """What a node is, in lines by what they are about."""
-    from fedstill.cli.node_privacy import privacy_facts
-    from fedstill.core.words import times
-    from fedstill.data.private_config import SOURCES
-    from fedstill.node import kit
+    from fedstill.cli.node_check_privacy import privacy_facts
+    from fedstill.core.text_format import times
+    from fedstill.data.node_data_config import SOURCES
+    from fedstill.node import startup_kit
 
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:
@@ -133,9 +133,9 @@ def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]
     facts["privacy"] = privacy_facts(folder, file, found.data)
     if not file.online:
         facts["link"] = ["none: it answers files of questions"]
-    elif not kit.faults(folder, None):
-        until = f"its certificate is valid until {kit.valid_until(folder):%Y-%m-%d}"
-        facts["link"] = [f"dials out to {kit.read(folder)[1]}; {until}"]
+    elif not startup_kit.faults(folder, None):
+        until = f"its certificate is valid until {startup_kit.valid_until(folder):%Y-%m-%d}"
+        facts["link"] = [f"dials out to {startup_kit.read(folder)[1]}; {until}"]
     return facts
 
 
@@ -158,7 +158,7 @@ def _counts(spec: InputSpec, data: TensorData) -> str:
 
 
 def _about_model(model: nn.Module, weights: str) -> str:
-    from fedstill.models.foreign import Predictor
+    from fedstill.models.non_torch import Predictor
 
     if isinstance(model, Predictor):
         return f"{model.extra_repr()}: it only predicts, and nothing of it is trained"
@@ -192,10 +192,10 @@ def _judged(
     """What a node would do in a run of a method; of the folder's own budgets where the run is known."""
     from torch import nn
 
-    from fedstill.cli.node_privacy import unprotected
+    from fedstill.cli.node_check_privacy import unprotected
     from fedstill.core.compute import Compute
-    from fedstill.data.loaders import CLASSIFICATION
-    from fedstill.node import owner
+    from fedstill.data.loader import CLASSIFICATION
+    from fedstill.node import owner_folder
     from fedstill.protocol.method import side_of
     from fedstill.protocol.questions import NodeSetting, stand_in
 
@@ -205,7 +205,7 @@ def _judged(
     known = (asking.public if asking else None) or stand_in(task, found.spec.shape if found.spec else ())
     side = side_of(method, NodeSetting(task, file.local, found.compute or Compute(), known))
     bare, dear, mechanism = unprotected(file, found, side, folder)
-    refused = owner.objections(file, found.model or nn.Identity(), side.questions)
+    refused = owner_folder.objections(file, found.model or nn.Identity(), side.questions)
     against = _first_refusal(refused) or _unfit(method, file, found, side.questions, asking)
     stranger = _stranger(asking.config, file) if asking else None
     against = stranger or against or _first_refusal(bare) or dear
@@ -214,7 +214,7 @@ def _judged(
 
 def _print_questions(console: Console, folder: Path, asking: Asking, file: NodeFile, found: Examined) -> None:
     """What one run asks, and what this node would say."""
-    from fedstill.cli.node_privacy import payment
+    from fedstill.cli.node_check_privacy import payment
 
     if asking.note:
         whose = "those of yours" if found.spec else "not known"
@@ -274,8 +274,8 @@ def _unfit(
     asking: Asking | None,
 ) -> str | None:
     """Why a node that refuses no question cannot take part, if so."""
-    from fedstill.node import own_model
-    from fedstill.node.fit import architecture
+    from fedstill.node import owner_model
+    from fedstill.node.network_setup import architecture
 
     needs = method.needs()
     limit, total = file.policy.most_questions, sum(question.times for question in questions.values())
@@ -283,7 +283,7 @@ def _unfit(
         return f"it answers at most {limit} questions, and the run asks {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
-    against = own_model.unfit(found.model, needs, found.spec, found.compute)
+    against = owner_model.unfit(found.model, needs, found.spec, found.compute)
     student = _student(asking, found.spec) if asking and needs.same_architecture else None
     if against is None and student is not None and architecture(student) != architecture(found.model):
         return "its model is not of the student's architecture"

@@ -41,7 +41,7 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
-    from fedstill.core.tables import as_table, options, read_table, refuse_anothers
+    from fedstill.core.config_tables import as_table, options, read_table, refuse_anothers
 
     kind = type(config)
     helps = [word for word in words if word in ("-h", "--help")]
@@ -66,7 +66,7 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
     What is chosen anew has its defaults, but for such options as all that could be chosen have.
     """
-    from fedstill.core.tables import as_table, choices, layered, read_table
+    from fedstill.core.config_tables import as_table, choices, layered, read_table
 
     kind, rest = type(config), list(given)
     for option in given:
@@ -84,7 +84,7 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
 def _choices(config: Any) -> str:
     """What can be chosen by name, a line each; the options below are those of what is chosen now."""
-    from fedstill.core.tables import as_table, choices
+    from fedstill.core.config_tables import as_table, choices
 
     lines = []
     for name, base in choices(config).items():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedstill.cli.usage import Given, dispatch, number
+from fedstill.cli.arguments import Given, dispatch, number
 
 if TYPE_CHECKING:
     from fedstill.privacy.config import Accountant, PrivacyConfig

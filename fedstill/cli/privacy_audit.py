@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.usage import Given, number
+from fedstill.cli.arguments import Given, number
 from fedstill.core.errors import FedstillError, UnknownName
 
 if TYPE_CHECKING:
-    from fedstill.attacks.audits import Finding
+    from fedstill.attacks.mechanism_audits import Finding
 
 END = """\
 claimed   epsilon by the node's own audit log, an upper bound
@@ -26,7 +26,7 @@ def audit(given: Given) -> None:
     name, out = given.get("--mechanism"), given.path("--out")
     seed = number("--seed", given.get("--seed") or "0", int, lambda n: n >= 0, "a whole number from 0 up")
 
-    from fedstill.attacks.audits import AUDITS
+    from fedstill.attacks.mechanism_audits import AUDITS
 
     if name is not None and name not in AUDITS:
         raise UnknownName("mechanism", name, list(AUDITS))
@@ -57,8 +57,8 @@ def _print(finding: Finding, *, first: bool) -> None:
 
 
 def _say(found: list[Finding]) -> None:
-    from fedstill.attacks.audits import DELTA
-    from fedstill.privacy.audit import CONFIDENCE
+    from fedstill.attacks.mechanism_audits import DELTA
+    from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 
     print(f"\n{END.format(delta=DELTA, confidence=CONFIDENCE)}")
     print(f"{sum(finding.seconds for finding in found):.0f} s in all.")
@@ -71,8 +71,8 @@ def _write(path: Path, found: list[Finding], seed: int) -> None:
 
     import torch
 
-    from fedstill.attacks.audits import DELTA
-    from fedstill.privacy.audit import CONFIDENCE
+    from fedstill.attacks.mechanism_audits import DELTA
+    from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 
     about = {
         "seed": seed,

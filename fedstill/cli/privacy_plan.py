@@ -8,23 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstill.cli.arguments import Given, number
 from fedstill.cli.console import plain
-from fedstill.cli.node_privacy import refusal
-from fedstill.cli.privacy_tables import Place, Plan, Run, show
+from fedstill.cli.node_check_privacy import refusal
+from fedstill.cli.privacy_plan_tables import Place, Plan, Run, show
 from fedstill.cli.run import configured
-from fedstill.cli.usage import Given, number
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.data.units import limit_groups
-from fedstill.node.mechanism import Mechanism
-from fedstill.node.own_audit import Balance
-from fedstill.node.planning import Knob, find_knob, forecast, most_steps, parts
-from fedstill.node.protect import unit_notes, wanted
+from fedstill.data.stratified_sampling import limit_groups
+from fedstill.node.audit_file import Balance
+from fedstill.node.privacy_forecast import Knob, find_knob, forecast, most_steps, parts
+from fedstill.node.protection import unit_notes, wanted
+from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.events import Price, total
 from fedstill.protocol.method import side_of
 
 if TYPE_CHECKING:
     from fedstill.privacy.config import PrivacyConfig
-    from fedstill.protocol.schedule import LocalConfig
+    from fedstill.protocol.local_config import LocalConfig
     from fedstill.runs.config import RunConfig
 
 
@@ -73,26 +73,26 @@ def _noise(text: str) -> float | dict[str, float]:
 def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Place]]:
     """One node as its owner has it."""
     from fedstill.cli.node_check import asked_by
-    from fedstill.data import private
-    from fedstill.node import own_audit, owner
+    from fedstill.data import node_data
+    from fedstill.node import audit_file, owner_folder
 
-    folder = path.parent if path.name == owner.FILE else path
-    file, asking = owner.read(folder), asked_by(target, config)
-    data, spec = private.load(file.data, folder, asking.spec, asking.config.task)
+    folder = path.parent if path.name == owner_folder.FILE else path
+    file, asking = owner_folder.read(folder), asked_by(target, config)
+    data, spec = node_data.load(file.data, folder, asking.spec, asking.config.task)
     notes = unit_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
     run = Run(target, asking.config.method, spec, asking.public, notes)
     _require_public(run, asking.note)
-    spent = own_audit.spent(file, folder)
+    spent = audit_file.spent(file, folder)
     return run, [Place(file.name, file.privacy, file.local, len(data), spent)]
 
 
 def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
-    from fedstill.data.loaders import load
-    from fedstill.data.spec import InputSpec
+    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.loader import load
     from fedstill.runs.assemble import divide
 
     data = load(config.data, config.task)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.usage import Given, leave
+from fedstill.cli.arguments import Given, leave
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def report(given: Given) -> None:
     """The report of a run or a comparison, written again."""
     folder = Path(given.places[0])
     if (folder / "compare.toml").exists():
-        from fedstill.compare.plan import read_folder
-        from fedstill.report.compare import write_comparison
+        from fedstill.compare.comparison_file import read_folder
+        from fedstill.report.compare_files import write_comparison
 
         print(f"Report: {write_comparison(folder, read_folder(folder))}")
         return

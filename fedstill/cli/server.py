@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedstill.cli.usage import Command, Given, dispatch, number
-from fedstill.core import certificates
+from fedstill.cli.arguments import Command, Given, dispatch, number
+from fedstill.core import kit_certificates
 from fedstill.core.errors import ArgumentError, DeployError, nearest
 
 HELP = """\
@@ -55,7 +55,7 @@ def _init(given: Given) -> None:
     in_range, allowed = (lambda value: 0 <= value < 100_000), "1 to 65535"
     port = number("--port", given.get("--port") or str(PORT), int, in_range, allowed)
     port = provision.provision(folder, host, nodes, port=port)
-    until = certificates.valid_until(folder / "admin")
+    until = kit_certificates.valid_until(folder / "admin")
     print(f"A federation of {len(nodes)} nodes, in {folder}.")
     print(f"The server opens port {port} of {host}; the nodes open none.")
     print()
@@ -72,26 +72,26 @@ def _init(given: Given) -> None:
 
 
 def _start(given: Given) -> None:
-    from fedstill.federation import provision, rules, site
+    from fedstill.federation import flare_permissions, flare_site, provision
 
     folder = Path(given.places[0])
     federation = provision.read_federation(folder)
-    this = site.server(folder)
-    rules.check_kit(this.kit)
-    if site.running(this) is None:
-        site.check_port(this)
+    this = flare_site.server(folder)
+    flare_permissions.check_kit(this.kit)
+    if flare_site.running(this) is None:
+        flare_site.check_port(this)
         address = f"{federation['host']}:{federation['port']}"
         print(f"Server of {federation['name']} at {address}; Ctrl+C ends it.", flush=True)
-    sys.exit(site.run(this))
+    sys.exit(flare_site.run(this))
 
 
 def _status(given: Given) -> None:
-    from fedstill.federation import provision, site
+    from fedstill.federation import flare_site, provision
     from fedstill.federation.admin import Admin
 
     folder = Path(given.places[0])
     federation = provision.read_federation(folder)
-    number = site.running(site.server(folder))
+    number = flare_site.running(flare_site.server(folder))
     if number is None:
         print(f"The server does not run on this machine: fedstill server start {folder}")
         _say_runs(folder, [])
@@ -109,7 +109,7 @@ def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
     """What became of the latest runs; the newest job comes first, and a run that was resumed has several."""
     from datetime import datetime
 
-    from fedstill.federation.runs import outcome
+    from fedstill.federation.run_status import outcome
 
     latest = {str(job["name"]): job for job in reversed(jobs)}
     here = {path.name: path.stat().st_mtime for path in (folder / "runs").glob("*") if path.is_dir()}
@@ -127,10 +127,10 @@ def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _stop(given: Given) -> None:
-    from fedstill.federation import site
+    from fedstill.federation import flare_site
 
     folder = Path(given.places[0])
-    print("Stopped." if site.stop(site.server(folder)) else "It did not run.")
+    print("Stopped." if flare_site.stop(flare_site.server(folder)) else "It did not run.")
 
 
 def _add(given: Given) -> None:
@@ -139,7 +139,7 @@ def _add(given: Given) -> None:
     folder, nodes = Path(given.places[0]), given.options["--nodes"]
     provision.add(folder, nodes)
     for node in nodes:
-        until = certificates.valid_until(folder / "nodes" / node)
+        until = kit_certificates.valid_until(folder / "nodes" / node)
         print(f"{folder / 'nodes' / node}  to the owner of {node}; valid until {until:%Y-%m-%d}")
     print(f"Then delete {folder / 'nodes'} here.")
 
@@ -149,19 +149,19 @@ def _renew(given: Given) -> None:
 
     folder = Path(given.places[0])
     provision.renew(folder)
-    until = certificates.valid_until(folder / "server")
+    until = kit_certificates.valid_until(folder / "server")
     print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
     print(f"The server takes its own when it is started again: fedstill server stop {folder}")
 
 
 def _admit(given: Given, *, command: str, done: str, nothing: str) -> None:
-    from fedstill.core.records import write_text
-    from fedstill.federation import provision, site
+    from fedstill.core.run_writer import write_text
+    from fedstill.federation import flare_site, provision
     from fedstill.federation.admin import Admin
-    from fedstill.federation.runs import STOPPED
+    from fedstill.federation.run_status import STOPPED
 
     folder, node = Path(given.places[0]), given.places[1]
-    if site.running(site.server(folder)) is None:
+    if flare_site.running(flare_site.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)
     with Admin(folder / "admin") as admin:

@@ -1,6 +1,7 @@
 """What a comparison is: methods, seeds and settings over one base, and each run that follows from them.
 
-:mod:`fedstill.compare.plan` reads one from names or a file, :mod:`fedstill.compare.running` runs it.
+:mod:`fedstill.compare.comparison_file` reads one from names or a file,
+:mod:`fedstill.compare.comparison_runner` runs it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import tomli_w
 
 from fedstill.core.compute import Compute
+from fedstill.core.config_tables import layered
 from fedstill.core.errors import FedstillError
-from fedstill.core.tables import layered
 from fedstill.core.toml import Table
 from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import side_of

@@ -14,7 +14,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedstill.core.words import human_seconds
+from fedstill.core.text_format import human_seconds
 
 
 class Bars:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError, PluginError, UnknownName
-from fedstill.core.imports import find, first_line, is_path
+from fedstill.core.user_functions import find, first_line, is_path
 
 T = TypeVar("T")
 OURS = "fedstill"  # the package whose things need no leave

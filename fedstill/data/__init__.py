@@ -18,15 +18,15 @@ True
 from __future__ import annotations
 
 from fedstill.core.dataset import DataSet, TensorData
-from fedstill.data.arrays import ArrayData
+from fedstill.data.array_data import ArrayData
 from fedstill.data.config import DATA, DataConfig, named
-from fedstill.data.dividing import Items, SplitConfig, split
-from fedstill.data.files import Files, find_file
-from fedstill.data.loaders import load
-from fedstill.data.pictures import PictureData
+from fedstill.data.instance_images import PictureData
+from fedstill.data.loader import load
+from fedstill.data.split_base import Items, SplitConfig, split
 from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, Shards, Sorted
-from fedstill.data.text import TextData
-from fedstill.data.units import stratified
+from fedstill.data.stratified_sampling import stratified
+from fedstill.data.text_data import TextData
+from fedstill.data.user_data import Files, find_file
 from fedstill.data.vision import Digits
 from fedstill.tasks import Targets
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, cast, get_args
 from annotated_types import Ge, Interval, MultipleOf
 
 from fedstill.core.checked import NonNegativeInt
+from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registered, Registry
-from fedstill.core.tables import read_table
 from fedstill.tasks import Targets, TaskConfig
 
 Limit = Annotated[int, Ge(0), "0 (all) or a whole number from 1 up"]
@@ -25,8 +25,8 @@ class DataConfig(Registered, ABC):
     """A data set, all of it: which it is, how much of it, and how it is read.
 
     Each is a frozen dataclass; its fields are its options. Most need only say what they hold:
-    :class:`fedstill.data.arrays.ArrayData` does the rest. What is no name in the registry is a path
-    (:class:`fedstill.data.files.Files`).
+    :class:`fedstill.data.array_data.ArrayData` does the rest. What is no name in the registry is a path
+    (:class:`fedstill.data.user_data.Files`).
 
     Attributes:
         targets: what its examples can teach.
@@ -92,7 +92,7 @@ DATA: Registry[type[DataConfig]] = Registry(
         "cifar100": "fedstill.data.vision:CIFAR100",
     },
     base=DataConfig,
-    others=("a path", "fedstill.data.files:Files"),
+    others=("a path", "fedstill.data.user_data:Files"),
 )
 
 DataConfig.registry = DATA

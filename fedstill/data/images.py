@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import DataError
-from fedstill.core.imports import first_line
-from fedstill.core.words import times
-from fedstill.data.units import Ints
+from fedstill.core.text_format import times
+from fedstill.core.user_functions import first_line
+from fedstill.data.stratified_sampling import Ints
 
 Pixels = npt.NDArray[Any]  # (N, C, H, W), uint8 in 0..255 or float32
 BLOCK = 64  # images at once

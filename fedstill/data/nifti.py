@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
-from fedstill.core.imports import first_line
-from fedstill.core.words import times
+from fedstill.core.text_format import times
+from fedstill.core.user_functions import first_line
+from fedstill.data.csv_tables import about
 from fedstill.data.images import mask_classes, resized
 from fedstill.data.raw import Raw
-from fedstill.data.tables import about
 
 SUFFIXES = (".nii.gz", ".nii")
 MASKS = ("mask", "seg", "label", "segmentation")  # what files of masks are called
@@ -55,7 +55,7 @@ def read_volumes(
     Rows go from front to back, columns from left to right. The 1st percentile of a volume becomes 0, the 99th
     1. Slices below the first and above the last that shows anything are left out; with ``size`` they are
     filled up to squares with the darkest value and averaged. Other arguments as
-    :func:`fedstill.data.files.read`; a DataError names the file.
+    :func:`fedstill.data.user_data.read`; a DataError names the file.
     """
     found = cases(folder, masks=masks)
     told, test = about(folder, [case.name for case in found])

@@ -18,7 +18,15 @@ from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig
 from fedstill.data.images import resized, resized_maps
 from fedstill.data.raw import Images, Raw
-from fedstill.data.units import Ints, drawn_units, labels_of, numbered, strata, stratified, whole
+from fedstill.data.stratified_sampling import (
+    Ints,
+    drawn_units,
+    labels_of,
+    numbered,
+    strata,
+    stratified,
+    whole,
+)
 from fedstill.tasks import TaskConfig
 
 PATIENT, SITE = "patient", "site"
@@ -68,7 +76,7 @@ class Source:
         return "examples" if self.one_by_one else "images"
 
     def labels(self, rows: Ints) -> Ints:
-        """Labels of some rows, as :func:`fedstill.data.units.labels_of`."""
+        """Labels of some rows, as :func:`fedstill.data.stratified_sampling.labels_of`."""
         some = self.targets if len(rows) == len(self.targets) else self.targets[rows]  # maps are large
         return labels_of(torch.from_numpy(some))
 

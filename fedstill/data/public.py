@@ -19,9 +19,9 @@ from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.data.config import DATA, Limit, named
-from fedstill.data.loaders import CLASSIFICATION, load
+from fedstill.data.loader import CLASSIFICATION, load
 from fedstill.data.preparation import taught
-from fedstill.data.units import Ints, labels_of, strata, stratified, whole
+from fedstill.data.stratified_sampling import Ints, labels_of, strata, stratified, whole
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
 NONE, HELD_OUT, NOISE = "none", "held-out", "noise"

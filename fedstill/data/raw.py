@@ -19,9 +19,9 @@ import torch
 
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import DataError
-from fedstill.core.imports import first_line
+from fedstill.core.user_functions import first_line
 from fedstill.data.images import mask_classes
-from fedstill.data.units import Ints
+from fedstill.data.stratified_sampling import Ints
 from fedstill.tasks import Targets
 
 Images = npt.NDArray[Any]  # (N, C, H, W), uint8 or float32 in [0, 1]

@@ -18,8 +18,8 @@ from annotated_types import Interval
 from fedstill.core.checked import PositiveInt
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.dividing import Items, SplitConfig, topped_up
-from fedstill.data.units import Ints
+from fedstill.data.split_base import Items, SplitConfig, topped_up
+from fedstill.data.stratified_sampling import Ints
 
 # Beyond these the draws leave double precision, and nothing changes any more.
 Alpha = Annotated[float, Interval(ge=1e-12, le=1e12), "a number from 1e-12 to 1e+12"]

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError
-from fedstill.data.arrays import ArrayData
+from fedstill.data.array_data import ArrayData
 from fedstill.data.config import DataConfig
-from fedstill.data.files import folders, listed, read
 from fedstill.data.preparation import of_images
 from fedstill.data.raw import Raw
+from fedstill.data.user_data import folders, listed, read
 from fedstill.tasks import Targets, TaskConfig
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedstill.core.errors import DeployError
 from fedstill.federation.provision import require_flare
-from fedstill.federation.runs import PROGRESS_TOPIC
+from fedstill.federation.run_status import PROGRESS_TOPIC
 
 PATIENCE = 10.0  # seconds to reach the server
 
@@ -102,7 +102,7 @@ class Admin:
             time.sleep(0.2)
 
     def submit(self, job: Path) -> str:
-        """Hand in a job's folder, as :func:`~fedstill.federation.job.write_job` writes it; its id."""
+        """Hand in a job's folder, as :func:`~fedstill.federation.flare_job.write_job` writes it; its id."""
         with self._refusals():
             return str(self._session.submit_job(str(job.resolve())))
 

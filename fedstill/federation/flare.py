@@ -16,8 +16,8 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.core.errors import DeployError
-from fedstill.federation.carrier import LinkError, Silent, Unreachable
-from fedstill.federation.order import natural
+from fedstill.federation.node_order import natural
+from fedstill.federation.transport import LinkError, Silent, Unreachable
 
 logger = logging.getLogger("fedstill.server")
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.federation.contract import Federation, Tensors
-from fedstill.federation.link import LinkConfig
-from fedstill.node.group import Group, alike
+from fedstill.federation.federation import Federation, Tensors
+from fedstill.federation.link_config import LinkConfig
 from fedstill.node.node import Node
-from fedstill.node.requests import KEPT, RequestHandler
+from fedstill.node.node_group import Group, alike
+from fedstill.node.request_handler import KEPT, RequestHandler
 from fedstill.protocol.questions import NodeSide, Question
 
 Partition = list[list[Node]]

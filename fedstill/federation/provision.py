@@ -1,7 +1,7 @@
 """Startup kits: who may take part in a federation.
 
 NVIDIA FLARE's own tools make the certificates and kits (:mod:`nvflare.lighter`); each site's rules are put
-into them (:mod:`fedstill.federation.rules`).
+into them (:mod:`fedstill.federation.flare_permissions`).
 
 Layout of a federation's folder, which belongs to whoever runs the server:
 
@@ -24,7 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import ArgumentError, DeployError
-from fedstill.federation.rules import ANSWER_WITHIN, write_json, write_node_rules, write_server_rules
+from fedstill.federation.flare_permissions import (
+    ANSWER_WITHIN,
+    write_json,
+    write_node_rules,
+    write_server_rules,
+)
 
 ADMIN = "admin@federation.local"  # FLARE wants the form of an e-mail address; nothing is ever sent there
 ROOT_DAYS = 3650  # the authority outlives the certificates it signs: they are for 360 days, fixed by FLARE

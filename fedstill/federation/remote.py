@@ -24,19 +24,19 @@ from fedstill.core.errors import (
     refused_by,
 )
 from fedstill.data.public import Public
-from fedstill.federation import carrier
-from fedstill.federation.carrier import Delivery, Link, LinkError, Reply
-from fedstill.federation.contract import Federation
-from fedstill.federation.link import LinkConfig
+from fedstill.federation import transport
+from fedstill.federation.federation import Federation
+from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.meter import Meter
 from fedstill.federation.replies import About, Hello, Progress, read, read_about
-from fedstill.node.audit import AuditLog
-from fedstill.node.entries import ANSWER, Entry
+from fedstill.federation.transport import Delivery, Link, LinkError, Reply
+from fedstill.node.audit_entries import ANSWER, Entry
+from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
-from fedstill.protocol.messages import SCALE, Tensors, size, sizes
-from fedstill.protocol.plan import PROTOCOL, Plan, public_tensors
 from fedstill.protocol.questions import Question
+from fedstill.protocol.run_plan import PROTOCOL, Plan, public_tensors
+from fedstill.protocol.wire_format import SCALE, Tensors, size, sizes
 
 logger = logging.getLogger("fedstill.server")
 
@@ -263,7 +263,7 @@ class Remote(Federation):
             coming.percent, coming.seconds = come.percent, 0.0
             return come
         if time.monotonic() - start < LEARN / 2:  # it was asked to be at work for longer
-            self._send.over.wait(carrier.PAUSE)
+            self._send.over.wait(transport.PAUSE)
         coming.seconds += time.monotonic() - start
         if coming.seconds > self.link.wait:
             stuck = f"its local training stays at {coming.percent}%, after {coming.seconds:.0f} s more"

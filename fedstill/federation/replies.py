@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge, Interval, MaxLen
 
 from fedstill.core.checked import Checked, NonNegativeInt
+from fedstill.core.config_tables import load
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -23,8 +24,7 @@ from fedstill.core.errors import (
     QuestionRefused,
     RunFolderError,
 )
-from fedstill.core.tables import load
-from fedstill.core.words import clip
+from fedstill.core.text_format import clip
 from fedstill.privacy.events import as_text, from_text
 from fedstill.privacy.statement import Statement
 

@@ -9,17 +9,17 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import Public
-from fedstill.federation.contract import Answers
+from fedstill.federation.federation import Answers
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, TellsSize, Tensors, Told
-from fedstill.methods.server import Server, adam, descend
-from fedstill.node.group import Group, stack
+from fedstill.methods._server import Server, adam, descend
+from fedstill.node.local_training import Work, predict, train_round
 from fedstill.node.node import Node
-from fedstill.node.training import Work, predict, train_round
+from fedstill.node.node_group import Group, stack
 from fedstill.protocol import kinds
 from fedstill.protocol.kinds import Kind
+from fedstill.protocol.local_config import Span, cosine, set_lr
 from fedstill.protocol.method import Ask, Method, Needs
 from fedstill.protocol.questions import NodeSetting, Question, question
-from fedstill.protocol.schedule import Span, cosine, set_lr
 
 __all__ = [
     "Answers",

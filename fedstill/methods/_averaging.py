@@ -15,9 +15,9 @@ import torch
 from fedstill.core.checked import PositiveInt, Share
 from fedstill.methods import Group, Method, Needs, Server, Span, Work, question, torch_generator, train_round
 from fedstill.methods._histogram import TellsSize, Tensors, Told
-from fedstill.models.split import EXTRACTOR, HEAD
-from fedstill.models.vector import load_vector, to_vector, weighted_mean
-from fedstill.node import training
+from fedstill.models.extractor_head import EXTRACTOR, HEAD
+from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.node import local_training
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
@@ -48,8 +48,8 @@ class Rounds(Method):
 
     def rehearse(self, nodes: Group) -> None:
         at, work = nodes.at, self.rehearsed(nodes)
-        training.prepare(nodes.nodes, at.local)
-        training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
+        local_training.prepare(nodes.nodes, at.local)
+        local_training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
 
     def rehearsed(self, nodes: Group) -> Work | None:
         """The training step to rehearse; None is the task's own loss."""

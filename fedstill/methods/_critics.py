@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.data.augment import posed
 from fedstill.methods import ArgumentError, Group, Method, Node, NodeSetting, TensorData, adam, seeded, stack
-from fedstill.methods._maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
+from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
 from fedstill.models import PatchCritic
 from fedstill.models.vgg import perceptual
-from fedstill.node import private_training
+from fedstill.node import dp_training
 from fedstill.privacy.dpsgd import rate
 from fedstill.protocol.kinds import CRITIC, SOURCES
 
@@ -191,7 +191,7 @@ class Critics:
     def _learn_privately(self, node: Node, number: int, fake: torch.Tensor) -> None:
         """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
         n, batch, form = len(node.data), self.config.batch, self.config.gan_form
-        private_training.step(
+        dp_training.step(
             self._paired(node),
             "critic",
             node.private["critic"],

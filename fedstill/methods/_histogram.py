@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fedstill.federation.contract import Federation
-from fedstill.methods.server import Server
-from fedstill.node.group import Group
+from fedstill.federation.federation import Federation
+from fedstill.methods._server import Server
+from fedstill.node.node_group import Group
 from fedstill.protocol.kinds import DATA_SIZES, LABEL_COUNTS
 from fedstill.protocol.questions import NodeSetting, question
 

@@ -10,7 +10,7 @@ import torch
 
 from fedstill.methods import Answers, ArgumentError, CountsLabels, Group, Node, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
-from fedstill.methods._maps import LABEL_MAPS
+from fedstill.methods._label_maps import LABEL_MAPS
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
 from fedstill.protocol.questions import NodeSetting, question

@@ -2,7 +2,7 @@
 
 In each round a node trains its model with the global generator G beside it, then its own generator G_i. The
 server averages generators and heads and distils into the averages. Symbols and equation numbers are those of
-FedMD-CG, see :mod:`fedstill.methods._generators`.
+FedMD-CG, see :mod:`fedstill.methods._feature_generators`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat
 from fedstill.methods import ArgumentError, Group, LabelHistogram, Node, Tensors, Work, seeded, train_round
-from fedstill.methods._generators import FeatureGenerators, Received, imagined, uploaded
-from fedstill.methods.server import Server, adam, descend
-from fedstill.models.features import condition
-from fedstill.models.split import HEAD, split
-from fedstill.models.vector import load_vector, to_vector, weighted_mean
-from fedstill.node import training
+from fedstill.methods._feature_generators import FeatureGenerators, Received, imagined, uploaded
+from fedstill.methods._server import Server, adam, descend
+from fedstill.models.extractor_head import HEAD, split
+from fedstill.models.feature_gan import condition
+from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.node import local_training
 from fedstill.protocol.kinds import (
     GENERATOR_PARAMETERS,
     HEAD_PARAMETERS,
@@ -30,8 +30,8 @@ from fedstill.protocol.kinds import (
     PARAMETERS,
     SCHEDULE,
 )
+from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.protocol.questions import NodeSetting, question
-from fedstill.protocol.schedule import WHOLE, Span
 
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
 TRAVELS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}
@@ -121,7 +121,7 @@ class LocalGenerators(FeatureGenerators, ABC):
     def train_generators(self, nodes: Group, span: Span, work: Work, steps: int | None = None) -> None:
         """A round's part, ``span``, of the training of a group's generators, on the nodes' own data."""
         at = nodes.at
-        training.train(
+        local_training.train(
             nodes.nodes,
             at.task,
             replace(at.local, lr=self.generator_lr, lr_end=self.generator_lr),

@@ -3,7 +3,7 @@
 Gong et al., "Preserving Privacy in Federated Learning with Ensemble Cross-Domain Knowledge
 Distillation", AAAI 2022, Eq. 2-4. **No guarantee**: nothing here bounds how far one training record can
 move a logit, and without such a bound neither rounding nor noise carries an epsilon. What
-does is :class:`~fedstill.privacy.rules.NoisyRows`, which bounds first.
+does is :class:`~fedstill.privacy.release_rules.NoisyRows`, which bounds first.
 """
 
 from __future__ import annotations

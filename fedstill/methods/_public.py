@@ -17,11 +17,11 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.methods import Answers, ArgumentError, Group, Node, Public, TensorData, stack, torch_generator
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
-from fedstill.methods.server import Server, descend
-from fedstill.node.training import at_once, make_optimiser
+from fedstill.methods._server import Server, descend
+from fedstill.node.local_training import at_once, make_optimiser
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting, Question
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Ensemble
 
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large

@@ -9,7 +9,7 @@ import torch
 
 from fedstill.methods._critics import CriticOptions
 from fedstill.methods._histogram import CountsLabels, Tensors
-from fedstill.node.group import Group
+from fedstill.node.node_group import Group
 from fedstill.protocol.kinds import INPUTS, LOGITS
 from fedstill.protocol.questions import question
 

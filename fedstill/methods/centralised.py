@@ -14,8 +14,8 @@ import torch
 
 from fedstill.methods import Group, Method, Needs, Node, Server, Span, TensorData, Tensors, question, stack
 from fedstill.methods._public import labelled
-from fedstill.node import training
-from fedstill.node.audit import AuditLog
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA
@@ -32,7 +32,7 @@ class Trainee:
         """Part ``t`` of the training, of as many as the run has turns, on data that are asked for once."""
         node = self._node or self._made(server, data())
         seen: list[float] = []
-        training.train(
+        local_training.train(
             [node],
             server.task,
             server.local,
@@ -51,7 +51,7 @@ class Trainee:
     def _made(self, server: Server, data: TensorData) -> Node:
         name = server.name
         self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
-        training.prepare([self._node], server.local)
+        local_training.prepare([self._node], server.local)
         if self._optimiser:
             before = {"modules": {}, "answered": "", "origin": "", "teachers": []}
             self._node.load({**before, "optimisers": {"model": self._optimiser}})

@@ -24,7 +24,7 @@ from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Ask, Group, Needs, Node, Public, Server, Tensors, descend, torch_generator
 from fedstill.methods._one_shot import Asked, OneShot
 from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
-from fedstill.models.attention import looked, place_of
+from fedstill.models.attention_maps import looked, place_of
 from fedstill.protocol.kinds import INDICES, LOGITS, Kind
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Ensemble

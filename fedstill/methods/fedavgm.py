@@ -16,7 +16,7 @@ from annotated_types import Interval
 from fedstill.core.checked import NonNegativeFloat
 from fedstill.methods import Server, Told
 from fedstill.methods._averaging import Averaging
-from fedstill.models.vector import to_vector, weighted_mean
+from fedstill.models.parameter_vector import to_vector, weighted_mean
 
 
 @dataclass

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 
 from fedstill.core.checked import NonNegativeFloat
 from fedstill.methods import Group, Node, NodeSetting, Work, seeded
-from fedstill.methods._generators import Received, draw_noise
+from fedstill.methods._feature_generators import Received, draw_noise
 from fedstill.methods._local_generators import LocalGenerators
-from fedstill.models.features import FeatureCritic, condition, hidden_widths
-from fedstill.models.split import EXTRACTOR, HEAD, features, split
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, features, split
+from fedstill.models.feature_gan import FeatureCritic, condition, hidden_widths
 
 
 @dataclass(frozen=True, kw_only=True)

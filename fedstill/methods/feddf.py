@@ -24,9 +24,9 @@ from fedstill.methods import ArgumentError, Needs, NodeSetting, Question, Server
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
 from fedstill.methods._public import Batch, distil, known, optimiser_of
-from fedstill.models.vector import load_vector, to_vector, weighted_mean
-from fedstill.node.group import signature
-from fedstill.protocol.schedule import cosine, set_lr
+from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.node.node_group import signature
+from fedstill.protocol.local_config import cosine, set_lr
 from fedstill.tasks import Ensemble
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from fedstill.core.checked import NonNegativeFloat
 from fedstill.methods import LabelHistogram, Server, Tensors, Work, adam, descend, question, train_round
 from fedstill.methods._averaging import KINDS
-from fedstill.methods._generators import (
+from fedstill.methods._feature_generators import (
     Diversity,
     FeatureGenerators,
     Received,
@@ -29,10 +29,10 @@ from fedstill.methods._generators import (
     imagined,
     uploaded,
 )
-from fedstill.models.features import condition
-from fedstill.models.split import EXTRACTOR, HEAD, split
-from fedstill.models.vector import load_vector, to_vector, weighted_mean
-from fedstill.node.group import Bench, Group
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
+from fedstill.models.feature_gan import condition
+from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.node.node_group import Bench, Group
 from fedstill.protocol.kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE
 from fedstill.tasks import Task
 

@@ -24,9 +24,9 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
+from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
-from fedstill.methods._noise import FromNoise, Imagines, Wish
 from fedstill.methods._student import Known, Student
 from fedstill.protocol.kinds import INPUTS, LOGITS
 

@@ -17,7 +17,7 @@ import torch
 from fedstill.core.checked import NonNegativeInt
 from fedstill.methods import ArgumentError, Group, Server, Tensors, cosine, descend, question, set_lr
 from fedstill.methods._critics import doubts
-from fedstill.methods._maps import FromMaps
+from fedstill.methods._label_maps import FromMaps
 from fedstill.methods.fediod import Distilling, FedIOD
 from fedstill.protocol.kinds import INPUTS
 

@@ -37,7 +37,7 @@ from fedstill.methods._public import (
     optimiser_of,
     study,
 )
-from fedstill.node import training
+from fedstill.node import local_training
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
 from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Task
@@ -130,8 +130,8 @@ class FedMD(WeighsNodes):
             steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
             study(nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr)
             if self.first:
-                training.prepare(nodes.nodes, at.local)
-                training.train(nodes.nodes, at.task, at.local, at.compute, span=self.alone)
+                local_training.prepare(nodes.nodes, at.local)
+                local_training.train(nodes.nodes, at.task, at.local, at.compute, span=self.alone)
         return {}
 
     @question(sends={"rows": INDICES}, releases={"logits": LOGITS}, times=1, rows=most_rows, reads=())

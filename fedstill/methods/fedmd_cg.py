@@ -18,10 +18,10 @@ import torch
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.methods import Group, Work
-from fedstill.methods._generators import Diversity, Received, diversity, draw_noise
+from fedstill.methods._feature_generators import Diversity, Received, diversity, draw_noise
 from fedstill.methods._local_generators import LocalGenerators, kl
-from fedstill.models.features import condition
-from fedstill.models.split import EXTRACTOR, HEAD
+from fedstill.models.extractor_head import EXTRACTOR, HEAD
+from fedstill.models.feature_gan import condition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedstill.methods._averaging import Averaging
-from fedstill.models.split import EXTRACTOR
+from fedstill.models.extractor_head import EXTRACTOR
 
 
 @dataclass(frozen=True, kw_only=True)

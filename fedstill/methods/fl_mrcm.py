@@ -27,8 +27,8 @@ from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
 from fedstill.methods import Group, Needs, Node, Server, Tensors, Told, Work, adam, seeded, stack, train_round
 from fedstill.methods._averaging import Averaging
-from fedstill.models.split import EXTRACTOR, split
-from fedstill.models.vector import load_vector, to_vector
+from fedstill.models.extractor_head import EXTRACTOR, split
+from fedstill.models.parameter_vector import load_vector, to_vector
 from fedstill.protocol.kinds import PARAMETERS, SCHEDULE, Kind
 from fedstill.protocol.questions import NodeSetting, question
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.core.imports import OWN, first_line, is_path
 from fedstill.core.registry import Registry
 from fedstill.core.seeds import seeded
+from fedstill.core.user_functions import OWN, first_line, is_path
 from fedstill.models.classifiers import MLP, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
 from fedstill.models.generator import Generator, PatchCritic
 
@@ -69,7 +69,7 @@ def build(
         spec: ``"resnet8"``, ``"resnet8:16"`` (width 16), the name of one that an installed package offers, or
             ``"package.module:factory"``, where ``factory(shape, classes)`` (for texts ``factory(shape,
             classes, vocabulary)``, and after a name with a width also ``width=16``) gives your own module.
-            For texts ``"transformer"``, ``"bag"`` or ``"hf:folder"`` (:mod:`fedstill.models.hub`).
+            For texts ``"transformer"``, ``"bag"`` or ``"hf:folder"`` (:mod:`fedstill.models.hugging_face`).
         shape: ``(channels, H, W)`` of an image, or ``(L,)`` of a text.
         classes: number of logits, an input or a pixel; of channels where outputs are images.
         seed, names: what the first weights are drawn from.
@@ -84,7 +84,7 @@ def build(
     """
     name, _, folder = spec.partition(":")
     if name == "hf" and folder and vocabulary:
-        from fedstill.models.hub import classifier  # heavy, and an extra
+        from fedstill.models.hugging_face import classifier  # heavy, and an extra
 
         with seeded(seed, *names):
             return classifier(folder, shape, classes, vocabulary)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.models.split import Split
+from fedstill.models.extractor_head import Split
 
 PADDING = 0
 UNSEEN = -1e9  # what padding weighs in a softmax; finite, as of padding alone all weigh the same

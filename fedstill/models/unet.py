@@ -9,7 +9,7 @@ from torch import nn
 
 from fedstill.core.errors import ModelError
 from fedstill.models.classifiers import _groups
-from fedstill.models.split import Split
+from fedstill.models.extractor_head import Split
 
 
 def depth_of(height: int, side: int) -> int:

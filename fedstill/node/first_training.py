@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import NodeFault
-from fedstill.node import training
+from fedstill.node import local_training
 from fedstill.node.node import Node
-from fedstill.protocol.schedule import LocalConfig, Span
+from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks import Task
 
 CHUNK = 20  # local steps between two looks at the clock
@@ -28,7 +28,7 @@ class FirstTraining:
     ) -> None:
         self._node, self._task, self._local, self._compute = node, task, local, compute
         if span is not None:
-            training.prepare(node.learners, local)
+            local_training.prepare(node.learners, local)
             if not any("model" in learner.optimisers for learner in node.learners):
                 span = None  # used as it is: its owner lets nothing of it be trained
         self._span, self._half_way = span, False
@@ -87,7 +87,7 @@ class FirstTraining:
             if self.steps < before + mine:
                 start, own = self.steps - before, (self._task, self._local, self._compute)
                 self._half_way = True
-                done = training.train([learner], *own, span=span, start=start, steps=CHUNK)
+                done = local_training.train([learner], *own, span=span, start=start, steps=CHUNK)
                 self.steps, self._half_way = before + done, False
                 return
             before += mine

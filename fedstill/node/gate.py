@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.audit import AuditLog, Spent
-from fedstill.node.budgets import Budgets
-from fedstill.node.entries import ANSWER, BARE, Asked, Entry
+from fedstill.node.audit_entries import ANSWER, BARE, Asked, Entry
+from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.run_budgets import Budgets
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
-from fedstill.protocol.messages import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 from fedstill.protocol.questions import Question
+from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 
 
 class Gate:

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedstill.core import owner_only
+from fedstill.core import file_permissions
+from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import (
     ArgumentError,
     FedstillError,
@@ -26,18 +27,17 @@ from fedstill.core.errors import (
     RunFolderError,
 )
 from fedstill.core.registry import looking_in
-from fedstill.core.state import load_state, save_state
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
-from fedstill.node import owner
-from fedstill.node.database import AuditError
-from fedstill.node.entries import ANSWER, DATA, GRADIENT, REFUSED, Entry
-from fedstill.node.limits import limited
-from fedstill.node.memory import allowed, limit_process
+from fedstill.node import owner_folder
+from fedstill.node.audit_database import AuditError
+from fedstill.node.audit_entries import ANSWER, DATA, GRADIENT, REFUSED, Entry
+from fedstill.node.memory_limits import allowed, limit_process
+from fedstill.node.message_limits import limited
 from fedstill.node.run_folder import RunFolder
 from fedstill.node.session import MOST, Session, short
-from fedstill.protocol.messages import Tensors, header_size, pack, size, unpack
-from fedstill.protocol.plan import PROTOCOL, Plan, read_public
+from fedstill.protocol.run_plan import PROTOCOL, Plan, read_public
+from fedstill.protocol.wire_format import Tensors, header_size, pack, size, unpack
 
 logger = logging.getLogger("fedstill.node")
 
@@ -58,8 +58,8 @@ class Host:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.file = folder, owner.read(folder)
-        self.compute = owner.make_compute(self.file)
+        self.folder, self.file = folder, owner_folder.read(folder)
+        self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
         self._lock = threading.Lock()
         self._server, self._heard = "", -1  # the server process that asks, and the last of its messages
@@ -240,7 +240,7 @@ class Host:
             read_public(plan, given, most)
             kept = {name: given[name] for name in ("inputs", "labels") if name in given}
             RunFolder(self.folder, self.file, plan.run).require("join", sum(map(size, kept.values())))
-            owner_only.make_folder(path.parent)
+            file_permissions.make_folder(path.parent)
             for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
                 other.unlink()
             save_state(path, kept)

@@ -10,11 +10,11 @@ from annotated_types import Ge, MinLen
 
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import ArgumentError
-from fedstill.data.private_config import PrivateConfig
-from fedstill.models.foreign import Gives
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.models.non_torch import Gives
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from fedstill.core import owner_only
+from fedstill.core import file_permissions
+from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import QuestionRefused
-from fedstill.core.state import load_state, save_state
-from fedstill.node import own_audit
+from fedstill.node import audit_file
 from fedstill.node.node_file import NodeFile
-from fedstill.protocol.messages import size
-from fedstill.protocol.plan import PLAN_FILE
+from fedstill.protocol.run_plan import PLAN_FILE
+from fedstill.protocol.wire_format import size
 
 RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something
 CURE = "the node's owner moves folders of finished runs out of runs/"
@@ -40,7 +40,7 @@ class RunFolder:
     def __init__(self, folder: Path, file: NodeFile, run: str) -> None:
         self.path, self.saved = folder / RUNS / run, time.monotonic()
         self._folder, self._node, self._policy = folder, file.name, file.policy
-        self._audit = own_audit.audit_file(file, folder)
+        self._audit = audit_file.audit_file(file, folder)
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
         self._others = sum(_on_disk(path) for path in (*runs, folder / PUBLIC) if path != self.path)
         if not self.path.exists():
@@ -66,8 +66,8 @@ class RunFolder:
         if not path.exists():
             path = self.path / SALT
         if not path.exists():
-            owner_only.make_folder(self.path)
-            owner_only.replace(path, secrets.token_hex(16).encode())
+            file_permissions.make_folder(self.path)
+            file_permissions.replace(path, secrets.token_hex(16).encode())
         return path.read_text(encoding="utf-8").strip()
 
     def bind(self, told: Mapping[str, Any], has_left: bool) -> str | None:
@@ -90,7 +90,7 @@ class RunFolder:
                 return " and ".join(other)
             for learned in (self.path / LEARNING, *self.path.glob("mark-*.safetensors")):
                 learned.unlink(missing_ok=True)
-        owner_only.replace(path, text.encode())
+        file_permissions.replace(path, text.encode())
         return None
 
     def save(self, name: str, state: Any) -> None:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedstill.core import owner_only
+from fedstill.core import file_permissions
 from fedstill.core.compute import Compute
 from fedstill.core.errors import (
     ArgumentError,
@@ -27,28 +27,28 @@ from fedstill.core.errors import (
     RunFolderError,
     TooLarge,
 )
-from fedstill.core.records import holding
-from fedstill.data import private
+from fedstill.core.run_writer import holding
+from fedstill.data import node_data
 from fedstill.data.public import Public
-from fedstill.node import memory, own_audit, own_model, owner
-from fedstill.node.entries import DATA
+from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
+from fedstill.node.audit_entries import DATA
 from fedstill.node.first_training import FirstTraining
-from fedstill.node.fit import architecture, fitted
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group
-from fedstill.node.limits import Sizes, limited
-from fedstill.node.networks import within_parameters
+from fedstill.node.message_limits import Sizes, limited
+from fedstill.node.network_limits import within_parameters
+from fedstill.node.network_setup import architecture, fitted
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
-from fedstill.node.protect import check_priced, protect
-from fedstill.node.requests import RequestHandler
+from fedstill.node.node_group import Group
+from fedstill.node.protection import check_priced, protect
+from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
-from fedstill.protocol.messages import SCALE, Tensors, size
 from fedstill.protocol.method import side_of
-from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.run_plan import Plan
+from fedstill.protocol.wire_format import SCALE, Tensors, size
 
 logger = logging.getLogger("fedstill.node")
 
@@ -70,25 +70,25 @@ class Session:
         spec = plan.spec
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
         self.kept = RunFolder(folder, file, plan.run)
-        self._most = memory.allowed(file.policy.most_memory, compute.device)
+        self._most = memory_limits.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
         self.task = spec.make_task()
         try:
-            data, _ = private.load(file.data, folder, spec, most=self._most)
+            data, _ = node_data.load(file.data, folder, spec, most=self._most)
             self.task.check(data, f"data of {file.name}")
-            model = own_model.make_model(file, folder, spec, self._most)
-            owner.require_sound(file, data, model)
+            model = owner_model.make_model(file, folder, spec, self._most)
+            owner_folder.require_sound(file, data, model)
             shared = 0 if public is None else len(public)
-            memory.check_run(model, spec, len(data), file.local.batch, shared, self._most)
-            secret = owner.secret(folder)
-            features = own_model.perceptual(file, folder, spec)
+            memory_limits.check_run(model, spec, len(data), file.local.batch, shared, self._most)
+            secret = owner_folder.secret(folder)
+            features = owner_model.perceptual(file, folder, spec)
             about = (compute, spec.shape, file.seed, f"model of {file.name}")
             network = fitted(model, *about, parted=method.needs().split, vocabulary=spec.vocabulary)
         except (QuestionRefused, TooLarge):  # what the plan asks for is too much
             raise
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
-        self.audit = own_audit.open_audit(file, folder)
+        self.audit = audit_file.open_audit(file, folder)
         gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
@@ -125,7 +125,7 @@ class Session:
         self._last = {file.name: -1}
         self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
-        owner_only.make_folder(self.kept.path)
+        file_permissions.make_folder(self.kept.path)
         try:  # before anything of the run is changed
             self._held.enter_context(holding(folder, "node"))
         except RunFolderError as error:
@@ -262,7 +262,7 @@ class Session:
         limit = self.node.gate.policy.most_questions
         if limit and self._elsewhere() >= limit:
             return dict.fromkeys(self.side.questions, f"most_questions: {limit}, over all runs")
-        rules = owner.objections(self._file, self.node.model, self.side.questions)
+        rules = owner_folder.objections(self._file, self.node.model, self.side.questions)
         gate, questions = self.node.gate, self.side.questions
         priced = {name: gate.objection(question) for name, question in questions.items() if name not in rules}
         return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}

@@ -12,8 +12,8 @@ May import protocol and what lies below. A newcomer writes a mechanism as docs/o
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.config import COUNTED, PrivacyConfig, Release, StepsConfig
 from fedstill.privacy.events import Event, Price
-from fedstill.privacy.randomness import Draws, add_noise
-from fedstill.privacy.rules import Exact, Rule
+from fedstill.privacy.noise import Draws, add_noise
+from fedstill.privacy.release_rules import Exact, Rule
 from fedstill.protocol.questions import Question
 from fedstill.tasks import Task
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy import losses, renyi
+from fedstill.privacy import privacy_loss, renyi
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event, Price
 
@@ -74,7 +74,7 @@ def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "
     if bound > LARGEST or delta < LEAST_DELTA or sum(events.values()) > MOST_TIMES:
         return bound
     deadline.check()  # composing takes seconds where a server declares a million steps
-    return min(bound, losses.epsilon(events, delta, losses.interval(events, bound)))
+    return min(bound, privacy_loss.epsilon(events, delta, privacy_loss.interval(events, bound)))
 
 
 def within(spent: Mapping[Event, int], limit: float, delta: float, accountant: Accountant = "pld") -> bool:

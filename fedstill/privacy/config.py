@@ -20,7 +20,7 @@ from fedstill.core.checked import Checked, Fraction, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registered, Registry
-from fedstill.privacy.rules import Exact, Rule
+from fedstill.privacy.release_rules import Exact, Rule
 from fedstill.protocol.kinds import Kind
 from fedstill.protocol.questions import Question
 from fedstill.tasks import Task

@@ -1,6 +1,6 @@
 """DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy"): learning at a price known before.
 
-Pure functions; :mod:`fedstill.node.private_training` takes the steps.
+Pure functions; :mod:`fedstill.node.dp_training` takes the steps.
 
 Each step draws each record by itself (Poisson sampling), shortens each record's gradient to an L2 norm of at
 most ``clip``, and adds Gaussian noise of standard deviation ``noise * clip`` to their sum. One record moves
@@ -28,10 +28,10 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.bounds import kept, lengths
+from fedstill.privacy.clipping import kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
-from fedstill.privacy.randomness import Draws
+from fedstill.privacy.noise import Draws
 
 # Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of its own example alone.
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -18,7 +18,7 @@ from fedstill.privacy.config import (
     Noise,
     Release,
 )
-from fedstill.privacy.rules import NoisyRows, Rule, Sanitised
+from fedstill.privacy.release_rules import NoisyRows, Rule, Sanitised
 from fedstill.protocol.questions import Question
 from fedstill.tasks import Task
 

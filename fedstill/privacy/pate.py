@@ -14,12 +14,12 @@ from torch import nn
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.bounds import numbers, rows_of
+from fedstill.privacy.clipping import numbers, rows_of
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, AnswersConfig, Noise, Release
 from fedstill.privacy.events import Event, Price
-from fedstill.privacy.randomness import Draws, add_noise
-from fedstill.privacy.rules import Rule, Sanitised
-from fedstill.privacy.teachers import Teachers, shards
+from fedstill.privacy.noise import Draws, add_noise
+from fedstill.privacy.pate_teachers import Teachers, shards
+from fedstill.privacy.release_rules import Rule, Sanitised
 from fedstill.protocol.questions import Question
 from fedstill.tasks import Task
 

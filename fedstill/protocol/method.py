@@ -12,8 +12,8 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.data.public import Public
+from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question, declared
-from fedstill.protocol.schedule import WHOLE, Span
 from fedstill.tasks import Task
 
 
@@ -134,7 +134,7 @@ class Method(Registered):
         """What nodes do before anything else, as to make further networks; ``nodes`` are all, one by one."""
 
     def rehearse(self, nodes: Any) -> None:
-        """The main work of a turn for some nodes (a :class:`~fedstill.node.group.Group`), to be timed.
+        """The main work of a turn for some nodes (a :class:`~fedstill.node.node_group.Group`), to be timed.
 
         A method that has none has its nodes computed one by one, where engine.name is auto.
         """
@@ -178,7 +178,7 @@ class Method(Registered):
         """What the server has before its first turn; nobody is asked yet.
 
         Args:
-            server: a :class:`fedstill.methods.server.Server`.
+            server: a :class:`fedstill.methods._server.Server`.
 
         Returns:
             An object whose attributes are all that changes from turn to turn, beside the student: networks,

@@ -15,8 +15,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
 from fedstill.protocol.kinds import GRADIENTS, Kind, kind_named
-from fedstill.protocol.messages import as_text, from_text
-from fedstill.protocol.schedule import WHOLE, LocalConfig, Span
+from fedstill.protocol.local_config import WHOLE, LocalConfig, Span
+from fedstill.protocol.wire_format import as_text, from_text
 from fedstill.tasks import Task
 
 T = TypeVar("T")
@@ -225,8 +225,8 @@ def question(**declaration: Any) -> Callable[[F], F]:
     """Marks a function of a method as what nodes answer to a question of its name.
 
     The function is called at the nodes as ``function(method, nodes, **inputs)``, where ``nodes`` is a
-    :class:`~fedstill.node.group.Group` and inputs and answers have its nodes first, ``(G, ...)``; a tensor
-    without dimensions arrives as a number.
+    :class:`~fedstill.node.node_group.Group` and inputs and answers have its nodes first, ``(G, ...)``; a
+    tensor without dimensions arrives as a number.
 
     Args:
         declaration: the fields of :class:`Question`, but for its name and handler. Each may also be a

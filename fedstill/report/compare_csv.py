@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedstill.report import tables
-from fedstill.report.privacy import guaranteed
-from fedstill.report.summary import ALL_TESTS, LOCAL, Entry, Run, Setting, Spread, Summary, pick, strongest
+from fedstill.report import table_formats
+from fedstill.report.compare_summary import (
+    ALL_TESTS,
+    LOCAL,
+    Entry,
+    Run,
+    Setting,
+    Spread,
+    Summary,
+    pick,
+    strongest,
+)
+from fedstill.report.privacy_section import guaranteed
 
 MARKS = ("standalone", "ensemble", "centralised")
 WHOSE = ("", "local", *MARKS)
@@ -23,7 +33,7 @@ def runs_csv(summary: Summary) -> str:
                 status = "stopped" if reason.startswith("stopped: ") else "refused"
                 records.append(_run(*given, seed, status, reason))
             records += [_run(*given, seed, "not finished") for seed in entry.missing]
-    return tables.as_csv(records)
+    return table_formats.as_csv(records)
 
 
 def _run(
@@ -92,7 +102,7 @@ def summary_csv(summary: Summary) -> str:
                 record[f"paper_{column}_source"] = paper and paper.source
                 record[f"{column}_gap"] = entry.gap(name)
             records.append({**record, "reason": entry.reason()})
-    return tables.as_csv(records)
+    return table_formats.as_csv(records)
 
 
 def _head(setting: Setting, entry: Entry) -> dict[str, Any]:

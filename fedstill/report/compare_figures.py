@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstill.attacks.rows import Column
-from fedstill.core.words import human_bytes, percent
+from fedstill.attacks.leakage_rows import Column
+from fedstill.core.text_format import human_bytes, percent
 from fedstill.report import drawing
 from fedstill.report.compare_points import Spot, budgets, written
+from fedstill.report.compare_summary import Line, Spread
 from fedstill.report.drawing import CARD, FAINT, MUTED, PAPER, again, colour
-from fedstill.report.summary import Line, Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

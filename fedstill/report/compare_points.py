@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from fedstill.attacks.rows import Column
-from fedstill.core.words import human_bytes, percent
+from fedstill.attacks.leakage_rows import Column
+from fedstill.core.text_format import human_bytes, percent
 from fedstill.privacy.statement import epsilon_text
-from fedstill.report.summary import Entry, Line, Setting, Spread, Summary
+from fedstill.report.compare_summary import Entry, Line, Setting, Spread, Summary
 
 NOTHING = Spread(0.0)
 

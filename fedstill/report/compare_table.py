@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedstill.attacks.rows import Column as Leak
-from fedstill.core.words import human_bytes
+from fedstill.attacks.leakage_rows import Column as Leak
+from fedstill.core.text_format import human_bytes
 from fedstill.report.compare_points import budgets, written
-from fedstill.report.metrics import gap_text, head, in_a_sentence
-from fedstill.report.summary import LOCAL, Entry, Setting, Spread, Summary
-from fedstill.report.tables import NONE, Cell, Column, Row, Table
+from fedstill.report.compare_summary import LOCAL, Entry, Setting, Spread, Summary
+from fedstill.report.metric_text import gap_text, head, in_a_sentence
+from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.metrics import in_a_sentence, told
+from fedstill.report.metric_text import in_a_sentence, told
 from fedstill.report.png import LINES, MOST_PIXELS, indexed, outlined, picture, shown
 from fedstill.report.result import Result
 from fedstill.report.result_parts import Case
-from fedstill.report.run import Array, is_shown, read_tensors
+from fedstill.report.run_files import Array, is_shown, read_tensors
 
 FILE = "pictures.safetensors"
 MOST_MODELS = 6  # drawn a case: the central model and the first nodes'

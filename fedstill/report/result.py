@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedstill.core.config_tables import load
 from fedstill.core.errors import RunFolderError
-from fedstill.core.records import read_result
-from fedstill.core.tables import load
-from fedstill.core.words import number
+from fedstill.core.run_writer import read_result
+from fedstill.core.text_format import number
 from fedstill.protocol.kinds import KNOWN, Kind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import OverNodes

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.words import percent
+from fedstill.core.text_format import percent
 from fedstill.report import drawing
 from fedstill.report.drawing import ACCENT, CARD, MUTED, PAPER, Points
-from fedstill.report.run import RunFiles
-from fedstill.report.table import comparison
+from fedstill.report.run_files import RunFiles
+from fedstill.report.run_levels import comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from fedstill.report.bars import bar
-from fedstill.report.metrics import bare, head, spread_text, told
+from fedstill.report.metric_text import bare, head, spread_text, told
 from fedstill.report.result import CENTRAL, OverNodes, Result
 from fedstill.report.result_parts import NodeRecord, StudentRecord
-from fedstill.report.run import Audited, Traffic
-from fedstill.report.table import Level, comparison
-from fedstill.report.tables import Cell, Column, Row, Table
+from fedstill.report.run_files import Audited, Traffic
+from fedstill.report.run_levels import Level, comparison
+from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
 from fedstill.tasks.task import Figure
 

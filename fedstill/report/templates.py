@@ -7,7 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstill.core.words import MISSING, human_bytes, human_seconds, percent
+from fedstill.core.text_format import MISSING, human_bytes, human_seconds, percent
 
 
 def environment() -> Environment:

@@ -13,9 +13,9 @@ from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import numpy_generator
 from fedstill.core.version import __version__
-from fedstill.data.dividing import split
-from fedstill.data.loaders import load
+from fedstill.data.loader import load
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
+from fedstill.data.split_base import split
 from fedstill.data.splits import conceal
 from fedstill.protocol.method import refusal
 from fedstill.runs.config import RunConfig

@@ -21,20 +21,20 @@ from annotated_types import MinLen
 
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.compute import EngineConfig
+from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.imports import look_in
 from fedstill.core.registry import check_named
-from fedstill.core.tables import as_table, read_table
+from fedstill.core.user_functions import look_in
 from fedstill.data.config import DataConfig
-from fedstill.data.dividing import SplitConfig
 from fedstill.data.public import PublicConfig
+from fedstill.data.split_base import SplitConfig
 from fedstill.data.splits import Dirichlet
 from fedstill.data.vision import Digits
-from fedstill.federation.link import LinkConfig
+from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method, method_name
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs import presets
 from fedstill.tasks import TASKS, TaskConfig
 from fedstill.tasks.classification import ClassificationConfig

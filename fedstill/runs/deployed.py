@@ -16,12 +16,12 @@ from typing import Any
 import tomli_w
 
 from fedstill.core.errors import DeployError, FedstillError
-from fedstill.core.records import holding, write_text
+from fedstill.core.run_writer import holding, write_text
 from fedstill.data.splits import Dirichlet
 from fedstill.federation.admin import Admin
-from fedstill.federation.job import write_job
-from fedstill.federation.order import natural
-from fedstill.federation.runs import STOPPED, stop
+from fedstill.federation.flare_job import write_job
+from fedstill.federation.node_order import natural
+from fedstill.federation.run_status import STOPPED, stop
 from fedstill.runs.config import NodesConfig, RunConfig, to_dict
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names

@@ -13,10 +13,10 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.records import Records
+from fedstill.core.run_writer import Records
 from fedstill.core.seeds import torch_generator
-from fedstill.node import training
-from fedstill.runs.pictures import portray
+from fedstill.node import local_training
+from fedstill.runs.example_predictions import portray
 from fedstill.tasks import Task
 
 Metrics = Mapping[str, float]
@@ -69,7 +69,7 @@ class Evaluation:
     def outputs(self, model: nn.Module, rows: torch.Tensor | None = None) -> torch.Tensor:
         """A model's outputs on the test part, or on some rows of it: ``(N, C, ...)``."""
         inputs = self.test.inputs if rows is None else self.test.inputs[rows]
-        return training.predict(model, inputs, self.compute)
+        return local_training.predict(model, inputs, self.compute)
 
     def metrics(
         self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None

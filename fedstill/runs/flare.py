@@ -13,11 +13,11 @@ from nvflare.collab import collab
 
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.progress import Noted
-from fedstill.core.records import write_text
+from fedstill.core.run_writer import write_text
 from fedstill.federation.flare import RUNS, FlareLink, environment
-from fedstill.federation.runs import JOB, PROGRESS, PROGRESS_TOPIC, STOPPED, progress
+from fedstill.federation.run_status import JOB, PROGRESS, PROGRESS_TOPIC, STOPPED, progress
 from fedstill.runs.config import read_toml
-from fedstill.runs.served import Served
+from fedstill.runs.remote_run import Served
 
 logger = logging.getLogger("fedstill.server")
 UNFORESEEN = "it failed where it should not: the server's log says how"

@@ -2,7 +2,7 @@
 
 What is done is remembered every few seconds, so a run that was stopped at any moment goes on to the figures
 it would have reached. With nodes in this process it is a :class:`~fedstill.runs.simulation.Simulation`, with
-nodes elsewhere a :class:`~fedstill.runs.served.Served`.
+nodes elsewhere a :class:`~fedstill.runs.remote_run.Served`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 from fedstill.core.clock import Clock
 from fedstill.core.compute import Compute
 from fedstill.core.progress import Bars
-from fedstill.core.records import Records, holding
-from fedstill.federation.contract import Federation
-from fedstill.methods.server import Server
-from fedstill.node.audit import FILE, AuditLog
-from fedstill.node.entries import ALL
-from fedstill.node.fit import fitted
-from fedstill.node.training import predict
+from fedstill.core.run_writer import Records, holding
+from fedstill.federation.federation import Federation
+from fedstill.methods._server import Server
+from fedstill.node.audit_entries import ALL
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.local_training import predict
+from fedstill.node.network_setup import fitted
 from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.questions import NodeSide

@@ -15,7 +15,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.progress import Bars
-from fedstill.core.records import write_text
+from fedstill.core.run_writer import write_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_measured_on_test
 from fedstill.runs.assemble import prepare
@@ -126,7 +126,7 @@ def _go(
     simulation, about = made
     about["command"] = command
     if config.engine.name in REHEARSED:
-        from fedstill.runs.rehearsal import rehearse
+        from fedstill.runs.local_processes import rehearse
 
         return finish(simulation, about, rehearse(config, simulation, out, progress), out)
     return finish(simulation, about, simulation.run(out, bars=Bars(progress)), out)

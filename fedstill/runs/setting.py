@@ -14,11 +14,11 @@ from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.data.public import Public
-from fedstill.federation.link import LinkConfig
+from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, Needs, refusal
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 
 Shape = tuple[int, ...]

@@ -12,17 +12,17 @@ import torch
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.progress import Bars
-from fedstill.core.records import Records
+from fedstill.core.run_writer import Records
 from fedstill.federation.inprocess import choose
-from fedstill.methods.server import Server
-from fedstill.node import training
-from fedstill.node.audit import FILE, AuditLog
+from fedstill.methods._server import Server
+from fedstill.node import local_training
+from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import WHOLE, Span
-from fedstill.runs.measured import Measured
+from fedstill.protocol.local_config import WHOLE, Span
+from fedstill.runs.simulation_metrics import Measured
 
 CHUNK = 50  # local steps between two looks at the clock
 
@@ -80,7 +80,7 @@ class Simulation(Measured):
             return
 
         def trial(group: Group) -> None:
-            training.train(group.nodes, self.task, self.setting.local, self.compute, steps=3)
+            local_training.train(group.nodes, self.task, self.setting.local, self.compute, steps=3)
 
         # A node that brings a finished model, all frozen, has nothing to train and only answers.
         learning = [node for node in self.learners if "model" in node.optimisers]
@@ -104,7 +104,7 @@ class Simulation(Measured):
         gate = Gate("centralised", PolicyConfig(), AuditLog())
         model = self.compute.place(self.setting.mark)
         self.mark = Node("centralised", together, model, gate, self.setting.seed)
-        training.prepare([self.mark], self.setting.local)
+        local_training.prepare([self.mark], self.setting.local)
         if saved.get("mark"):
             self.mark.load(saved["mark"])
         with self.clock.phase("centralised"):
@@ -153,7 +153,7 @@ class Simulation(Measured):
                 self.records.metric(line)
 
         while True:
-            done = training.train(
+            done = local_training.train(
                 nodes, self.task, local, self.compute, span=span, start=done, steps=CHUNK, report=report
             )
             self.local_steps[first] = done

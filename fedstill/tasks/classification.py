@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.tasks import functional
+from fedstill.tasks import formulas
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Figure, Task
 
@@ -20,11 +20,11 @@ class SoftmaxTask(Task):
 
     def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_conf, FedIOD Eq. 3."""
-        return functional.mean_entropy(answers, pi)
+        return formulas.mean_entropy(answers, pi)
 
     def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5."""
-        return -functional.divergence(answers, pi)
+        return -formulas.divergence(answers, pi)
 
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
@@ -33,7 +33,7 @@ class SoftmaxTask(Task):
         """
         if self.conditions:
             return ensembled.new_zeros(())
-        return -functional.entropy_of(ensembled.softmax(1).mean(0), 0)
+        return -formulas.entropy_of(ensembled.softmax(1).mean(0), 0)
 
     def normalised(self, answers: torch.Tensor) -> torch.Tensor:
         """Log-probabilities."""
@@ -41,11 +41,11 @@ class SoftmaxTask(Task):
 
     def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the weighted mean of probabilities."""
-        return functional.log_mixture(answers.log_softmax(2), weights)
+        return formulas.log_mixture(answers.log_softmax(2), weights)
 
     def consensus(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities, :func:`fedstill.tasks.functional.consensus`, pixel by pixel for maps."""
-        return functional.consensus(answers.log_softmax(2), weights)
+        """Log-probabilities, :func:`fedstill.tasks.formulas.consensus`, pixel by pixel for maps."""
+        return formulas.consensus(answers.log_softmax(2), weights)
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The importance weights, averaged over the classes as the ensemble predicts them."""
@@ -55,7 +55,7 @@ class SoftmaxTask(Task):
 
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """How far the student is from the ensemble, FedIOD Eq. 6 and 10; of maps the mean over pixels."""
-        return functional.distance(student, target, tau)
+        return formulas.distance(student, target, tau)
 
 
 class Classification(SoftmaxTask):

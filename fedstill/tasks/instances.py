@@ -14,11 +14,11 @@ import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.tasks import objects, overlap
+from fedstill.tasks import instance_metrics, segmentation_metrics
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.maps import MapTask
-from fedstill.tasks.shapes import objects_of, separate, three_classes
-from fedstill.tasks.synthetic import nuclei
+from fedstill.tasks.instance_classes import objects_of, separate, three_classes
+from fedstill.tasks.map_task import MapTask
+from fedstill.tasks.synthetic_maps import nuclei
 from fedstill.tasks.task import Figure
 
 
@@ -88,10 +88,10 @@ class Instances(MapTask):
     ) -> Mapping[str, float]:
         """Means over whole pictures: Dice, object-level Dice, AJI and PQ in percent, HD95 in pixels.
 
-        Dice and HD95 are of all objects together, the others see :mod:`fedstill.tasks.objects`. Patches are
-        first put together to the pictures of their cases, and only what patches cover is judged. Without
-        places each example is a picture. A picture without true and predicted objects counts as perfect,
-        and has no HD95; one with only one of the two has its diagonal for it.
+        Dice and HD95 are of all objects together, the others see :mod:`fedstill.tasks.instance_metrics`.
+        Patches are first put together to the pictures of their cases, and only what patches cover is judged.
+        Without places each example is a picture. A picture without true and predicted objects counts as
+        perfect, and has no HD95; one with only one of the two has its diagonal for it.
         """
         pictures = [_judged(*pair) for pair in self._pictures(outputs, targets, cases)]
         each = torch.tensor(pictures, dtype=torch.float64)  # (pictures, figures)
@@ -160,17 +160,17 @@ class InstancesConfig(TaskConfig):
 def _dice(found: Objects, there: Objects) -> float:
     """Dice in percent of all objects together."""
     masks = (torch.from_numpy(objects_ > 0).unsqueeze(0) for objects_ in (found, there))
-    return 100.0 * overlap.dice(overlap.overlap(*masks)).item()
+    return 100.0 * segmentation_metrics.dice(segmentation_metrics.overlap(*masks)).item()
 
 
 def _judged(found: Objects, there: Objects) -> tuple[float, ...]:
     """A picture's figures, in the task's order."""
-    match = objects.match(found, there)
-    far = overlap.hd95(found > 0, there > 0)
+    match = instance_metrics.match(found, there)
+    far = segmentation_metrics.hd95(found > 0, there > 0)
     return (
         _dice(found, there),
-        100.0 * objects.object_dice(match),
-        100.0 * objects.aji(match),
-        100.0 * objects.panoptic_quality(match),
+        100.0 * instance_metrics.object_dice(match),
+        100.0 * instance_metrics.aji(match),
+        100.0 * instance_metrics.panoptic_quality(match),
         math.hypot(*there.shape) if math.isinf(far) else far,
     )

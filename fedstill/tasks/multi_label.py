@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.tasks import functional
+from fedstill.tasks import formulas
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Figure, Task
 
@@ -147,7 +147,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 def _entropy_of(p: torch.Tensor) -> torch.Tensor:
     """The same of probabilities; 0 log 0 is 0."""
-    return functional.entropy_of(torch.stack([p, 1 - p]), 0)
+    return formulas.entropy_of(torch.stack([p, 1 - p]), 0)
 
 
 def _aucs(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[list[float], list[bool]]:

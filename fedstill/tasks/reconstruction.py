@@ -23,10 +23,10 @@ from annotated_types import Ge, Interval
 from fedstill.core.dataset import Cases, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
-from fedstill.tasks import fidelity
+from fedstill.tasks import reconstruction_metrics
+from fedstill.tasks.body_mask import outline
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.outline import outline
-from fedstill.tasks.synthetic import regions
+from fedstill.tasks.synthetic_maps import regions
 from fedstill.tasks.task import Figure, Task, case_of, mean_by
 
 MEAN, STD = 0.5, 0.5  # the declared normalisation of all images
@@ -178,16 +178,16 @@ class Reconstruction(Task):
         """
         found, true = pixels(outputs), pixels(targets)
         return {
-            "ssim": fidelity.ssim(found, true).mean().item(),
-            "psnr": fidelity.psnr(found, true).mean().item(),
-            "nmse": fidelity.nmse(found, true).nanmean().item(),
+            "ssim": reconstruction_metrics.ssim(found, true).mean().item(),
+            "psnr": reconstruction_metrics.psnr(found, true).mean().item(),
+            "nmse": reconstruction_metrics.nmse(found, true).nanmean().item(),
         }
 
     def scores(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> torch.Tensor | None:
         """Mean SSIM of each case that there is an example of, by number: ``(cases,)``."""
-        each = fidelity.ssim(pixels(outputs), pixels(targets)).cpu()
+        each = reconstruction_metrics.ssim(pixels(outputs), pixels(targets)).cpu()
         return mean_by(each, *case_of(len(each), cases))
 
     # --- inputs made to order ---

@@ -11,11 +11,11 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.tasks import overlap
+from fedstill.tasks import segmentation_metrics
+from fedstill.tasks.body_mask import outline
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.maps import MapTask, Weights
-from fedstill.tasks.outline import outline
-from fedstill.tasks.synthetic import regions
+from fedstill.tasks.map_task import MapTask, Weights
+from fedstill.tasks.synthetic_maps import regions
 from fedstill.tasks.task import Figure, case_of, mean_by
 
 
@@ -57,19 +57,19 @@ class Segmentation(MapTask):
         classes.
 
         A case's pixels are taken together over all its slices for the first three; for what is said where one
-        of the two is empty see :mod:`fedstill.tasks.overlap`. HD95 is of each slice that truly shows
-        something, a mean over a case; where nothing is predicted there it is the slice's diagonal. A figure
-        that a case does not have leaves the case out; one that none has is NaN. Without cases each example is
-        one.
+        of the two is empty see :mod:`fedstill.tasks.segmentation_metrics`. HD95 is of each slice that truly
+        shows something, a mean over a case; where nothing is predicted there it is the slice's diagonal. A
+        figure that a case does not have leaves the case out; one that none has is NaN. Without cases each
+        example is one.
         """
         of, count = case_of(len(targets), cases)
         regions = self._regions(outputs, targets)
-        pixels = [overlap.overlap(*region).pooled(of, count) for region in regions]
+        pixels = [segmentation_metrics.overlap(*region).pooled(of, count) for region in regions]
         far = [mean_by(distances(*region), of, count) for region in regions]
         return {
-            "dice": 100.0 * _mean([overlap.dice(each) for each in pixels]),
-            "sensitivity": 100.0 * _mean([overlap.sensitivity(each) for each in pixels]),
-            "specificity": 100.0 * _mean([overlap.specificity(each) for each in pixels]),
+            "dice": 100.0 * _mean([segmentation_metrics.dice(each) for each in pixels]),
+            "sensitivity": 100.0 * _mean([segmentation_metrics.sensitivity(each) for each in pixels]),
+            "specificity": 100.0 * _mean([segmentation_metrics.specificity(each) for each in pixels]),
             "hd95": _mean(far),
         }
 
@@ -78,8 +78,11 @@ class Segmentation(MapTask):
     ) -> torch.Tensor:
         """Dice in percent of each case that there is an example of, by number: ``(cases,)`` float64."""
         of, count = case_of(len(targets), cases)
-        pixels = [overlap.overlap(*region).pooled(of, count) for region in self._regions(outputs, targets)]
-        return 100.0 * torch.stack([overlap.dice(each) for each in pixels]).mean(0)
+        pixels = [
+            segmentation_metrics.overlap(*region).pooled(of, count)
+            for region in self._regions(outputs, targets)
+        ]
+        return 100.0 * torch.stack([segmentation_metrics.dice(each) for each in pixels]).mean(0)
 
     def _regions(
         self, outputs: torch.Tensor, targets: torch.Tensor
@@ -131,7 +134,9 @@ def distances(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     """HD95 of each pair of masks ``(N, H, W)``, ``(N,)`` pixels; nothing predicted: the diagonal, nothing
     true: NaN."""
     pairs = zip(predicted.numpy(), true.numpy(), strict=True)
-    far = torch.tensor([overlap.hd95(told, truth) if truth.any() else math.nan for told, truth in pairs])
+    far = torch.tensor(
+        [segmentation_metrics.hd95(told, truth) if truth.any() else math.nan for told, truth in pairs]
+    )
     return far.double().clamp_max(math.hypot(*true.shape[1:]))  # NaN stays
 
 

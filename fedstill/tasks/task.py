@@ -16,7 +16,7 @@ import torch
 from fedstill.core.dataset import Cases, TensorData, check_inputs, check_labels
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
-from fedstill.tasks import functional
+from fedstill.tasks import formulas
 
 Kind = Literal["class", "labels", "map", "image"]
 
@@ -152,7 +152,7 @@ class Task(ABC):
 
     def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
-        return functional.importance(counts, ratio)
+        return formulas.importance(counts, ratio)
 
     def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
         """A(z_1..z_K, x), FedIOD Eq. 9, by an ensemble's name: ``(K, B, C, ...)`` and weights ``(K, B or 1,

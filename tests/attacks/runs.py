@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.attacks.heard import Replay
 from fedstill.attacks.membership_scores import Seen
+from fedstill.attacks.rerun import Replay
 from fedstill.attacks.updates import Observed, Part, Schedule, gradients, shared
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.node.training import predict
+from fedstill.node.local_training import predict
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, from_dict
 

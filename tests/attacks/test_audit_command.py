@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.attacks import audits
-from fedstill.attacks.audits import Finding
+from fedstill.attacks import mechanism_audits
+from fedstill.attacks.mechanism_audits import Finding
 from fedstill.cli import privacy
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
@@ -21,14 +21,14 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of the audits that were run."""
     run: list[int] = []
 
-    def finds(finding: Finding) -> audits.Audit:
+    def finds(finding: Finding) -> mechanism_audits.Audit:
         def one(seed: int) -> Finding:
             run.append(seed)
             return finding
 
         return one
 
-    monkeypatch.setattr(audits, "AUDITS", {"counts": (finds(BROKEN),), "pate": (finds(SOUND),) * 2})
+    monkeypatch.setattr(mechanism_audits, "AUDITS", {"counts": (finds(BROKEN),), "pate": (finds(SOUND),) * 2})
     return run
 
 

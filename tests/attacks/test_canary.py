@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks import audits, worlds
-from fedstill.attacks.audits import Finding, audit, audit_one_run
+from fedstill.attacks import mechanism_audits, worlds
+from fedstill.attacks.mechanism_audits import Finding, audit, audit_one_run
 from fedstill.attacks.worlds import Distinguisher, contradicted
 from fedstill.core.dataset import TensorData
-from fedstill.node import private_training
-from fedstill.node.mechanism import Mechanism
-from fedstill.privacy import pate, rules, teachers
+from fedstill.node import dp_training
+from fedstill.node.run_mechanism import Mechanism
+from fedstill.privacy import pate, pate_teachers, release_rules
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.bounds import numbers
+from fedstill.privacy.clipping import numbers
 from fedstill.privacy.events import Event
-from fedstill.privacy.randomness import Draws, add_noise
-from fedstill.privacy.rules import NoisyCounts, NoisyRows, Sanitised
-from fedstill.privacy.teachers import shards
+from fedstill.privacy.noise import Draws, add_noise
+from fedstill.privacy.pate_teachers import shards
+from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, Sanitised
 
 Make = Callable[..., Distinguisher]
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -56,13 +56,13 @@ def test_sound_releases_show_something_and_less_than_is_claimed(name: str) -> No
 
 
 def test_sound_private_steps_show_something_and_less_than_is_claimed() -> None:
-    found = audit(audits.steps(noise=0.6, taken=2, records=4), 200, confidence=SURE)
+    found = audit(mechanism_audits.steps(noise=0.6, taken=2, records=4), 200, confidence=SURE)
     assert not found.refuted
     assert 0 < found.shown < found.claimed
 
 
 def test_sound_steps_of_a_critic_show_less_than_is_claimed() -> None:
-    found = audit(audits.critic(), 60, confidence=SURE)
+    found = audit(mechanism_audits.critic(), 60, confidence=SURE)
     assert not found.refuted
     assert found.shown < found.claimed
 
@@ -85,7 +85,9 @@ def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
         claimed = worlds.gradients(2.0, mechanism).claimed
         assert claimed[Event("gaussian", 1.0)] == 2
         assert epsilon(claimed, 1e-5) == pytest.approx(epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6)
-    assert audits.steps(0.8, taken=4, records=8, batch=2).claimed == {Event("gaussian", 0.8, rate=0.25): 4}
+    assert mechanism_audits.steps(0.8, taken=4, records=8, batch=2).claimed == {
+        Event("gaussian", 0.8, rate=0.25): 4
+    }
 
 
 @pytest.mark.parametrize("m", [1, 4])
@@ -111,7 +113,7 @@ def louder(by: float) -> Callable[..., torch.Tensor]:
 
 def noise_times(by: float) -> Break:
     def broken(patch: pytest.MonkeyPatch) -> None:
-        for module in (rules, pate, private_training):
+        for module in (release_rules, pate, dp_training):
             patch.setattr(module, "add_noise", louder(by))
 
     return broken
@@ -140,7 +142,7 @@ def no_bound(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clip_at_teachers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(teachers, "shorten", lambda rows, clip: rows)
+    patch.setattr(pate_teachers, "shorten", lambda rows, clip: rows)
 
 
 def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
@@ -184,7 +186,7 @@ def test_broken_releases_are_caught(
 
 def fixed_order(patch: pytest.MonkeyPatch) -> None:
     """Batches one after another from the first record on, charged as if each were drawn by itself."""
-    batches: Callable[..., Any] = audits._moves
+    batches: Callable[..., Any] = mechanism_audits._moves
     turn = 0
 
     def sample(data: TensorData, rate: float, draws: Draws) -> TensorData:
@@ -197,17 +199,17 @@ def fixed_order(patch: pytest.MonkeyPatch) -> None:
         turn = 0
         return batches(*args)
 
-    patch.setattr(private_training, "sample", sample)
-    patch.setattr(audits, "_moves", moves)
+    patch.setattr(dp_training, "sample", sample)
+    patch.setattr(mechanism_audits, "_moves", moves)
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:
-    clipped_sum: Callable[..., Any] = private_training.clipped_sum
+    clipped_sum: Callable[..., Any] = dp_training.clipped_sum
 
     def unclipped(*args: Any) -> Any:
         return clipped_sum(*args[:-1], 1e12)
 
-    patch.setattr(private_training, "clipped_sum", unclipped)
+    patch.setattr(dp_training, "clipped_sum", unclipped)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_broken_private_steps_are_caught(
     noise: float, records: int, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
-    attack = audits.steps(noise, taken=2, records=records, batch=2)
+    attack = mechanism_audits.steps(noise, taken=2, records=records, batch=2)
     assert attack.claimed == {Event("gaussian", noise, rate=2 / records): 2}
     assert caught(audit(attack, runs))
 
@@ -231,7 +233,7 @@ def test_broken_private_steps_are_caught(
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
 def test_a_broken_critic_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
-    attack = audits.critic(noise=2.0)
+    attack = mechanism_audits.critic(noise=2.0)
     assert attack.claimed[Event("gaussian", 2.0, rate=0.5)] == 2
     assert caught(audit(attack, 60))
 

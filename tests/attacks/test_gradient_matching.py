@@ -20,7 +20,7 @@ from fedstill.attacks.gradient_matching import (
     invert,
     read_labels,
 )
-from fedstill.attacks.recovered import Pixels, Recovered, psnr
+from fedstill.attacks.recovered_images import Pixels, Recovered, psnr
 from fedstill.attacks.updates import Observed, Part, Schedule, trained
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load, named

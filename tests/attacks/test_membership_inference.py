@@ -11,9 +11,9 @@ from scipy.stats import binomtest
 
 from fedstill.attacks.attack import Target
 from fedstill.attacks.candidates import candidates, merged
-from fedstill.attacks.heard import Heard, Overheard, Replay
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.attacks.outsider import federation, outsider
+from fedstill.attacks.rerun import Heard, Overheard, Replay
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.reconstruction import ReconstructionConfig

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fedstill.attacks.membership_scores import Seen, confidence, lira, lira_offline, loss, rmia
-from fedstill.attacks.rates import rates
-from fedstill.attacks.shadows import halves, together
+from fedstill.attacks.roc import rates
+from fedstill.attacks.shadow_models import halves, together
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data import Digits, load
 from fedstill.models import build
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.attacks.runs import look
 

@@ -13,12 +13,12 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.models import build
-from fedstill.node import training
-from fedstill.node.audit import AuditLog
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import LocalConfig, Span
+from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -39,8 +39,8 @@ def really_trained(
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """The node's own code: parameters after it, and which examples each step took."""
     node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), AuditLog()), 3)
-    training.prepare([node], local)
-    training.train([node], Classification(CLASSES), local, Compute())
+    local_training.prepare([node], local)
+    local_training.train([node], Classification(CLASSES), local, Compute())
     steps, total = local.steps(len(data)), len(data)
     turns = range(steps * local.batch // total + 1)
     passes = torch.cat([torch.randperm(total, generator=node.draw("pass", turn)) for turn in turns])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedstill.attacks.gradient_inversion import GradientInversion, inverted
-from fedstill.attacks.heard import Replay
-from fedstill.attacks.recovered import Pixels
+from fedstill.attacks.recovered_images import Pixels
+from fedstill.attacks.rerun import Replay
 from fedstill.attacks.victims import Victim, attacked, victims
 from fedstill.core.errors import ArgumentError
 from tests.attacks.runs import FEDAVG, FEDKD, SGD, replay

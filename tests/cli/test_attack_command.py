@@ -14,13 +14,13 @@ from rich.console import Console
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.data_copying import DataCopying
-from fedstill.attacks.found import Leakage
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
+from fedstill.attacks.leakage_file import Leakage
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.cli.attack import print_leakage, printed
+from fedstill.core.config_tables import changed, load
 from fedstill.core.errors import FedstillError
-from fedstill.core.tables import changed, load
 from tests import leaked
 from tests.leaked import interval
 
@@ -70,7 +70,7 @@ class Attacks:
 @pytest.fixture
 def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
     attacks = Attacks()
-    monkeypatch.setattr("fedstill.attacks.leakage.attack", attacks)
+    monkeypatch.setattr("fedstill.attacks.attack_runner.attack", attacks)
     return attacks
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.cli import audit
+from fedstill.cli import audit_log
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.node import owner
-from fedstill.node.audit import AuditLog
-from fedstill.node.entries import DATA, Entry
+from fedstill.node import owner_folder
+from fedstill.node.audit_entries import DATA, Entry
+from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event
 from tests.audited import edit
@@ -21,7 +21,7 @@ from tests.audited import edit
 Capture = pytest.CaptureFixture[str]
 
 
-def charge(audit: AuditLog, number: int, run: str = "spring", payer: str = "clinic", bare: int = 0) -> None:
+def charge(log: AuditLog, number: int, run: str = "spring", payer: str = "clinic", bare: int = 0) -> None:
     entry = Entry(
         run=run,
         payer=payer,
@@ -36,12 +36,12 @@ def charge(audit: AuditLog, number: int, run: str = "spring", payer: str = "clin
         bare=bare,
         questions=1,
     )
-    assert audit.charge(entry)
+    assert log.charge(entry)
 
 
 def said(capsys: Capture, *words: object) -> str:
     """What a command prints; on a terminal of 80 columns."""
-    audit.main([str(word) for word in words])
+    audit_log.main([str(word) for word in words])
     return capsys.readouterr().out
 
 
@@ -54,7 +54,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def clinic(tmp_path: Path) -> Path:
     """A node's folder whose audit log has three releases, of two runs."""
     folder = tmp_path / "clinic"
-    owner.init(folder)
+    owner_folder.init(folder)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     with closing(AuditLog(folder / "audit.sqlite")) as log:
         charge(log, 0)
@@ -103,7 +103,7 @@ def test_show_counts_as_the_owners_budget_does_and_tells_what_is_left(
     tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "clinic"
-    owner.init(folder)
+    owner_folder.init(folder)
     limits = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\ntotal_epsilon = 20.0\ndelta = 1e-6\n'
     price = {Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}
     with closing(AuditLog(folder / "audit.sqlite")) as log:
@@ -158,11 +158,11 @@ def test_a_file_that_is_no_audit_log_is_left_where_it_is(clinic: Path, capsys: C
     file.write_bytes(b"images and labels" * 1000)
     for command in ("show", "verify"):
         with pytest.raises(FedstillError) as told:
-            audit.main([command, str(file)])
+            audit_log.main([command, str(file)])
         assert str(told.value) == f"{file} is no audit log"
     (clinic / "audit.sqlite").write_bytes(b"once an audit log, as its head says" * 1000)
     with pytest.raises(FedstillError, match="move it away, and settle"):
-        audit.main(["show", str(clinic)])
+        audit_log.main(["show", str(clinic)])
 
 
 def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Path, capsys: Capture) -> None:
@@ -188,7 +188,7 @@ def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
     assert out == f"{clinic / 'audit.sqlite'}: 3 entries: hashes, totals and head agree\n"
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = '{}' WHERE entry = 2")
     with pytest.raises(FedstillError, match="entry 2 is not as it was written"):
-        audit.main(["verify", str(clinic)])
+        audit_log.main(["verify", str(clinic)])
     assert "NOT SOUND: entry 2 is not as it was written" in said(capsys, "show", clinic)
 
 
@@ -203,7 +203,7 @@ def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capt
 
 def test_settle_writes_the_reason_and_charges_what_is_lost_again(clinic: Path, capsys: Capture) -> None:
     with pytest.raises(FedstillError, match="nothing is wrong"):
-        audit.main(["settle", str(clinic), "--because", "so"])
+        audit_log.main(["settle", str(clinic), "--because", "so"])
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
     out = said(capsys, "settle", clinic, "--because", "restored from a backup")
     assert "Settled: is an older copy" in out
@@ -218,7 +218,7 @@ def test_settle_writes_the_reason_and_charges_what_is_lost_again(clinic: Path, c
 def test_an_audit_log_that_is_gone(clinic: Path, capsys: Capture) -> None:
     (clinic / "audit.sqlite").unlink()
     with pytest.raises(FedstillError, match="is gone, and its head is there"):
-        audit.main(["verify", str(clinic)])
+        audit_log.main(["verify", str(clinic)])
     out = said(capsys, "settle", clinic, "--because", "lost")
     assert out.count("Charged again") == 2
     assert "3 x gaussian(4)" in said(capsys, "show", clinic)
@@ -228,11 +228,11 @@ def test_an_audit_log_that_is_gone_with_its_head_is_made_anew(clinic: Path, caps
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
     with pytest.raises(FedstillError, match="nothing has been charged to it"):
-        audit.main(["verify", str(clinic)])
+        audit_log.main(["verify", str(clinic)])
     (clinic / "runs" / "spring").mkdir(parents=True)
     (clinic / "runs" / "spring" / "plan.json").touch()
     with pytest.raises(FedstillError, match="is gone, and its node's runs are there"):
-        audit.main(["verify", str(clinic)])
+        audit_log.main(["verify", str(clinic)])
     assert "Settled: is gone" in said(capsys, "settle", clinic, "--because", "lost")
     assert "1 entry: hashes" in said(capsys, "verify", clinic)
 
@@ -269,14 +269,14 @@ def test_export(clinic: Path, capsys: Capture) -> None:
         told = list(log.entries())
     lines = clinic.parent / "out.jsonl"
     said(capsys, "export", clinic, "--out", lines)
-    secretive = [{name: row[name] for name in row if name not in audit.SECRET} for row in told]
+    secretive = [{name: row[name] for name in row if name not in audit_log.SECRET} for row in told]
     assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
     for out in (lines, clinic.parent / "out.txt", ""):
         with pytest.raises(ArgumentError, match="--out"):
-            audit.main(["export", str(clinic), "--out", str(out)])
+            audit_log.main(["export", str(clinic), "--out", str(out)])
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 1")
     with pytest.raises(FedstillError, match=r"not sound, and .* holds it as it is: entry 1 is missing"):
-        audit.main(["export", str(clinic), "--out", str(clinic.parent / "again.jsonl")])
+        audit_log.main(["export", str(clinic), "--out", str(clinic.parent / "again.jsonl")])
 
 
 def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_with(
@@ -303,7 +303,7 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
     said(capsys, "show", clinic)
     for words in (["verify", clinic], ["export", clinic, "--out", clinic.parent / "x.jsonl"]):
         with pytest.raises(FedstillError):
-            audit.main([str(word) for word in words])
+            audit_log.main([str(word) for word in words])
     after = {
         file.name: file.read_bytes() for file in clinic.iterdir() if not file.name.endswith(("-wal", "-shm"))
     }
@@ -329,13 +329,13 @@ def test_what_cannot_be_done_is_one_line(
     monkeypatch.chdir(tmp_path)
     AuditLog(Path("here.sqlite")).close()
     with pytest.raises(FedstillError, match=told) as raised:
-        audit.main(words)
+        audit_log.main(words)
     assert isinstance(raised.value, UnknownName) == ("mean" in told)
 
 
 def test_help_and_an_empty_audit_log(tmp_path: Path, capsys: Capture) -> None:
     assert all(f"fedstill audit {name}" in said(capsys) for name in ("show", "verify", "export", "settle"))
-    assert said(capsys, "show", "--help") == audit.HELP
-    assert max(map(len, audit.HELP.splitlines())) <= 110
+    assert said(capsys, "show", "--help") == audit_log.HELP
+    assert max(map(len, audit_log.HELP.splitlines())) <= 110
     AuditLog(tmp_path / "audit.sqlite").close()
     assert said(capsys, "show", tmp_path).endswith("Nothing has left.\n")

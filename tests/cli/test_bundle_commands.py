@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 
 from fedstill.cli import main as cli
 from fedstill.core.seeds import derive
-from fedstill.core.words import human_bytes
-from fedstill.federation import signed
-from fedstill.node.audit import AuditLog
-from fedstill.protocol.messages import pack, unpack
+from fedstill.core.text_format import human_bytes
+from fedstill.federation import signed_files
+from fedstill.node.audit_log import AuditLog
+from fedstill.protocol.wire_format import pack, unpack
 from fedstill.report import write_report
-from fedstill.runs import assemble, bundles, config, run
+from fedstill.runs import assemble, config, offline, run
 from fedstill.runs.presets import parse
 from tests.audited import edit, entries, releases
 
@@ -161,7 +161,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     ]  # fmt: skip
     page = (here / "out" / "report.html").read_text()
     for name in NAMES:
-        key = signed.expected(f"{name}/node.pub")
+        key = signed_files.expected(f"{name}/node.pub")
         assert f"{name:<11} {key}" in out
         assert f"signed by key {key}, which nobody compared" in page
     assert "keys were not compared" in out
@@ -186,7 +186,7 @@ def test_with_the_nodes_keys_the_report_says_so_and_who_is_missing(here: Path, c
 
 
 def test_what_each_person_reads(here: Path, command: Main) -> None:
-    fingerprint = signed.expected("server.pub")
+    fingerprint = signed_files.expected("server.pub")
     for name in (
         "questions.safetensors",
         "questions.safetensors.sig",
@@ -204,7 +204,7 @@ def test_what_each_person_reads(here: Path, command: Main) -> None:
     assert f"asked by    {fingerprint} (not compared yet)" in out
     assert "left        label counts 44 B, logits 5.8 kB" in out
     assert "noise       none; no guarantee" in out
-    assert f"your key    {signed.expected('node-0/node.pub')}" in out
+    assert f"your key    {signed_files.expected('node-0/node.pub')}" in out
     assert "have them read out theirs" in out
     for known in (fingerprint, "server.pub"):
         code, out, _ = command("node", "answer", "node-0", "questions.safetensors", "--server-key", known)
@@ -361,7 +361,7 @@ def test_whoever_asks_again_is_named_as_now(here: Path, command: Main) -> None:
     signature = Path("questions.safetensors.sig").read_bytes()
     shutil.rmtree("node-0/runs")
     blob = Path("questions.safetensors").read_bytes()
-    signed.write(Path("questions.safetensors"), blob, signed.own_key(Path("thief.key")))
+    signed_files.write(Path("questions.safetensors"), blob, signed_files.own_key(Path("thief.key")))
     assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
     Path("questions.safetensors.sig").write_bytes(signature)
     assert f"{ANSWERS[0]} answers these questions as signed by another key" in refused(command(*DISTIL))
@@ -392,7 +392,7 @@ def test_a_distillation_that_was_stopped_goes_on_with_the_same_command(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(bundles.Served, "run", stop)
+        patch.setattr(offline.Served, "run", stop)
         code, _, err = command(*DISTIL)
     assert (code, err) == (130, "fedstill: stopped; the same command goes on\n")
     assert "holds another run or other files" in refused(command(*DISTIL, "--method.epochs", 5))
@@ -460,7 +460,9 @@ def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
 def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command: Main) -> None:
     header, tensors = unpack(Path("questions.safetensors").read_bytes())
     header["plan"]["spec"]["classes"] = header["plan"]["spec"]["classes"][:-2]
-    signed.write(Path("fewer.safetensors"), pack(header, tensors), signed.own_key(Path("server.key")))
+    signed_files.write(
+        Path("fewer.safetensors"), pack(header, tensors), signed_files.own_key(Path("server.key"))
+    )
     # node-0 was given examples of the classes that are left out here.
     assert {8, 9} & set(np.load("node-0/data.npz")["labels"].tolist())
     text = refused(command("node", "answer", "node-0", "fewer.safetensors"))

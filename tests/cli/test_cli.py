@@ -19,9 +19,9 @@ import pytest
 
 from fedstill import __version__, report
 from fedstill.cli import main as cli
-from fedstill.compare.plan import Comparison
+from fedstill.compare.comparison_file import Comparison
+from fedstill.core.config_tables import options
 from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
-from fedstill.core.tables import options
 from fedstill.protocol.method import METHODS, Needs
 from fedstill.runs import config, presets
 from fedstill.runs.config import RunConfig
@@ -384,7 +384,7 @@ class Comparisons:
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
     comparisons = Comparisons()
-    monkeypatch.setattr("fedstill.compare.running.compare", comparisons)
+    monkeypatch.setattr("fedstill.compare.comparison_runner.compare", comparisons)
     monkeypatch.setattr("fedstill.cli.compare._show_comparison", lambda folder: print(f"table of {folder}"))
     return comparisons
 

@@ -217,7 +217,7 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     clinic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here
 ) -> None:
     pytest.importorskip("nvflare")
-    from fedstill.federation import provision, site
+    from fedstill.federation import flare_site, provision
 
     provision.provision(tmp_path / "federation", "localhost", ["clinic", "other"], port=8123)
     folder = tmp_path / "clinic"
@@ -225,7 +225,7 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     shutil.copytree(tmp_path / "federation" / "nodes" / "clinic", folder / "kit")
     say(folder, ("online = false", "online = true"))
     was = []
-    monkeypatch.setattr(site, "run", lambda this: was.append((this.role, this.folder)) or 3)
+    monkeypatch.setattr(flare_site, "run", lambda this: was.append((this.role, this.folder)) or 3)
     code, out, err = here("start", folder)
     assert (code, err) == (3, "")  # FLARE's own code
     assert was == [("client", folder)]

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedstill.attacks.audits import AUDITS
+from fedstill.attacks.mechanism_audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
 from fedstill.cli.privacy_plan import _at_node, _simulated, _solve
-from fedstill.cli.privacy_tables import Place, Plan
+from fedstill.cli.privacy_plan_tables import Place, Plan
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
-from fedstill.node import own_audit, owner
-from fedstill.node.audit import FILE, AuditLog
-from fedstill.node.entries import DATA, Entry
-from fedstill.node.planning import find_knob, forecast, rounded_up
+from fedstill.node import audit_file, owner_folder
+from fedstill.node.audit_entries import DATA, Entry
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.privacy_forecast import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, as_text, from_text
@@ -163,8 +163,8 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     assert clinic.ask(7)["kind"] == "QuestionRefused"  # the seventh is not in the plan
     clinic.session.close()
     assert plan.cost.price
-    told = own_audit.spent(owner.read(clinic.folder), clinic.folder)
-    assert told == own_audit.Balance(as_text(plan.cost.price))
+    told = audit_file.spent(owner_folder.read(clinic.folder), clinic.folder)
+    assert told == audit_file.Balance(as_text(plan.cost.price))
 
 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:

@@ -19,19 +19,19 @@ import pytest
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.cli.main import main
-from fedstill.compare import plan as compare
-from fedstill.compare import running as comparing
-from fedstill.compare.plan import Comparison, Place
+from fedstill.compare import comparison_file as compare
+from fedstill.compare import comparison_runner as comparing
+from fedstill.compare.comparison_file import Comparison, Place
+from fedstill.core.config_tables import options
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
-from fedstill.core.records import holding
-from fedstill.core.tables import options
+from fedstill.core.run_writer import holding
 from fedstill.privacy.config import StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
-from fedstill.report.compare import summarise, write_comparison
+from fedstill.report.compare_files import summarise, write_comparison
 from fedstill.runs import config, run
 from fedstill.runs.config import PaperFigure, RunConfig
 
@@ -560,7 +560,7 @@ class Attacks:
 @pytest.fixture
 def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
     attacks = Attacks()
-    monkeypatch.setattr("fedstill.attacks.leakage.attack", attacks)
+    monkeypatch.setattr("fedstill.attacks.attack_runner.attack", attacks)
     return attacks
 
 

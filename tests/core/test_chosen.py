@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pytest
 
+from fedstill.core.config_tables import as_table, choices, layered, options, read_table
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.registry import Registered, Registry
-from fedstill.core.tables import as_table, choices, layered, options, read_table
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedstill.core.compute import Compute, EngineConfig, as_laid_out, computes_b
 from fedstill.core.errors import ArgumentError
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import LeNet5, SmallCNN
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 
 CPU = torch.device("cpu")
 LAST = torch.channels_last

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from fedstill.core.config_tables import as_table
 from fedstill.core.errors import ArgumentError, DataError, UnknownName
-from fedstill.core.tables import as_table
-from fedstill.data import DATA, ArrayData, Digits, Files, Targets, load, named, private
-from fedstill.data.private_config import PrivateConfig
-from fedstill.data.text import Labelled, TextData
+from fedstill.data import DATA, ArrayData, Digits, Files, Targets, load, named, node_data
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.text_data import Labelled, TextData
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
 from fedstill.tasks.classification import TextConfig
@@ -171,7 +171,7 @@ def test_a_path_keeps_what_a_preset_says_of_options_that_it_has() -> None:
 @pytest.mark.parametrize(("kind", "task"), [("Scans", "classification"), ("Masks", "segmentation")])
 def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task: Any) -> None:
     config = PrivateConfig(source=f"{HERE}:{kind}", group="patient")
-    data, form = private.load(config, tmp_path, task=TASKS[task]())
+    data, form = node_data.load(config, tmp_path, task=TASKS[task]())
     assert (len(data), form.shape) == (20, (1, 8, 8))
     assert data.groups is not None
     assert len(set(data.groups.tolist())) == 10
@@ -189,7 +189,7 @@ def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task:
 )
 def test_what_no_node_can_read_is_said(tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        private.load(PrivateConfig(source=source), tmp_path)
+        node_data.load(PrivateConfig(source=source), tmp_path)
 
 
 def test_all_of_the_package_can_be_made_and_say_what_they_teach() -> None:

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import DataError
-from fedstill.data import load, named, private
-from fedstill.data.files import read
-from fedstill.data.folders import read_folder
-from fedstill.data.private_config import PrivateConfig
+from fedstill.data import load, named, node_data
+from fedstill.data.image_folders import read_folder
+from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.raw import Raw
+from fedstill.data.user_data import read
 from fedstill.tasks.multi_label import MultiLabelConfig
 
 
@@ -274,7 +274,7 @@ def test_several_labels_are_findings_and_grey_images_have_one_channel(tmp_path: 
 
 def test_a_node_has_the_training_part_alone(tmp_path: Path) -> None:
     medmnist(tmp_path / "data.npz")
-    data, spec = private.load(PrivateConfig(), tmp_path)
+    data, spec = node_data.load(PrivateConfig(), tmp_path)
     assert (numbered(data), spec.shape) == (list(range(12)), (3, 28, 28))
 
 

@@ -12,10 +12,10 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Files, load, named
-from fedstill.data.pictures import Picture, cases_of, cut, data_set
+from fedstill.data.instance_images import Picture, cases_of, cut, data_set
 from fedstill.data.public import PublicConfig, held_out
+from fedstill.tasks.instance_classes import three_classes
 from fedstill.tasks.instances import InstancesConfig
-from fedstill.tasks.shapes import three_classes
 
 INSTANCES = InstancesConfig()
 

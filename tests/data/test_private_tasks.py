@@ -13,11 +13,11 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded, TooLarge
 from fedstill.data import named
-from fedstill.data.loaders import load as load_data
-from fedstill.data.private import load
-from fedstill.data.private_config import PrivateConfig
-from fedstill.data.spec import InputSpec
-from fedstill.data.units import limit_groups
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.loader import load as load_data
+from fedstill.data.node_data import load
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.stratified_sampling import limit_groups
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig

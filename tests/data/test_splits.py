@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.tables import read_table
-from fedstill.data.dividing import SPLITS, SplitConfig, split, topped_up
+from fedstill.data.split_base import SPLITS, SplitConfig, split, topped_up
 from fedstill.data.splits import dirichlet_shares
-from fedstill.data.units import stratified
+from fedstill.data.stratified_sampling import stratified
 
 
 def of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, DataSet, Digits, TensorData, named
-from fedstill.data.loaders import load
-from fedstill.data.pictures import Picture
-from fedstill.data.pictures import data_set as nuclei_data_set
+from fedstill.data.instance_images import Picture
+from fedstill.data.instance_images import data_set as nuclei_data_set
+from fedstill.data.loader import load
 from fedstill.data.preparation import Source, prepared
-from fedstill.runs import assemble, bundles, run
+from fedstill.runs import assemble, offline, run
 from fedstill.runs.config import load as run_config
 
 FEW = Digits(validation=0.25, seed=3)
@@ -119,7 +119,7 @@ def test_nodes_with_data_of_their_own_set_nothing_aside(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=said):
         run._with_kit(config, tmp_path / "kit")
     with pytest.raises(ArgumentError, match=said):
-        bundles.make(config)
+        offline.make(config)
 
 
 def test_a_run_says_that_it_is_measured_on_validation_data() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.compare import plan
+from fedstill.compare import comparison_file
 from fedstill.data.config import check_serves
 from fedstill.runs import config
 from tests.experiments.packs import PRESETS
@@ -31,10 +31,10 @@ def test_every_preset_is_a_run(name: str) -> None:
 @pytest.mark.parametrize("file", sorted(PRESETS.parent.glob("*.toml")), ids=lambda file: file.stem)
 def test_every_comparison_is_one(tmp_path: Path, file: Path) -> None:
     """Also where it lies in another folder, as a run's own ``compare.toml`` does."""
-    comparison = plan.read(file)
+    comparison = comparison_file.read(file)
     assert len(comparison.methods) > 1
     (tmp_path / "compare.toml").write_text(comparison.to_toml())
-    assert plan.read(tmp_path / "compare.toml") == comparison
+    assert comparison_file.read(tmp_path / "compare.toml") == comparison
 
 
 @pytest.mark.parametrize(

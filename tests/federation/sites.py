@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from fedstill.core import records
+from fedstill.core import run_writer
+from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
-from fedstill.core.state import load_state
-from fedstill.federation import carrier, remote
-from fedstill.federation.carrier import LinkError
+from fedstill.federation import remote, transport
+from fedstill.federation.transport import LinkError
 from fedstill.node import host, session
-from fedstill.runs import assemble, rehearsal
+from fedstill.runs import assemble, local_processes
 from fedstill.runs.config import RunConfig, read_toml, to_toml
-from fedstill.runs.served import Served
+from fedstill.runs.remote_run import Served
 from fedstill.runs.simulation import Simulation
 from tests.audited import releases
 from tests.forked import FORKING
@@ -93,20 +93,20 @@ def _reply(connection: socket.socket, node: host.Host, delay: float) -> None:
 
 def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int, every: float) -> None:
     """Run to the end, or say why not in the file ``stopped``; killed before its own n-th save if n > 0."""
-    records.SECONDS_BETWEEN = every
-    remote.LEARN, remote.PROBE, carrier.PAUSE = 0.1, 0.2, 0.1
+    run_writer.SECONDS_BETWEEN = every
+    remote.LEARN, remote.PROBE, transport.PAUSE = 0.1, 0.2, 0.1
     _log(folder / LOG)
     (folder / STOPPED).unlink(missing_ok=True)
     if die_at_save:
         saves = iter(range(die_at_save - 1))
-        save = records.Records.save
+        save = run_writer.Records.save
 
-        def die(self: records.Records, *given: Any, **named: Any) -> None:
+        def die(self: run_writer.Records, *given: Any, **named: Any) -> None:
             if next(saves, None) is None:  # all nodes have remembered; the server has not
                 os.kill(os.getpid(), signal.SIGKILL)
             save(self, *given, **named)
 
-        records.Records.save = die  # type: ignore[method-assign]
+        run_writer.Records.save = die  # type: ignore[method-assign]
     try:
         served = Served(read_toml(config), Sockets(nodes), run_name)
         figures = served.run(folder)
@@ -175,7 +175,7 @@ class Sites:
         self.folder, self.config, self.delay = folder, config, delay
         experiment, _ = assemble.prepare(config)
         self.names = [node.name for node in experiment.nodes]
-        rehearsal.write_nodes(config, experiment, folder / "nodes")
+        local_processes.write_nodes(config, experiment, folder / "nodes")
         self.served = folder / "server"
         self.served.mkdir()
         self.nodes: dict[str, ForkServerProcess] = {}

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRefused
-from fedstill.federation.checks import faults
-from fedstill.methods.server import Server
-from fedstill.node.group import Group
-from fedstill.node.mechanism import Mechanism, unpriced
-from fedstill.node.requests import RequestHandler
+from fedstill.federation.answer_checks import faults
+from fedstill.methods._server import Server
+from fedstill.node.node_group import Group
+from fedstill.node.request_handler import RequestHandler
+from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-from fedstill.privacy.rules import Exact
+from fedstill.privacy.release_rules import Exact
 from fedstill.protocol.kinds import Kind
-from fedstill.protocol.messages import as_text, from_text, pack, unpack
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSide, Question, question
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.wire_format import as_text, from_text, pack, unpack
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig
 from fedstill.tasks.classification import Classification

@@ -14,16 +14,16 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.federation import inprocess
 from fedstill.federation.inprocess import InProcess, choose, partition
+from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
-from fedstill.methods.server import Server
 from fedstill.models import build
-from fedstill.node.audit import AuditLog
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

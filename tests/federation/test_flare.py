@@ -25,12 +25,12 @@ pytest.importorskip("nvflare")
 
 from safetensors.torch import load_file
 
+from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
-from fedstill.core.records import write_text
-from fedstill.core.state import load_state
-from fedstill.federation import site
+from fedstill.core.run_writer import write_text
+from fedstill.federation import flare_site
 from fedstill.federation.admin import Admin
-from fedstill.node.rights import open_to_others
+from fedstill.node.permission_check import open_to_others
 from fedstill.runs.config import to_toml
 from fedstill.runs.flare import ServerProgram
 from tests.audited import releases
@@ -119,8 +119,8 @@ class Started:
         deployed = self.out / "federation/flare"
         if deployed.exists():
             for folder in (self.out / "federation/nodes").iterdir():
-                site.stop(site.node(folder))
-            site.stop(site.server(deployed))
+                flare_site.stop(flare_site.node(folder))
+            flare_site.stop(flare_site.server(deployed))
 
 
 @contextlib.contextmanager
@@ -133,11 +133,11 @@ def started(folder: Path, config: Any, engine: str) -> Iterator[Started]:
         made.close()
 
 
-def kill(here: site.Site) -> None:
+def kill(here: flare_site.Site) -> None:
     """SIGKILL for a site and the processes of its jobs."""
-    number = site.running(here)
+    number = flare_site.running(here)
     assert number is not None
-    jobs = list(site.jobs_of(here))
+    jobs = list(flare_site.jobs_of(here))
     assert jobs
     os.kill(number, 9)
     for job in jobs:
@@ -168,7 +168,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
     with started(tmp_path, small(wait=20.0), "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 30, 200)
         since = time.monotonic()
-        kill(site.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
+        kill(flare_site.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = r", distillation \d+ of 60, waits for node-1 for [\d.]+ s"
@@ -185,7 +185,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         run.resume()
         until(lambda: len(run.left("node-1")) > before + 10, 200)
         since = time.monotonic()
-        kill(site.server(run.out / "federation/flare"))
+        kill(flare_site.server(run.out / "federation/flare"))
         code, printed = run.end(200)
         told_time("FLARE, server killed in distillation, until the command says so", since)
         assert code == 2, printed
@@ -205,7 +205,7 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
     with started(tmp_path, config, "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 30, 200)
         since = time.monotonic()
-        kill(site.node(run.out / "federation/nodes/node-1"))
+        kill(flare_site.node(run.out / "federation/nodes/node-1"))
         before = len(run.left("node-0"))
         until(lambda: len(run.left("node-0")) > before + 4, 60)
         told_time("FLARE, node killed, quorum 0.6, until the others go on", since)

@@ -27,8 +27,8 @@ pytest.importorskip("nvflare")
 
 from fedstill.cli import server as command
 from fedstill.core.errors import ArgumentError, DeployError
-from fedstill.federation import job as jobs
-from fedstill.federation import provision, rules, site
+from fedstill.federation import flare_job as jobs
+from fedstill.federation import flare_permissions, flare_site, provision
 from fedstill.federation.admin import Admin
 from tests.federation.sites import until
 
@@ -113,16 +113,18 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     resources.write_text(json.dumps(json.loads(resources.read_text()) | {"class_allow_list": ["*"]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(here.programs))
-        processes = [site.start(site.server(folder), stdout=subprocess.DEVNULL)]
-        processes += [site.start(site.node(here.node(name)), stdout=subprocess.DEVNULL) for name in NODES]
+        processes = [flare_site.start(flare_site.server(folder), stdout=subprocess.DEVNULL)]
+        processes += [
+            flare_site.start(flare_site.node(here.node(name)), stdout=subprocess.DEVNULL) for name in NODES
+        ]
     try:
         with here.admin() as admin:
             admin.wait_for(NODES, 60)
         yield here
     finally:
         for name in NODES:
-            site.stop(site.node(here.node(name)))
-        site.stop(site.server(folder))
+            flare_site.stop(flare_site.node(here.node(name)))
+        flare_site.stop(flare_site.server(folder))
         for process in processes:
             process.wait(10)
 
@@ -154,17 +156,17 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_site_allows_two_classes_and_no_code(kits: Path) -> None:
-    assert rules.SERVER_CLASSES == (
+    assert flare_permissions.SERVER_CLASSES == (
         "nvflare.collab.runtime.controller.CollabController",
         "fedstill.runs.flare.ServerProgram",
     )
-    assert rules.NODE_CLASSES == (
+    assert flare_permissions.NODE_CLASSES == (
         "nvflare.collab.runtime.executor.CollabExecutor",
         "fedstill.federation.flare.NodeProgram",
     )
     for kit in (kits / "server", *(kits / "nodes" / name for name in NODES)):
         resources = json.loads((kit / "local/resources.json").read_text())
-        classes = rules.SERVER_CLASSES if kit.name == "server" else rules.NODE_CLASSES
+        classes = flare_permissions.SERVER_CLASSES if kit.name == "server" else flare_permissions.NODE_CLASSES
         assert resources["class_allow_list"] == list(classes)
         assert resources["class_list_enforcement_mode"] == "enforce"
         rights = json.loads((kit / "local/authorization.json").read_text())["permissions"]
@@ -210,7 +212,7 @@ def test_certificates_are_for_a_year_and_new_ones_can_be_made(kits: Path) -> Non
         assert new.subject == old.subject
         new.verify_directly_issued_by(authority)
     for kit in ("server", "admin", "nodes/east", "nodes/west"):
-        rules.check_kit(kits / kit)
+        flare_permissions.check_kit(kits / kit)
 
 
 def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     shutil.copytree(tmp_path / "other/nodes/north", kit)
     shutil.copy(kits / "nodes/north/startup/rootCA.pem", kit / "startup")
     with pytest.raises(DeployError, match=r"not from the authority in rootCA\.pem"):
-        site.start(site.node(kit.parent))
+        flare_site.start(flare_site.node(kit.parent))
 
 
 @pytest.mark.parametrize(
@@ -286,37 +288,37 @@ def test_the_command_says_what_to_give_to_whom(tmp_path: Path, capsys: pytest.Ca
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
             command.main(["start", str(folder)])
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
-            site.start(site.server(folder))
+            flare_site.start(flare_site.server(folder))
 
 
 def test_whoever_asks_whether_a_site_runs_is_not_taken_for_it(tmp_path: Path) -> None:
-    here = site.Site("client", tmp_path)
-    assert site.running(here) is None
+    here = flare_site.Site("client", tmp_path)
+    assert flare_site.running(here) is None
     here.pid.write_text("1")  # of a site that was killed, and that number is somebody else's now
     with here.pid.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)  # another who asks, at this moment
-        assert site.running(here) is None
-        assert site.stop(here) is False
+        assert flare_site.running(here) is None
+        assert flare_site.stop(here) is False
     with here.pid.open("r+") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
-        assert site.running(here) == 1
+        assert flare_site.running(here) == 1
 
 
 def test_a_sites_own_process_is_up_without_torch() -> None:
     """Only the processes of its jobs compute; it takes seconds to load."""
-    told = "import sys, fedstill.federation.component; sys.exit('torch' in sys.modules)"
+    told = "import sys, fedstill.federation.flare_component; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
 
 
 def test_a_process_that_is_no_site_is_never_ended(tmp_path: Path) -> None:
-    here = site.Site("client", tmp_path)
+    here = flare_site.Site("client", tmp_path)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         here.pid.write_text(str(stranger.pid))
         with here.pid.open("r+") as own:
             fcntl.flock(own, fcntl.LOCK_EX)
             with pytest.raises(DeployError, match=rf"process {stranger.pid}, which .* names, is no site"):
-                site.stop(here)
+                flare_site.stop(here)
         assert stranger.poll() is None
         assert here.pid.exists()
     finally:
@@ -437,7 +439,7 @@ def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation
     owner = tmp_path / "west"
     owner.mkdir()
     shutil.move(foreign, owner / "kit")
-    process = site.start(site.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         said = owner / "node.log"
         until(lambda: said.exists() and "is the kit from this federation?" in said.read_text(), 60)
@@ -445,7 +447,7 @@ def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation
             assert set(admin.nodes()) == set(NODES)
         assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said.read_text()
     finally:
-        assert site.stop(site.node(owner))
+        assert flare_site.stop(flare_site.node(owner))
         process.wait(10)
 
 
@@ -467,12 +469,12 @@ def _handshake(port: int, root: Path, kit: Path | None) -> str:
 
 
 def test_a_second_start_is_refused(federation: Federation) -> None:
-    number = site.running(site.node(federation.node("east")))
+    number = flare_site.running(flare_site.node(federation.node("east")))
     assert number is not None
     with pytest.raises(DeployError, match=f"runs already, as process {number}"):
-        site.start(site.node(federation.node("east")))
+        flare_site.start(flare_site.node(federation.node("east")))
     # Also where two are started at once, when only the lock decides.
-    words = [sys.executable, "-m", "fedstill.federation.site", "client", str(federation.node("east"))]
+    words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(federation.node("east"))]
     second = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert second.returncode == 1
     assert f"runs already, as process {number}" in second.stderr
@@ -486,7 +488,7 @@ def test_a_node_has_no_ear_for_what_no_job_needs(federation: Federation) -> None
     from nvflare.private.admin_defs import Message
     from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 
-    from fedstill.federation.component import TOPICS, refusal
+    from fedstill.federation.flare_component import TOPICS, refusal
 
     def refused(topic: str, job: object = None, channel: str = CellChannel.CLIENT_MAIN) -> bool:
         request = Message(topic, b"")
@@ -507,7 +509,7 @@ def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federa
     """Though this federation's server lets the admin do both."""
     from nvflare.fuel.flare_api.api_spec import AuthorizationError, InternalError
 
-    number = site.running(site.node(federation.node("east")))
+    number = flare_site.running(flare_site.node(federation.node("east")))
     with federation.admin() as admin:
         try:
             told = admin._session.ls_target("east")
@@ -519,7 +521,7 @@ def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federa
             admin._session.do_command("shutdown client east")
         time.sleep(3)
         assert "east" in admin.nodes()
-    assert site.running(site.node(federation.node("east"))) == number
+    assert flare_site.running(flare_site.node(federation.node("east"))) == number
 
 
 def test_revoked_is_out_and_readmitted_is_in(
@@ -536,8 +538,8 @@ def test_revoked_is_out_and_readmitted_is_in(
         assert admin.wait(job, 30) == "FINISHED:ABORTED"  # it has no more part in what was at work
         assert set(admin.nodes()) == {"east"}  # though it sends signs of life all the while
         # Nor is it let in when it is started again, and it says so in one line.
-        assert site.stop(site.node(owner))
-        words = [sys.executable, "-m", "fedstill.federation.site", "client", str(owner)]
+        assert flare_site.stop(flare_site.node(owner))
+        words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(owner)]
         again = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert again.returncode == 1
         lines = [line.split(" ", 2)[2] for line in (again.stdout + again.stderr).splitlines()]
@@ -547,7 +549,7 @@ def test_revoked_is_out_and_readmitted_is_in(
             "INFO fedstill.site: ended",
         ]
         command.main(["readmit", str(federation.folder), "north"])
-        process = site.start(site.node(owner), stdout=subprocess.DEVNULL)
+        process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
         assert process.poll() is None
     until(
@@ -558,7 +560,7 @@ def test_revoked_is_out_and_readmitted_is_in(
 def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_path: Path) -> None:
     """Who makes the kits could let code run at the nodes: FLARE keeps a site's rules in them."""
     shutil.copytree(kits / "nodes/east", tmp_path / "kit")
-    here, local = site.Site("client", tmp_path), tmp_path / "kit" / "local"
+    here, local = flare_site.Site("client", tmp_path), tmp_path / "kit" / "local"
     written = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
     (local / "authorization.json").write_text(written["authorization.json"].replace('"none"', '"any"'))
     (local / "comm_config.json").write_text('{"comm_driver_path": "/tmp/drivers"}')
@@ -571,21 +573,21 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
     subprocess.run([sys.executable, "-c", begins + settles, str(tmp_path)], check=True, timeout=60)
     assert {name: (local / name).read_text() for name in written} == written
     kept = json.loads((local / "resources.json").read_text())
-    assert kept["class_allow_list"] == list(rules.NODE_CLASSES)
+    assert kept["class_allow_list"] == list(flare_permissions.NODE_CLASSES)
     assert [part["path"].split(".")[0] for part in kept["components"]] == ["nvflare"] * 3 + ["fedstill"]
     assert {name: kept[name] for name in resources if name != "components"} == {
         name: value for name, value in resources.items() if name != "components"
     }
 
-    rules.check_node_kit(tmp_path / "kit")
+    flare_permissions.check_node_kit(tmp_path / "kit")
     (local / "custom").mkdir()
     with pytest.raises(DeployError, match="custom: a node takes no code"):
-        site.run(here)
+        flare_site.run(here)
     (local / "custom").rmdir()
     config = tmp_path / "kit" / "startup" / "fed_client.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "components": [evil]}))
     with pytest.raises(DeployError, match=r"fed_client\.json has components: allowed are"):
-        site.start(site.node(tmp_path))
+        flare_site.start(flare_site.node(tmp_path))
 
 
 @pytest.mark.parametrize("says", ["Job 7 is not running.", "out of order"])
@@ -610,13 +612,15 @@ def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
     import psutil
 
     owner = federation.node("north")
-    number = site.running(site.node(owner))
+    number = flare_site.running(flare_site.node(owner))
     assert number is not None
     psutil.Process(number).kill()
     with federation.admin() as admin:
         until(lambda: "north" not in admin.nodes(), 60)
-        assert site.running(site.node(owner)) is None  # though its file of the process number is there
-        process = site.start(site.node(owner), stdout=subprocess.DEVNULL)
+        assert (
+            flare_site.running(flare_site.node(owner)) is None
+        )  # though its file of the process number is there
+        process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
     assert process.poll() is None
 
@@ -629,14 +633,14 @@ def test_stop_ends_all_that_was_started(federation: Federation) -> None:
         # Server and nodes, and of each one for the job.
         until(lambda: len(_processes(federation.folder)) >= 6)
         begin = time.monotonic()
-        assert site.stop(site.node(federation.node("north")))
+        assert flare_site.stop(flare_site.node(federation.node("north")))
         command.main(["stop", str(federation.folder)])
         until(lambda: "is gone, or the way to it; it is tried every 10 s" in log(federation, "east"))
-        assert site.stop(site.node(federation.node("east")))
+        assert flare_site.stop(flare_site.node(federation.node("east")))
         assert time.monotonic() - begin < 40
         with pytest.raises(DeployError, match="is gone, or the way to it"):
             admin.nodes()
     assert _processes(federation.folder) == []
-    assert site.running(site.server(federation.folder)) is None
+    assert flare_site.running(flare_site.server(federation.folder)) is None
     assert [path.read_text() for path in federation.folder.rglob("*.pid")] == [""] * 3
     assert "ended" in log(federation, "east")

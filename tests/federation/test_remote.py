@@ -15,32 +15,32 @@ from typing import Any
 import pytest
 import torch
 
+from fedstill.core.checkpoint import load_state
 from fedstill.core.compute import Compute
+from fedstill.core.config_tables import as_table
 from fedstill.core.errors import DataError, FedstillError, NodeFault, QuestionRefused
 from fedstill.core.progress import Bars
-from fedstill.core.records import Records
-from fedstill.core.state import load_state
-from fedstill.core.tables import as_table
-from fedstill.data.spec import InputSpec
-from fedstill.federation import carrier, remote
-from fedstill.federation.carrier import Link, LinkError
-from fedstill.federation.link import LinkConfig
+from fedstill.core.run_writer import Records
+from fedstill.data.input_spec import InputSpec
+from fedstill.federation import remote, transport
+from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
 from fedstill.federation.replies import LONGEST, read_about, read_paid
+from fedstill.federation.transport import Link, LinkError
 from fedstill.methods._histogram import LabelHistogram
-from fedstill.models.vector import to_vector, weighted_mean
-from fedstill.node.audit import AuditLog
-from fedstill.node.entries import ALL, DATA
+from fedstill.models.parameter_vector import to_vector, weighted_mean
+from fedstill.node.audit_entries import ALL, DATA
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.host import Host
 from fedstill.privacy.statement import Statement
-from fedstill.protocol.messages import pack, unpack
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.plan import PROTOCOL, Plan
 from fedstill.protocol.questions import Question
-from fedstill.runs import assemble, rehearsal
+from fedstill.protocol.run_plan import PROTOCOL, Plan
+from fedstill.protocol.wire_format import pack, unpack
+from fedstill.runs import assemble, local_processes
 from fedstill.runs.config import RunConfig, from_dict
-from fedstill.runs.served import Served
+from fedstill.runs.remote_run import Served
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import paid
@@ -108,7 +108,7 @@ class Away:
         self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
-        rehearsal.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
+        local_processes.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
         self.hosts = {name: Host(folder / "nodes" / name) for name in NAMES}
         serve = {name: host.serve for name, host in self.hosts.items()}
         self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
@@ -292,7 +292,7 @@ def answering(logits: torch.Tensor, seconds: float = 0.0) -> Callable[[], bytes]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "PAUSE", 0.02)
+    monkeypatch.setattr(transport, "PAUSE", 0.02)
     monkeypatch.setattr(remote, "PROBE", 0.0)
 
 
@@ -485,7 +485,7 @@ def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> Non
     nodes = Scripted(wait=0.1)
 
     def silent() -> bytes:
-        raise carrier.Silent("function serve timed out after 1.9565732450000723 seconds")
+        raise transport.Silent("function serve timed out after 1.9565732450000723 seconds")
 
     nodes.breaks("one", "answer", silent)
     nodes.breaks("three", "answer", nodes.lost)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedstill.models.vector import to_vector
+from fedstill.models.parameter_vector import to_vector
 from fedstill.node.host import Host
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.core.config_tables import as_table
 from fedstill.core.errors import FedstillError
-from fedstill.core.tables import as_table
-from fedstill.models.vector import to_vector
+from fedstill.models.parameter_vector import to_vector
 from fedstill.runs import assemble
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here

@@ -14,8 +14,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.tasks.classification import Classification
 

@@ -15,7 +15,7 @@ from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models import build
 from fedstill.models.vgg import PLACES, TOLD, VGGFeatures
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation

@@ -11,23 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.state import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.federation.inprocess import InProcess, partition
-from fedstill.methods.server import Server
+from fedstill.methods._server import Server
 from fedstill.models import build
-from fedstill.models.split import split
-from fedstill.models.vector import to_vector
-from fedstill.node.audit import AuditLog
+from fedstill.models.extractor_head import split
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.group import Group, signature
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group, signature
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting, NodeSide
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4

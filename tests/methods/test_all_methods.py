@@ -20,15 +20,15 @@ from torch import nn
 import fedstill
 from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QuestionRefused
-from fedstill.core.records import Records
-from fedstill.federation.contract import Federation
+from fedstill.core.run_writer import Records
+from fedstill.federation.federation import Federation
 from fedstill.models import build
-from fedstill.models.vector import to_vector
-from fedstill.node.entries import ALL
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.audit_entries import ALL
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from tests.audited import releases

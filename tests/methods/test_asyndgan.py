@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import NodeFault
-from fedstill.federation.link import LinkConfig
-from fedstill.methods._maps import told
+from fedstill.federation.link_config import LinkConfig
+from fedstill.methods._label_maps import told
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import ASYN, RECONSTRUCTION, TASK, World, everything, up, weights, world
 from tests.methods.small_world import answering, gone_on

@@ -19,11 +19,11 @@ from fedstill.methods.fedavgm import FedAvgM
 from fedstill.methods.fedper import FedPer
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.lg_fedavg import LGFedAvg
-from fedstill.models.split import EXTRACTOR, HEAD, split
-from fedstill.models.vector import to_vector
-from fedstill.node import training
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node import local_training
 from fedstill.node.node import Node
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, SEED, TASK, World, answering, made, make_nodes, run
 
@@ -152,8 +152,8 @@ def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
     node = one.nodes[0]
     twin = Node(node.name, node.data, copy.deepcopy(node.model), node.gate, SEED)
     twin.modules["model"].load_state_dict(one.server.student.state_dict())
-    training.prepare([twin], local)
-    training.train([twin], TASK, local, Compute())
+    local_training.prepare([twin], local)
+    local_training.train([twin], TASK, local, Compute())
     run(one)
     near(to_vector(one.server.student), to_vector(twin.model))
 

@@ -11,10 +11,10 @@ import torch
 
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.federation.link import LinkConfig
-from fedstill.methods._maps import FromMaps, Maps, told, whose
-from fedstill.methods.server import Server
-from fedstill.node.audit import AuditLog
+from fedstill.federation.link_config import LinkConfig
+from fedstill.methods._label_maps import FromMaps, Maps, told, whose
+from fedstill.methods._server import Server
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from tests.methods.map_world import TASK, World, blobs, up, world

@@ -12,13 +12,13 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._critics import Critics
-from fedstill.methods._maps import told, whose
-from fedstill.models.vector import to_vector
-from fedstill.node.group import Group
-from fedstill.privacy import randomness
+from fedstill.methods._label_maps import told, whose
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.node_group import Group
+from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import PrivateSteps
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.schedule import LocalConfig
 from tests.methods.map_world import FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -80,7 +80,7 @@ def test_reconstructions_critics_see_whole_images_and_not_what_was_measured() ->
 def test_a_critic_of_pairs_learns_privately() -> None:
     one = world(specs=("unet:2",))
     node = one.nodes[0]
-    node.private = {"critic": PrivateSteps(1.0, 1.0, partial(randomness.seeded, 0))}
+    node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))}
     critics = critics_of()
     critics.prepare([node])
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])

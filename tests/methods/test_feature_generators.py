@@ -18,19 +18,19 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._generators import Received, diversity, draw_noise, imagined, uploaded
+from fedstill.methods._feature_generators import Received, diversity, draw_noise, imagined, uploaded
 from fedstill.methods._local_generators import Uploads, crossed, ensembled
 from fedstill.methods.fedcg import FedCG, ramp
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
-from fedstill.models.features import FeatureGenerator, condition
-from fedstill.models.vector import to_vector
-from fedstill.node import training
-from fedstill.node.group import Group
+from fedstill.models.feature_gan import FeatureGenerator, condition
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node import local_training
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.schedule import LocalConfig
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
 
@@ -58,7 +58,7 @@ def prepared(config: Method) -> Node:
     """A node with what it trains, outside a federation."""
     nodes = nodes_of()
     config.node_side(SETTING).prepare(nodes)
-    training.prepare(nodes, LOCAL)
+    local_training.prepare(nodes, LOCAL)
     return nodes[0]
 
 
@@ -132,7 +132,7 @@ def test_before_a_generator_is_taught_stage_a_is_plain_training() -> None:
     G = received(MDCG, one, 0)
     for _ in range(3):
         stepped(one, ("model",), lambda group: MDCG.model_work(group, G))
-        stepped(other, ("model",), lambda group: training.plain(TASK, LOCAL))
+        stepped(other, ("model",), lambda group: local_training.plain(TASK, LOCAL))
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
 

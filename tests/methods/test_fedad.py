@@ -17,16 +17,16 @@ from fedstill.data.public import Public
 from fedstill.methods import fedad
 from fedstill.methods.fedad import ATTENTION, FedAD
 from fedstill.models import build
-from fedstill.models.attention import looked, place_of
-from fedstill.models.vector import to_vector
-from fedstill.node.audit import AuditLog
+from fedstill.models.attention_maps import looked, place_of
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.mechanism import Mechanism, unpriced
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs
-from fedstill.privacy.rules import Derived, Exact
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.privacy.release_rules import Derived, Exact
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction

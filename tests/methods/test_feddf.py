@@ -17,10 +17,10 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.methods.feddf import FedDF
-from fedstill.models.vector import load_vector, to_vector
-from fedstill.node import training
+from fedstill.models.parameter_vector import load_vector, to_vector
+from fedstill.node import local_training
 from fedstill.node.node import Node
-from fedstill.protocol.schedule import LocalConfig, Span
+from fedstill.protocol.local_config import LocalConfig, Span
 from tests.methods import small_world
 from tests.methods.small_world import (
     CLASSES,
@@ -70,8 +70,8 @@ def firsts(here: World) -> dict[str, nn.Module]:
 def trained(node: Node, model: nn.Module, t: int, rounds: int) -> nn.Module:
     """What a node makes of a model in round t, without a federation."""
     alone = Node(node.name, node.data, copy.deepcopy(model), node.gate, node.seed)
-    training.prepare([alone], LOCAL)
-    training.train([alone], TASK, LOCAL, Compute(), span=Span(t, t + 1, rounds))
+    local_training.prepare([alone], LOCAL)
+    local_training.train([alone], TASK, LOCAL, Compute(), span=Span(t, t + 1, rounds))
     return alone.model
 
 
@@ -142,7 +142,7 @@ def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.Mo
 
     def counted(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
         seen.append(len(inputs))
-        return training.predict(model, inputs, compute)
+        return local_training.predict(model, inputs, compute)
 
     monkeypatch.setattr("fedstill.methods.feddf.predict", counted)
     run(here, 1)

@@ -16,15 +16,15 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import torch_generator
-from fedstill.federation.contract import Answers
+from fedstill.federation.federation import Answers
 from fedstill.methods.fediod import FedIOD
-from fedstill.models.vector import to_vector
-from fedstill.node.group import Group
+from fedstill.models.parameter_vector import to_vector
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy import randomness
+from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import PrivateSteps
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes
 
@@ -269,7 +269,7 @@ def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_
 
     monkeypatch.setattr(Node, "sample", counted)
     node, x = one.nodes[0], torch.zeros(1, 5, *SHAPE)
-    node.private = {"critic": PrivateSteps(1.0, 1.0, partial(randomness.seeded, 0))}
+    node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))}
     one.side.prepare([node])
     before = to_vector(node.modules["critic"])
     one.side.questions["examine"].handler(Group([node]), 0, x=x)

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
-from fedstill.federation.contract import Answers
-from fedstill.methods._maps import told, whose
+from fedstill.federation.federation import Answers
+from fedstill.methods._label_maps import told, whose
 from fedstill.methods._student import Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps

@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from fedstill.core.errors import QuestionRefused
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
-from fedstill.federation.contract import Answers
+from fedstill.federation.federation import Answers
 from fedstill.methods import fedkd
 from fedstill.methods._perturbing import dequantise
 from fedstill.methods.fedkd import FedKD
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.protect import protect
+from fedstill.node.protection import protect
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from tests.audited import paid
 from tests.methods import small_world
 from tests.methods.small_world import (

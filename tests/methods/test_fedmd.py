@@ -12,10 +12,10 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.methods.fedmd import FedMD
-from fedstill.node import training
+from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.schedule import LocalConfig, Span
+from fedstill.protocol.local_config import LocalConfig, Span
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, TASK, World, made, make_nodes, public_data, run, same
 
@@ -137,20 +137,20 @@ def test_digest_and_revisit_by_hand() -> None:
             loss.backward()
             optimiser.step()
     alone = Node(node.name, node.data, model, node.gate, node.seed)
-    training.prepare([alone], LOCAL)
-    training.train([alone], TASK, LOCAL, Compute(), span=Span(2, 3, 3))
+    local_training.prepare([alone], LOCAL)
+    local_training.train([alone], TASK, LOCAL, Compute(), span=Span(2, 3, 3))
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
 
 def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = []
-    train = training.train
+    train = local_training.train
 
     def noted(nodes: Any, task: Any, config: Any, compute: Any, **rest: Any) -> int:
         spans.append((nodes[0].name, *rest["span"]))
         return train(nodes, task, config, compute, **rest)
 
-    monkeypatch.setattr(training, "train", noted)
+    monkeypatch.setattr(local_training, "train", noted)
     here = run(world(CONFIG, stacked=False))
     assert here.side.first == Span(0, 2, 5)  # done before the first question
     assert [span[1:] for span in spans if span[0] == "n0"] == [(2, 3, 5), (3, 4, 5), (4, 5, 5)]
@@ -180,8 +180,8 @@ def test_transfer_goes_on_to_the_first_part_of_local_training() -> None:
     for one in (here, only):
         one.federation.ask("transfer")
     node = only.nodes[0]
-    training.prepare([node], LOCAL)
-    training.train([node], TASK, LOCAL, Compute(), span=Span(0, 2, 5))
+    local_training.prepare([node], LOCAL)
+    local_training.train([node], TASK, LOCAL, Compute(), span=Span(0, 2, 5))
     same(here.nodes[0].model, node.model, rtol=1e-4, atol=1e-6)
 
 

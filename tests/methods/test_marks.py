@@ -15,18 +15,18 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.spec import InputSpec
+from fedstill.data.input_spec import InputSpec
 from fedstill.methods.centralised import Centralised
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
-from fedstill.node import training
-from fedstill.node.audit import AuditLog
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.plan import Plan
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.run_plan import Plan
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
@@ -75,8 +75,8 @@ def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any
 def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
     """Local training of one node, plainly."""
     node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), AuditLog()), 0)
-    training.prepare([node], LOCAL)
-    training.train([node], Classification(CLASSES), LOCAL, Compute())
+    local_training.prepare([node], LOCAL)
+    local_training.train([node], Classification(CLASSES), LOCAL, Compute())
     return node.model
 
 

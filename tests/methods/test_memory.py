@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstill.core.state import load_state, save_state
+from fedstill.core.checkpoint import load_state, save_state
 from fedstill.methods._student import Replay
 from fedstill.tasks.classification import Classification
 

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from fedstill.compare.plan import plan
+from fedstill.compare.comparison_file import plan
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._histogram import CountsLabels
+from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
-from fedstill.methods.server import Server
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method, side_of
 from fedstill.protocol.questions import NodeSetting, Question
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.tasks.classification import Classification

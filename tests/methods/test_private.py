@@ -11,10 +11,10 @@ import torch
 
 from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.methods.server import Server
-from fedstill.models.vector import to_vector
-from fedstill.node.audit import FILE, AuditLog
-from fedstill.node.mechanism import Mechanism
+from fedstill.methods._server import Server
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, as_text, from_text, total

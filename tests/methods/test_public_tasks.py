@@ -29,8 +29,8 @@ from fedstill.privacy.config import StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import method_name
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import Task

@@ -12,8 +12,8 @@ from torch.func import functional_call, grad, vmap
 
 from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.models import private
-from fedstill.models.split import split
+from fedstill.models import dp_compatibility
+from fedstill.models.extractor_head import split
 from fedstill.models.transformer import Attention
 
 LENGTH, CLASSES, VOCABULARY = 12, 3, 50
@@ -89,7 +89,7 @@ def test_gradients_example_by_example_are_those_of_a_loop(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dp_sgd_takes_them(name: str) -> None:
-    private.check(network(name).float(), "the model")
+    dp_compatibility.check(network(name).float(), "the model")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedstill.core.errors import ModelError
 from fedstill.models import build, check
-from fedstill.models.split import Split, split
+from fedstill.models.extractor_head import Split, split
 from fedstill.models.unet import UNet, depth_of
 
 

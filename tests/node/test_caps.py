@@ -20,12 +20,12 @@ import torch
 from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
-from fedstill.federation import answering
+from fedstill.federation import offline_node
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
-from fedstill.protocol.messages import WireConfig, pack
-from fedstill.protocol.plan import Plan, fingerprint, public_tensors
+from fedstill.protocol.run_plan import Plan, fingerprint, public_tensors
+from fedstill.protocol.wire_format import WireConfig, pack
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 GIB = 2**30
@@ -38,7 +38,7 @@ import json, re, sys, time
 import torch._dynamo  # which torch loads once it is needed, with memory of its own
 from pathlib import Path
 from fedstill.node.host import Host
-from fedstill.protocol.messages import unpack
+from fedstill.protocol.wire_format import unpack
 
 def peak():  # of this program: getrusage also counts the one that started it
     status = Path("/proc/self/status").read_text()
@@ -279,7 +279,7 @@ def test_a_file_of_questions_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "questions.safetensors"
     path.write_bytes(bytes(10_001))
     with pytest.raises(QuestionRefused, match=r"most_message: 10000, and .* has 10001 bytes"):
-        answering.answer(clinic.folder, path)
+        offline_node.answer(clinic.folder, path)
 
 
 # --- time ---------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fedstill import tasks
 from fedstill.core.dataset import TensorData
-from fedstill.node.mechanism import Mechanism
+from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.randomness import seeded
+from fedstill.privacy.noise import seeded
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSide
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks import Task
 from tests.methods.asked import count_labels, tell_size
 

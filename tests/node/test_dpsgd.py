@@ -22,13 +22,13 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.models import build
-from fedstill.node import private_training, training
-from fedstill.node.group import Group
+from fedstill.node import dp_training, local_training
+from fedstill.node.dp_training import step
 from fedstill.node.node import Node
-from fedstill.node.private_training import step
-from fedstill.privacy import dpsgd, randomness
+from fedstill.node.node_group import Group
+from fedstill.privacy import dpsgd, noise
 from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
-from fedstill.protocol.schedule import LocalConfig, Span
+from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -50,7 +50,7 @@ def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed
 
 
 def private(noise: float = 0.0, clip: float = 1.0, secret: int = 0, group: int = 1) -> PrivateSteps:
-    return PrivateSteps(noise, clip, partial(randomness.seeded, secret), group)
+    return PrivateSteps(noise, clip, partial(noise.seeded, secret), group)
 
 
 def entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> t
     """What the first step of a real training moves, times the records: minus the sum of their gradients."""
     node.asking = asking
     before, config = vector(node.model), dataclasses.replace(ONE_STEP, augment=augment)
-    assert private_training.train(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
+    assert dp_training.train(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
     return (vector(node.model) - before) * len(node.data)
 
 
@@ -189,13 +189,13 @@ def test_augmentation_follows_from_the_secret_and_not_from_the_nodes_seed() -> N
 
 def test_moves_follow_an_inputs_content_and_are_as_even_as_chance() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
-    drawn = private_training.moves(inputs, randomness.seeded(0, "a"))
+    drawn = dp_training.moves(inputs, noise.seeded(0, "a"))
     assert (drawn.shape, drawn.dtype) == ((4, 6000), torch.int64)
     assert drawn.min() >= 0
     order = torch.randperm(6000)[:50]
     some = inputs[order].to(memory_format=torch.channels_last)
-    assert torch.equal(private_training.moves(some, randomness.seeded(0, "a")), drawn[:, order])
-    assert not (private_training.moves(inputs, randomness.seeded(0, "b")) == drawn).any()
+    assert torch.equal(dp_training.moves(some, noise.seeded(0, "a")), drawn[:, order])
+    assert not (dp_training.moves(inputs, noise.seeded(0, "b")) == drawn).any()
     places = 6 * (drawn[0] % 3) + 2 * (drawn[1] % 3) + drawn[2] % 2
     places = 4 * places + drawn[3] % 4
     assert stats.chisquare(torch.bincount(places, minlength=72).numpy()).pvalue > 0.01
@@ -209,7 +209,7 @@ def test_samples_are_poissons() -> None:
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
     drawn = torch.zeros(times, n)
     for turn in range(times):
-        drawn[turn, private_training.sample(data, q, randomness.seeded(0, turn)).targets] += 1
+        drawn[turn, dp_training.sample(data, q, noise.seeded(0, turn)).targets] += 1
     assert drawn.max() == 1, "no record twice"
     sizes = drawn.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()
@@ -276,14 +276,14 @@ def test_equal_noise_is_never_on_two_different_sums(monkeypatch: pytest.MonkeyPa
     one = noise()
     assert torch.equal(noise(), one)
     assert alike(noise(scale=2.0), one) < 0.1, "other records"
-    exact = private_training.clipped_sum
+    exact = dp_training.clipped_sum
 
     def rounded(*args: Any) -> tuple[torch.Tensor, float]:
         found, loss = exact(*args)
         found[-1] = torch.nextafter(found[-1], torch.tensor(math.inf))
         return found, loss
 
-    monkeypatch.setattr(private_training, "clipped_sum", rounded)
+    monkeypatch.setattr(dp_training, "clipped_sum", rounded)
     assert alike(noise(), one) < 0.1, "the same records, another machine's last digit"
 
 
@@ -390,7 +390,7 @@ def test_a_network_that_was_stacked_learns_the_same() -> None:
 
 def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> Node:
     node = made(COMPUTE.place(build(model, SHAPE, 3, 0)), n)
-    training.prepare([node], config)
+    local_training.prepare([node], config)
     return node
 
 
@@ -401,8 +401,8 @@ def test_with_all_records_and_a_wide_clip_it_is_plain_training(optimiser: Any, m
         epochs=6, batch=20, optimiser=optimiser, lr=0.02, lr_end=0.001, weight_decay=0.01, smoothing=0.1
     )
     ours, theirs = prepared(model, config), prepared(model, config)
-    assert private_training.train(ours, TASK, config, COMPUTE, dp=private(clip=1e6)) == 6
-    assert training.train([theirs], TASK, config, COMPUTE) == 6
+    assert dp_training.train(ours, TASK, config, COMPUTE, dp=private(clip=1e6)) == 6
+    assert local_training.train([theirs], TASK, config, COMPUTE) == 6
     torch.testing.assert_close(vector(ours.model), vector(theirs.model), rtol=1e-3, atol=1e-4)
     (group,) = ours.optimisers["model"].param_groups
     assert group["lr"] == pytest.approx(0.001), "the last step is at the end of the cosine"
@@ -413,24 +413,24 @@ def test_training_that_was_stopped_goes_on_as_if_it_had_not_been(augment: Any) -
     config = LocalConfig(epochs=3, batch=8, augment=augment)
     dp = private(1.0)
     unbroken = prepared("small-cnn:4", config)
-    assert private_training.train(unbroken, TASK, config, COMPUTE, dp=dp) == 8
+    assert dp_training.train(unbroken, TASK, config, COMPUTE, dp=dp) == 8
     stopped = prepared("small-cnn:4", config)
-    assert private_training.train(stopped, TASK, config, COMPUTE, dp=dp, steps=3) == 3
+    assert dp_training.train(stopped, TASK, config, COMPUTE, dp=dp, steps=3) == 3
     state = stopped.state()
     torch.manual_seed(99)
     fresh = prepared("small-cnn:4", config)
     fresh.load(state)
-    assert private_training.train(fresh, TASK, config, COMPUTE, dp=dp, start=3) == 8
+    assert dp_training.train(fresh, TASK, config, COMPUTE, dp=dp, start=3) == 8
     assert torch.equal(vector(fresh.model), vector(unbroken.model))
 
 
 def test_rounds_take_the_steps_of_one_go() -> None:
     dp, config = private(1.0), LocalConfig(epochs=3, batch=8)
     whole, rounds = prepared(config=config), prepared(config=config)
-    private_training.train(whole, TASK, config, COMPUTE, dp=dp)
+    dp_training.train(whole, TASK, config, COMPUTE, dp=dp)
     told: list[int] = []
     done = [
-        private_training.train(
+        dp_training.train(
             rounds,
             TASK,
             config,

@@ -14,12 +14,12 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.models import build, private
-from fedstill.node import private_training, training
+from fedstill.models import build, dp_compatibility
+from fedstill.node import dp_training, local_training
 from fedstill.node.node import Node
-from fedstill.privacy import randomness
+from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import TASKS, Task
 
 N, SIDE, LENGTH, WORDS = 5, 16, 6, 11
@@ -81,7 +81,7 @@ def test_gradients_by_example_are_those_of_a_loop(case: Case) -> None:
     assert (lengths > 0).all()
     clip = lengths.median().item()  # some are shortened, some are not
     expected = (each * (clip / lengths).clamp(max=1).unsqueeze(1)).sum(0)
-    losses = private_training._losses(task, LocalConfig(smoothing=0.1))
+    losses = dp_training._losses(task, LocalConfig(smoothing=0.1))
     trained = dict(model.named_parameters())
     total, _ = clipped_sum(model, trained, losses, data.inputs, data.targets, clip)
     torch.testing.assert_close(total, expected, rtol=1e-3, atol=1e-5)
@@ -102,13 +102,13 @@ def test_a_batch_loses_the_mean_of_what_its_examples_lose_each_by_itself(case: C
 def test_a_network_learns_privately_and_the_same_twice(case: Case) -> None:
     def learned() -> torch.Tensor:
         task, model, data = made(case)
-        private.check(model, "the model", tuple(data.inputs.shape[1:]))
+        dp_compatibility.check(model, "the model", tuple(data.inputs.shape[1:]))
         gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
-        node.private = {"model": PrivateSteps(0.5, 1.0, partial(randomness.seeded, 0))}
+        node.private = {"model": PrivateSteps(0.5, 1.0, partial(noise.seeded, 0))}
         config = LocalConfig(epochs=1, least_steps=2, batch=3, optimiser="sgd", lr=0.1)
-        training.prepare([node], config)
-        training.train([node], task, config, Compute())
+        local_training.prepare([node], config)
+        local_training.train([node], task, config, Compute())
         return torch.cat([own.detach().flatten() for own in model.parameters()])
 
     first = torch.cat([own.detach().flatten() for own in made(case)[1].parameters()])

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedstill.data.public import Public
-from fedstill.models.vector import to_vector
-from fedstill.node import owner, private_training
-from fedstill.node.entries import DATA
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node import dp_training, owner_folder
+from fedstill.node.audit_entries import DATA
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, Price, from_text
-from fedstill.protocol.plan import fingerprint, public_tensors
+from fedstill.protocol.run_plan import fingerprint, public_tensors
 from tests.node.judging import NAME, POLICY
 from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
 
@@ -35,7 +35,7 @@ noise = 2.0
 """
 STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
 JUDGES = replace(PLAN, method={**FEDIOD, "name": NAME})  # critics alone are asked, too
-ORDINARY = private_training.clipped_sum
+ORDINARY = dp_training.clipped_sum
 
 
 def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
@@ -148,15 +148,15 @@ def test_learning_that_comes_out_otherwise_is_another_step(
     assert learned(clinic) == 1, "the same to the last bit is the same"
 
     samples: list[tuple[Any, ...]] = []
-    sample = private_training.sample
+    sample = dp_training.sample
 
     def watched(data: Any, rate: float, draws: Any) -> Any:
         drawn = sample(data, rate, draws)
         samples.append(tuple(drawn.inputs.flatten().tolist()))
         return drawn
 
-    monkeypatch.setattr(private_training, "sample", watched)
-    monkeypatch.setattr(private_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "sample", watched)
+    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
     told, second = clinic.ask(0)
@@ -168,7 +168,7 @@ def test_learning_that_comes_out_otherwise_is_another_step(
     same(clinic.ask(0)[1], second)
     assert learned(clinic) == 2
 
-    monkeypatch.setattr(private_training, "clipped_sum", ORDINARY)
+    monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
     clinic.say("recall", mark=0)
     third = clinic.ask(0)[1]
     assert len({x["critic"].numpy().tobytes() for x in (first, second, third)}) == learned(clinic) == 3
@@ -181,9 +181,9 @@ def test_what_follows_from_other_learning_is_another_release(
     clinic.ask(0)
     before = clinic.ask(1)[1]
     clinic.say("recall", mark=0)
-    monkeypatch.setattr(private_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.ask(0)
-    monkeypatch.setattr(private_training, "clipped_sum", ORDINARY)
+    monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
     assert not torch.equal(clinic.ask(1)[1]["critic"], before["critic"])
     assert learned(clinic) == 4
 
@@ -200,7 +200,7 @@ def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     clinic.say("answer", **counts_labels)
     for number in range(1, 7):
         assert clinic.ask(number)[1]
-    monkeypatch.setattr(private_training, "clipped_sum", off_by_a_digit)
+    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("recall", mark=0)
     clinic.say("answer", **counts_labels)
     rows = released(clinic)
@@ -278,7 +278,7 @@ def test_what_check_refuses_is_not_answered(
     tmp_path: Path, text: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", text)
-    assert any(fault in line for line in owner.faults(clinic.folder))
+    assert any(fault in line for line in owner_folder.faults(clinic.folder))
     told = clinic.say("join", plan=PLAN.to_dict())
     assert told["text"] == "its data or model fail here: its own log says more"
     assert fault in caplog.text
@@ -332,7 +332,7 @@ def test_no_order_of_questions_stops_and_digits_shows_less_than_has_left(operati
                     clinic.say("remember", mark=last + 1)
                 elif what == "digits":
                     digits = not digits
-                    patch.setattr(private_training, "clipped_sum", off_by_a_digit if digits else ORDINARY)
+                    patch.setattr(dp_training, "clipped_sum", off_by_a_digit if digits else ORDINARY)
                 else:
                     if what == "restart":
                         clinic.again()

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.node.audit import FILE, AuditLog
-from fedstill.node.budgets import Budgets
-from fedstill.node.entries import ALL, Asked, Entry
+from fedstill.node.audit_entries import ALL, Asked, Entry
+from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.run_budgets import Budgets
+from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy
 from fedstill.privacy.events import Bill, Event, Price
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.kinds import PARAMETERS
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.schedule import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.audited import entries, paid
 

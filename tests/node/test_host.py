@@ -21,18 +21,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import FedstillError, QuestionRefused
-from fedstill.data.spec import InputSpec
-from fedstill.models.vector import to_vector
-from fedstill.node import first_training, private_training, run_folder, training
+from fedstill.data.input_spec import InputSpec
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node import dp_training, first_training, local_training, run_folder
 from fedstill.node import session as at
-from fedstill.node.audit import FILE, AuditError, AuditLog
-from fedstill.node.entries import ALL, DATA
+from fedstill.node.audit_entries import ALL, DATA
+from fedstill.node.audit_log import FILE, AuditError, AuditLog
 from fedstill.node.host import Host
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import from_text
-from fedstill.protocol.messages import WireConfig, pack, unpack
-from fedstill.protocol.plan import PROTOCOL, Plan
 from fedstill.protocol.questions import Question
+from fedstill.protocol.run_plan import PROTOCOL, Plan
+from fedstill.protocol.wire_format import WireConfig, pack, unpack
 from fedstill.tasks.classification import ClassificationConfig
 from tests.audited import entries, releases
 
@@ -385,7 +385,7 @@ noise = 3.0
 def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
     """A node in a run of FedMD under DP-SGD, of 400 public examples, and its first scores (8, C)."""
     from fedstill.data.public import Public
-    from fedstill.protocol.plan import fingerprint, public_tensors
+    from fedstill.protocol.run_plan import fingerprint, public_tensors
 
     public = Public("shared", torch.randn(400, *SHAPE, generator=torch.Generator().manual_seed(0)), None, "")
     method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 8}
@@ -418,7 +418,7 @@ def paid(clinic: Clinic) -> dict[str, int]:
 def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
     """Counts private steps from now on; one of them may fail once it was taken."""
     taken: list[int] = []
-    step = private_training.step
+    step = dp_training.step
 
     def counted(*args: Any, **more: Any) -> float:
         loss = step(*args, **more)
@@ -427,7 +427,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
             raise RuntimeError("out of memory")
         return loss
 
-    monkeypatch.setattr(private_training, "step", counted)
+    monkeypatch.setattr(dp_training, "step", counted)
     return taken
 
 
@@ -804,7 +804,7 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedstill.core.state.os.fsync", full)
+        patch.setattr("fedstill.core.checkpoint.os.fsync", full)
         assert "No space" in clinic.say("remember", mark=2)["text"]
     assert [path.name for path in (clinic.folder / "runs/one").glob("mark-*")] == ["mark-1.safetensors"]
     assert clinic.say("remember", mark=2) == ({}, {})
@@ -815,7 +815,7 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
 
 def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None:
     from fedstill.data.public import Public
-    from fedstill.protocol.plan import fingerprint, public_tensors
+    from fedstill.protocol.run_plan import fingerprint, public_tensors
 
     public = Public("shared", image(5), torch.tensor([1, 2, 3, 4]), "a note")
     method = {"name": "fedmd", "rounds": 2}
@@ -846,7 +846,7 @@ def test_training_that_failed_half_way_is_not_gone_on_with(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train", fails)
+        patch.setattr(local_training, "train", fails)
         assert clinic.say("learn", seconds=1)["rule"].startswith("most_memory")
     refused = clinic.say("learn", seconds=1)
     assert refused["kind"] == "NodeFault"

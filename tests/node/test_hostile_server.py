@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fedstill.data.public import Public
-from fedstill.node.entries import ALL, DATA
-from fedstill.protocol.plan import PLAN_FILE, Plan, fingerprint, public_tensors
+from fedstill.node.audit_entries import ALL, DATA
+from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.tasks import TASKS
 from tests.node.test_host import FEDIOD, PLAN, SHAPE, SPEC, Clinic, same
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.node.audit import AuditError, AuditLog
-from fedstill.node.budgets import Budgets
-from fedstill.node.entries import DATA, Asked
+from fedstill.node.audit_entries import DATA, Asked
+from fedstill.node.audit_log import AuditError, AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.mechanism import Mechanism
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.run_budgets import Budgets
+from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-from fedstill.protocol.plan import PLAN_FILE, Plan
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.run_plan import PLAN_FILE, Plan
 from fedstill.tasks.classification import Classification
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same
 
@@ -97,7 +97,7 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
 
 
 @pytest.mark.parametrize(
-    "place", ["fedstill.node.audit.AuditLog.require_sound", "fedstill.node.session.protect"]
+    "place", ["fedstill.node.audit_log.AuditLog.require_sound", "fedstill.node.session.protect"]
 )
 def test_whatever_fails_while_joining_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy import accounting, losses, renyi
+from fedstill.privacy import accounting, privacy_loss, renyi
 from fedstill.privacy.accounting import calibrate, epsilon, most, within
 from fedstill.privacy.events import Event
 
@@ -236,13 +236,13 @@ def test_few_losses_are_composed_until_noise_is_found(
 ) -> None:
     """Each takes long; the Rényi bound shows where to look."""
     composed: list[Mapping[Event, int]] = []
-    compose = losses.epsilon
+    compose = privacy_loss.epsilon
 
     def counted(spent: Mapping[Event, int], delta: float, step: float) -> float:
         composed.append(spent)
         return compose(spent, delta, step)
 
-    monkeypatch.setattr(losses, "epsilon", counted)
+    monkeypatch.setattr(privacy_loss, "epsilon", counted)
     calibrate(lambda s: {gaussian(s, rate): 300, gaussian(2 * s, 2 * rate): 50}, limit, 1e-5)
     assert 2 <= len(composed) <= 5
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedstill.privacy.events import Event, Price
+from fedstill.privacy.noise import seeded
 from fedstill.privacy.pate import PateConfig, Votes
-from fedstill.privacy.randomness import seeded
-from tests.privacy.test_rules import only
+from tests.privacy.test_release_rules import only
 
 
 def test_votes_are_read_from_logits_and_told_as_logits() -> None:

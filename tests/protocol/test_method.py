@@ -13,16 +13,16 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.data.spec import InputSpec
+from fedstill.data.input_spec import InputSpec
 from fedstill.methods._histogram import CountsLabels
-from fedstill.node.audit import AuditLog
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import GRADIENTS, KNOWN, LABEL_COUNTS, LABEL_MAPS, LOGITS, Kind, kind_named
+from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import METHODS, Method, method_name, side_of
-from fedstill.protocol.plan import Plan
 from fedstill.protocol.questions import NodeSetting, Question, question
-from fedstill.protocol.schedule import LocalConfig, Span
+from fedstill.protocol.run_plan import Plan
 from fedstill.tasks.classification import Classification, ClassificationConfig
 
 AT = NodeSetting(Classification(4), LocalConfig(), Compute())

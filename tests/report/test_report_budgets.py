@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.compare import plan as compare
-from fedstill.compare.plan import Comparison
-from fedstill.report.compare import html, markdown, summarise, write_comparison
-from fedstill.report.summary import Line, Spread
+from fedstill.compare import comparison_file as compare
+from fedstill.compare.comparison_file import Comparison
+from fedstill.report.compare_files import html, markdown, summarise, write_comparison
+from fedstill.report.compare_summary import Line, Spread
 from tests.report.test_report_compare import a_run
 from tests.report.test_report_page import Page
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill.compare import plan as compare
-from fedstill.compare.plan import Comparison
-from fedstill.core.records import write_text
-from fedstill.report.compare import latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.summary import Spread, Summary
+from fedstill.compare import comparison_file as compare
+from fedstill.compare.comparison_file import Comparison
+from fedstill.core.run_writer import write_text
+from fedstill.report.compare_files import latex, markdown, print_comparison, summarise, write_comparison
+from fedstill.report.compare_summary import Spread, Summary
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page, refuse_loading
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.found import Leakage, skipped
-from fedstill.attacks.rows import Column
-from fedstill.compare import plan as compare
-from fedstill.compare.plan import Comparison
-from fedstill.core.records import write_text
-from fedstill.core.tables import load
-from fedstill.report.compare import markdown, summarise, write_comparison
+from fedstill.attacks.leakage_file import Leakage, skipped
+from fedstill.attacks.leakage_rows import Column
+from fedstill.compare import comparison_file as compare
+from fedstill.compare.comparison_file import Comparison
+from fedstill.core.config_tables import load
+from fedstill.core.run_writer import write_text
+from fedstill.report.compare_files import markdown, summarise, write_comparison
 from fedstill.report.compare_page import strength
-from fedstill.report.summary import Entry, Spread
+from fedstill.report.compare_summary import Entry, Spread
 from tests import leaked
 from tests.leaked import interval
 from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, printed, records

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fedstill.compare import plan as compare
-from fedstill.compare.plan import Comparison
-from fedstill.core.records import write_text
+from fedstill.compare import comparison_file as compare
+from fedstill.compare.comparison_file import Comparison
+from fedstill.core.run_writer import write_text
 from fedstill.report import write_report
-from fedstill.report.compare import latex, markdown, summarise, write_comparison
-from fedstill.report.metrics import gap_text, spread_text
+from fedstill.report.compare_files import latex, markdown, summarise, write_comparison
+from fedstill.report.metric_text import gap_text, spread_text
 from fedstill.report.result import OverNodes, Result
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_compare import printed as print_comparison

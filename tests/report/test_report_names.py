@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from fedstill.report import write_report
 from fedstill.report.result import Result
-from fedstill.report.table import comparison
+from fedstill.report.run_levels import comparison
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
 from tests.audited import entries

@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
-from fedstill.node.audit import AuditError
+from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
-from fedstill.report.sentence import plain_sentence
+from fedstill.report.run_text import plain_sentence
 from tests import audited
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.privacy import guaranteed, in_words, odds, of_pictures
+from fedstill.report.privacy_section import guaranteed, in_words, odds, of_pictures
 from fedstill.report.result import Result
-from fedstill.report.run import Audited
+from fedstill.report.run_files import Audited
 from tests import audited
 from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of, read
 from tests.report.test_report_table import printed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill.core.words import human_bytes, human_seconds, number
+from fedstill.core.text_format import human_bytes, human_seconds, number
 from fedstill.report import print_table
 
 RESULT: dict[str, Any] = {

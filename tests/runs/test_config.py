@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.core import tables
+from fedstill.core import config_tables
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.splits import Dirichlet
 from fedstill.protocol.method import METHODS, Method
@@ -179,14 +179,14 @@ def test_what_is_wrong_is_named_with_its_path(table: dict[str, Any], line: str) 
 )
 def test_every_kind_of_value_is_checked(values: dict[str, Any], line: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{re.escape(line)}$"):
-        tables.read_table(Outer, values, "x.")
+        config_tables.read_table(Outer, values, "x.")
 
 
 def test_a_refusal_about_another_part_keeps_its_name() -> None:
     error = ArgumentError("split.nodes", 0, "1 or more")
-    assert tables.full_path(error, ["nodes", "split"]) is error
-    assert tables.full_path(error, ["split.nodes", "a.split.nodes"]) is error
-    assert tables.full_path(error, ["a.split.nodes", "b.split.nodes"]) is error
+    assert config_tables.full_path(error, ["nodes", "split"]) is error
+    assert config_tables.full_path(error, ["split.nodes", "a.split.nodes"]) is error
+    assert config_tables.full_path(error, ["a.split.nodes", "b.split.nodes"]) is error
 
 
 def test_what_is_no_method_cannot_be_written() -> None:
@@ -200,7 +200,7 @@ def test_a_method_without_a_name_is_written_by_where_it_is() -> None:
 
 @pytest.mark.usefixtures("toy_method")
 def test_options_are_the_leaves() -> None:
-    known = tables.options(config.RunConfig(method=Toy()))
+    known = config_tables.options(config.RunConfig(method=Toy()))
     assert known["method.outer.inner.size"] == int | None
     assert known["nodes.models"] == tuple[str, ...]
     assert "method" not in known
@@ -209,8 +209,8 @@ def test_options_are_the_leaves() -> None:
 
 def test_every_type_of_every_option_can_be_described() -> None:
     for method in METHODS:
-        for name, kind in tables.options(config.from_dict({"method": {"name": method}})).items():
-            assert tables.describe(kind), name
+        for name, kind in config_tables.options(config.from_dict({"method": {"name": method}})).items():
+            assert config_tables.describe(kind), name
 
 
 # --- files and presets ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.core.records import Records
+from fedstill.core.run_writer import Records
 from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean, plain
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabelConfig

@@ -20,7 +20,7 @@ from fedstill.cli import main as cli
 from fedstill.core.errors import (
     MethodRefused,
 )
-from fedstill.core.records import Records
+from fedstill.core.run_writer import Records
 from fedstill.models import SmallCNN
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
@@ -167,7 +167,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_on
 
 def _process(words: list[str]) -> subprocess.Popen[bytes]:
     # A state is saved at every chance, so that each kill finds one that is not the last.
-    code = "import fedstill.core.records as r, fedstill.cli.main as c; r.SECONDS_BETWEEN = 0.0; c.main()"
+    code = "import fedstill.core.run_writer as r, fedstill.cli.main as c; r.SECONDS_BETWEEN = 0.0; c.main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, "run", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

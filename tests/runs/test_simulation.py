@@ -14,8 +14,9 @@ from torch import nn
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QuestionRefused
-from fedstill.core.records import Records
+from fedstill.core.run_writer import Records
 from fedstill.data.public import Public
+from fedstill.methods._server import Server
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.fedad import FedAD
 from fedstill.methods.fedavg import FedAvg
@@ -23,13 +24,12 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.methods.fedper import FedPer
 from fedstill.methods.fl_mrcm import FLMRCM
-from fedstill.methods.server import Server
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.protocol.schedule import LocalConfig
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.assemble import told_cases
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation

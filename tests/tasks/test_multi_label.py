@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
-from fedstill.tasks import functional
+from fedstill.tasks import formulas
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel, MultiLabelConfig
 
@@ -99,8 +99,8 @@ def test_who_knows_no_label_weighs_nothing_there() -> None:
 def test_confidence_and_uniqueness_are_those_of_two_classes_for_each_label() -> None:
     answers, pi = draw(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
     two = pairs(answers)  # (K, B, 2, C): labels are like pixels
-    torch.testing.assert_close(TASK.confidence(answers, pi), functional.mean_entropy(two, pi))
-    torch.testing.assert_close(TASK.uniqueness(answers, pi), -functional.divergence(two, pi))
+    torch.testing.assert_close(TASK.confidence(answers, pi), formulas.mean_entropy(two, pi))
+    torch.testing.assert_close(TASK.uniqueness(answers, pi), -formulas.divergence(two, pi))
 
 
 def test_balance_is_lowest_where_each_label_is_there_in_half_of_a_batch() -> None:
@@ -156,7 +156,7 @@ def test_expertise_by_hand() -> None:
 @pytest.mark.parametrize("tau", [1.0, 3.0, 1e3])
 def test_the_distance_is_that_of_two_classes_averaged_over_labels(tau: float) -> None:
     student, target = draw(4, 3), draw(4, 3, seed=1)
-    expected = functional.distance(pairs(student), pairs(target), tau)
+    expected = formulas.distance(pairs(student), pairs(target), tau)
     torch.testing.assert_close(TASK.distance(student, target, tau), expected, rtol=1e-4, atol=1e-6)
 
 

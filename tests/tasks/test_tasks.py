@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.cli.names import tasks_by_method
+from fedstill.cli.list_command import tasks_by_method
 from fedstill.core.errors import ArgumentError
 from fedstill.data import named
-from fedstill.data.loaders import load
-from fedstill.data.private import load as load_private
-from fedstill.data.private_config import PrivateConfig
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.loader import load
+from fedstill.data.node_data import load as load_private
+from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.spec import InputSpec
 from fedstill.protocol.method import METHODS, refusal
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, Task, TaskConfig

@@ -1,0 +1,178 @@
+"""What an adversary gets of a run: every attack that applies to what left its nodes, in one file.
+
+The run is done once more and heard (:mod:`fedstill.attacks.rerun`); then each attack has what its adversary
+would have, and the figures of all are written beside the run's own, for its report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.leakage_file import FILE
+from fedstill.attacks.rerun import Release, hear, replay
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.run_writer import holding, read_result, write_text
+from fedstill.core.version import __version__
+from fedstill.protocol.kinds import LABEL_MAPS, PRIVATE_DATA
+from fedstill.protocol.method import method_name
+from fedstill.runs.run import machine
+
+PICTURES = "leakage.safetensors"
+
+
+def attack(
+    folder: Path, config: LeakageConfig | None = None, *, command: str = "", progress: bool = False
+) -> dict[str, Any]:
+    """Attack a finished run, and add what was got to its folder and its report.
+
+    Args:
+        folder: of the run.
+        config: which attacks, how strong; None is the default.
+        command: that repeats it, for the report.
+        progress: say on standard error what is being done.
+
+    Returns:
+        What ``leakage.json`` holds.
+
+    Raises:
+        FedstillError: there is no finished run in the folder, or its data are not here.
+    """
+    from rich.console import Console
+
+    config = config or LeakageConfig()
+    console, start = Console(stderr=True, quiet=not progress), time.monotonic()
+    got: dict[str, Found] = {}
+    skipped: list[tuple[str, str]] = []
+    with console.status("the run once more, to hear what leaves") as status:
+        again, kept = replay(folder), {each.called: list[Release]() for each in config.attacks}
+
+        def keep(release: Release) -> None:
+            for each in config.attacks:
+                if each.keeps(release):
+                    kept[each.called].append(release)
+
+        most = max(each.rows_heard for each in config.attacks)
+        experiment, heard, wrong = hear(folder, again, most, keep)
+        for each in config.attacks:
+            name = each.called
+            status.update(name)
+            reason = each.refusal(experiment.side)
+            try:
+                if reason is None:
+                    got[name] = each.run(Target(again, experiment, heard, kept[name], config.seed))
+                    skipped += got[name].skipped
+            except FedstillError as error:
+                if isinstance(error, ArgumentError) and error.name in each.mistakes:
+                    raise
+                reason = error.reason if isinstance(error, MethodRefused) else str(error)
+            if reason is not None:
+                skipped.append((name, reason))
+    result = read_result(folder / "result.json")
+    leakage: dict[str, Any] = {
+        "fedstill": __version__,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "command": command,
+        "seconds": time.monotonic() - start,
+        "config": config.to_table(),
+        "method": method_name(experiment.method),
+        "title": experiment.method.title,
+        "task": experiment.task.name,
+        "epsilon": _epsilon(result),
+        "leaves": list(experiment.side.leaves()),
+        "audit": wrong,
+        "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
+        "attacks": [described(each, got[each.called].part) for each in config.attacks if each.called in got],
+    }
+    leakage["sentence"] = sentence(leakage)
+    leakage = _finite(leakage)
+    pictures = {
+        f"{name}.{stack}": images for name, each in got.items() for stack, images in each.pictures.items()
+    }
+    text = json.dumps(leakage, indent=2, allow_nan=False) + "\n"
+    with holding(folder, "run"):
+        (folder / FILE).unlink(missing_ok=True)  # figures and pictures of two attacks never stand together
+        (folder / PICTURES).unlink(missing_ok=True)
+        if pictures:
+            save_file(pictures, str(folder / PICTURES))
+        write_text(folder / FILE, text)
+    return leakage
+
+
+def described(attack: Attack, part: Any) -> dict[str, Any]:
+    """What one attack got, as ``leakage.json`` has it: in figures and words that its readers only show.
+
+    Raises:
+        ArgumentError: it found what JSON cannot hold.
+    """
+    name, part = attack.called, _finite(part)
+    try:
+        json.dumps(part)
+    except TypeError as error:
+        raise ArgumentError(f"what {name} found", str(error), "what JSON can hold") from error
+    pictures = [asdict(each) for each in attack.pictures(part)]
+    for strip in (strip for each in pictures for strip in each["strips"]):
+        strip["stack"] = f"{name}.{strip['stack']}"
+    return {
+        "name": name,
+        "title": attack.title,
+        "sentence": attack.sentence(part),
+        "strength": attack.strength(part),
+        "about": [list(line) for line in attack.about(part)],
+        "rows": [{**asdict(row), "text": row.written} for row in attack.rows(part)],
+        "columns": [asdict(column) for column in attack.columns],
+        "notes": list(attack.notes),
+        "pictures": pictures,
+        "found": part,
+    }
+
+
+def sentence(leakage: Mapping[str, Any]) -> str:
+    """What left, and what each attack got, at its strength.
+
+    Args:
+        leakage: what ``leakage.json`` holds.
+
+    >>> sentence({"title": "FedKD", "leaves": ["logits"], "attacks": []})
+    'FedKD: logits left the nodes. None of the attacks applied, which says nothing about others.'
+    """
+    left = ", ".join(leakage["leaves"]) or "nothing"
+    held = [kind for kind in (PRIVATE_DATA, LABEL_MAPS) if kind in leakage["leaves"]]
+    known = f" Whoever has the {' and '.join(held)} needs no attack." if held else ""
+    told = [attack["sentence"] for attack in leakage["attacks"] if attack["sentence"]]
+    got = " ".join(told) or "None of the attacks applied, which says nothing about others."
+    wrong = leakage.get("audit")
+    other = (
+        f"The run could not be repeated as it was ({wrong}): what follows is of another run. "
+        if wrong
+        else ""
+    )
+    return f"{other}{leakage['title']}: {left} left the nodes.{known} {got}"
+
+
+def _epsilon(result: Mapping[str, Any]) -> float | None:
+    """The largest of the nodes' epsilons; None where some node has none."""
+    told = [node.get("epsilon") for node in (result.get("privacy") or {}).get("nodes", [])]
+    return max(told) if told and None not in told else None
+
+
+def _finite(value: Any) -> Any:
+    """The same without numbers that JSON has not."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,324 @@
+"""Images behind the gradient of a network with ReLU and max pooling, from its last layers to its first.
+
+Matching gradients finds little there: who fires and which pixel wins a pooling window jumps as the image
+moves. But the gradient of the first linear layer is ``sum_b delta_b f_b^T``, that of its bias ``sum_b
+delta_b``: of one image the features f and what is pulled back through them follow exactly (Zhu, Blaschko,
+"R-GAP", ICLR 2021), of a few from where ReLU has made delta zero (Dimitrov et al., "SPEAR", NeurIPS 2024).
+Given those, a block's gradient is linear in its input, but for who fires and wins. So these are softened, and
+sharpened while the input is sought: first the last block's, then the one before, in the end the image.
+
+The head's gradient alone gives the features too. An image with these is sought where the adversary has the
+extractor, as at the start, when all had the server's: the wider it is, the more of the image they fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import vjp
+
+from fedstill.attacks.recovered_images import PIXELS, Pixels, Recovered
+from fedstill.attacks.updates import Observed
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
+from fedstill.models.extractor_head import split
+
+ALLOWED = "a Sequential of blocks (Conv2d, ReLU, MaxPool2d), Flatten and linear layers"
+FEW = "so few that a ReLU's zeros tell one image's slopes from another's"
+ZERO = 1e-4  # of a row's length: below it, a number was zero before rounding
+Weights = tuple[torch.Tensor, ...]  # of each block's convolution in turn, weight and bias
+Patterns = list[tuple[torch.Tensor, torch.Tensor]]  # of each block, who won and who fired
+Bounds = tuple[torch.Tensor, torch.Tensor]  # the least and the most, (B, C, H, W) each
+Tries = list[torch.Tensor]  # (B, C, H, W) each
+STEPS = 600  # of Adam, for each block and for all at once
+LR = 0.05  # of the first step, in units of half the pixels' range; falls to nothing
+TV = 3.0  # weight of the image's total variation at first; falls to nothing, of a head alone to little
+
+
+class _Block(NamedTuple):
+    """Convolution, ReLU and pooling; ``name`` of the convolution in the model."""
+
+    name: str
+    convolution: nn.Conv2d
+    pool: int
+    unit: float  # how much values in a window differ, on noise
+    scale: float  # size of the block's outputs, on noise
+
+
+class _Known(NamedTuple):
+    """What is known of a chain of blocks: outputs, what is pulled back, gradients of the weights."""
+
+    outputs: torch.Tensor  # (B, C, H, W)
+    pulls: torch.Tensor  # (B, C, H, W)
+    slopes: Weights  # empty where the extractor's were not released
+
+
+def invert_layers(
+    release: Observed,
+    shape: tuple[int, int, int],
+    count: int,
+    *,
+    steps: int = STEPS,
+    pixels: Pixels = PIXELS,
+    seed: int = 0,
+) -> Recovered:
+    """Images ``(B, C, H, W)`` behind one gradient of all parameters, or of the head's; of batches up to 4.
+
+    Of the head's, the model's extractor is taken for the node's own.
+
+    Raises:
+        ArgumentError: another kind of network, a gradient without the head's first layer, or a batch whose
+            images cannot be told apart.
+    """
+    noise = torch.randn(4, *shape, generator=torch_generator(seed, "layers", "units"))
+    blocks, linear = _parts(release.model, noise)
+    convolutions, first = (
+        [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
+        for names in ([block.name for block in blocks], [linear])
+    )
+    whole = all(name in release.target for name in convolutions)  # else what came of them is not used
+    if missing := ", ".join(name for name in first if name not in release.target):
+        raise ArgumentError("release", f"without {missing}", "a gradient of all parameters, or of the head")
+    features, deltas = factors(release.target[first[0]], release.target[first[1]], count, seed)
+    labels = _labels(release, features, deltas)
+    weight = release.model.get_parameter(first[0]).detach()
+    size = _outputs(blocks, noise).shape[1:]
+    known = _Known(
+        features.to(weight).view(count, *size),
+        (deltas.to(weight) @ weight).view(count, *size),
+        tuple(release.target[name] for name in convolutions) if whole else (),
+    )
+    low, high = (torch.as_tensor(end).to(weight).expand(count, *shape) for end in (pixels.low, pixels.high))
+    tries = (_by_blocks if whole else _by_features)(blocks, known, (low, high), steps)
+    losses = [float(_misfit(blocks, x, known, 200.0).detach()) for x in tries]
+    best = min(range(len(tries)), key=losses.__getitem__)
+    return Recovered(tries[best], labels, losses[best])
+
+
+def _by_blocks(blocks: Sequence[_Block], whole: _Known, bounds: Bounds, steps: int) -> Tries:
+    """The image from the input of each block in turn, the last one's first, and again from all at once."""
+    low, high = bounds
+    half, middle = (high - low) / 2, (low + high) / 2
+    known = whole
+    for depth in range(len(blocks) - 1, 0, -1):
+        before = blocks[depth - 1]
+        start = torch.full_like(_outputs(blocks[:depth], low), before.scale / 2)
+        mine = known._replace(slopes=whole.slopes[2 * depth :][:2])
+        positive = torch.zeros_like(start), torch.full_like(start, torch.inf)
+        unit = torch.full_like(start, 1.6 * before.scale)
+        found = _seek(blocks[depth : depth + 1], start, mine, positive, unit, steps, 0.3, (0.3, 100.0))
+        back = _pulled(blocks[depth], found, known.pulls * (known.outputs > 0), 100.0)
+        fires = found > 0.02 * before.scale
+        known = _Known(found * fires, back * fires, whole.slopes)
+    mine = known._replace(slopes=whole.slopes[:2])
+    first = _seek(blocks[:1], middle, mine, bounds, half, steps, TV, (1.0, 500.0), trust=10.0)
+    starts = [(first, 5.0), (middle, 1.0)] if len(blocks) > 1 else []
+    return [first] + [
+        _seek(blocks, start, whole, bounds, half, steps, TV / 3, (sharp, 200.0)) for start, sharp in starts
+    ]
+
+
+def _by_features(blocks: Sequence[_Block], known: _Known, bounds: Bounds, steps: int) -> Tries:
+    """Images with given features: of those the smoother ones, as features fix less than all."""
+    half, tv = (bounds[1] - bounds[0]) / 2, TV / 10
+    starts = bounds[0] + half, bounds[0]
+    return [_seek(blocks, x, known, bounds, half, steps, tv, (1.0, 200.0), keep=tv / 30) for x in starts]
+
+
+def _labels(release: Observed, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+    """The class of each image, ``(B,)`` int64: the one whose loss pulls back what was found."""
+    first, *others = split(release.model, "model").head.children()
+    inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
+    outputs = nn.Sequential(*others)(inputs)
+    wrong = []
+    for label in range(outputs.shape[1]):
+        same = torch.full((len(outputs),), label)
+        loss = F.cross_entropy(outputs, same, label_smoothing=release.schedule.smoothing)
+        (slopes,) = torch.autograd.grad(loss, inputs, retain_graph=True)
+        wrong.append((slopes - deltas).square().sum(1))
+    least, labels = (torch.stack(wrong) / deltas.square().sum(1)).min(0)
+    if len(labels) > 1 and not least.max() < 0.01:
+        raise ArgumentError("count", len(labels), FEW)
+    return labels
+
+
+def factors(
+    weight: torch.Tensor, bias: torch.Tensor, count: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What went into a linear layer before a ReLU, and the slopes that came back, from its gradient.
+
+    The gradient's row space is spanned by the inputs. A combination of its left singular vectors that is zero
+    in more places than it was made to be is the slopes of one image.
+
+    Args:
+        weight: ``(U, N)``, gradient of the weights: ``sum_b delta_b f_b^T``.
+        bias: ``(U,)``, of the biases: ``sum_b delta_b``.
+
+    Returns:
+        f ``(B, N)``, 0 or more, and delta ``(B, U)`` float64, in no order.
+
+    Raises:
+        ArgumentError: the gradient has fewer than B directions, or too few zeros to tell them apart.
+    """
+    left, sizes, _ = torch.linalg.svd(weight.double(), full_matrices=False)
+    if count > len(sizes) or not sizes[count - 1] > 1e-6 * sizes[0]:
+        raise ArgumentError("count", count, "at most the rank of the first linear layer's gradient")
+    left = left[:, :count]
+    rows = left.norm(dim=1)
+    unit = (left / rows[:, None])[rows > ZERO * rows.max()]
+    chosen = left.new_ones(1, 1)
+    if count > 1:
+        draw = torch_generator(seed, "layers", "factors")
+        places = torch.rand(4000, len(unit), generator=draw).topk(count - 1, dim=1).indices
+        ways = torch.linalg.svd(unit[places], full_matrices=True)[2][:, -1]  # zero in those places, (4000, B)
+        zeros = ((unit @ ways.T).abs() < ZERO).sum(0)
+        chosen = ways[:0]
+        for way in ways[zeros.argsort(descending=True)][: int((zeros >= count).sum())]:
+            tried = torch.cat([chosen, way[None]])
+            if torch.linalg.svdvals(tried)[-1] > 1e-3:
+                chosen = tried
+            if len(chosen) == count:
+                break
+    if len(chosen) < count:
+        raise ArgumentError("count", count, FEW)
+    directions = left @ chosen.T  # (U, B)
+    deltas = directions * torch.linalg.lstsq(directions, bias.double()[:, None]).solution[:, 0]
+    features = torch.linalg.lstsq(deltas, weight.double()).solution
+    clear = features > ZERO * features.amax(1, keepdim=True)  # a unit that rounding alone lets fire does not
+    return features * clear, deltas.T
+
+
+def _parts(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
+    """The blocks before the first linear layer, and its name."""
+    if not isinstance(model, nn.Sequential):
+        raise ArgumentError("release.model", type(model).__name__, ALLOWED)
+    parts = split(model, "model")
+    layers = list(parts.extractor.named_children())
+    head = list(parts.head.named_children())
+    blocks: list[_Block] = []
+    kinds = [type(layer) for _, layer in layers]
+    sound = kinds == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] * (len(kinds) // 3) + [nn.Flatten]
+    if not sound or not isinstance(head[0][1], nn.Linear) or head[0][1].bias is None:
+        raise ArgumentError("release.model", " ".join(kind.__name__ for kind in kinds), ALLOWED)
+    x = noise
+    for (name, first), (_, last) in zip(layers[0:-1:3], layers[2::3], strict=True):
+        convolution, pool = cast(nn.Conv2d, first), cast(nn.MaxPool2d, last)  # as kinds says
+        side = pool.kernel_size
+        plain = (pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (side, 0, 1, False)
+        zeros = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
+        if not isinstance(side, int) or not plain or not zeros or convolution.bias is None:
+            raise ArgumentError("release.model", f"{convolution}, {pool}", "windows side by side, and a bias")
+        with torch.no_grad():
+            windows = _windows(convolution(x.to(convolution.weight)), side)
+            x = windows.amax(-1).relu()
+        blocks.append(_Block(name, convolution, side, float(windows.std(-1).mean()), float(x.mean())))
+    return blocks, head[0][0]
+
+
+def _windows(maps: torch.Tensor, side: int) -> torch.Tensor:
+    """``(B, C, H, W)`` to ``(B, C, H / side, W / side, side^2)``, without what is left over at the edges."""
+    across = maps.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, side, side)
+    return across.flatten(4)
+
+
+def _outputs(blocks: Sequence[_Block], x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        with torch.no_grad():
+            maps = block.convolution(x.to(block.convolution.weight))
+            x = F.max_pool2d(maps, block.pool).relu()
+    return x
+
+
+def _run(
+    blocks: Sequence[_Block],
+    x: torch.Tensor,
+    weights: Weights,
+    sharp: float,
+    patterns: Patterns | None = None,
+) -> tuple[torch.Tensor, Patterns]:
+    """Softened outputs of a chain before its last ReLU, and who won and fired; with patterns, under these."""
+    seen: Patterns = []
+    for at, block in enumerate(blocks):
+        own = block.convolution
+        maps = F.conv2d(
+            x, weights[2 * at], weights[2 * at + 1], own.stride, own.padding, own.dilation, own.groups
+        )
+        windows = _windows(maps, block.pool)
+        if patterns is None:
+            wins = (windows * (sharp / block.unit)).softmax(-1)
+            x = (wins * windows).sum(-1)
+            fires = torch.sigmoid(x * (2 * sharp / block.unit))
+        else:
+            wins, fires = patterns[at]
+            x = (wins * windows).sum(-1)
+        seen.append((wins, fires))
+        if at < len(blocks) - 1:
+            x = x * fires
+    return x, seen
+
+
+def _weights(blocks: Sequence[_Block]) -> Weights:
+    return tuple(own.detach() for block in blocks for own in block.convolution.parameters())
+
+
+def _misfit(
+    blocks: Sequence[_Block], x: torch.Tensor, known: _Known, sharp: float, trust: float = 1.0
+) -> torch.Tensor:
+    """Relative squared errors of outputs, summed over images, and of each weight's gradient."""
+    weights = _weights(blocks)
+    _, patterns = _run(blocks, x, weights, sharp)
+    fires = known.outputs > 0
+
+    def chain(*weights: torch.Tensor) -> torch.Tensor:
+        return _run(blocks, x, weights, sharp, patterns)[0]
+
+    if known.slopes:
+        outputs, pull = vjp(chain, *weights)[:2]
+    else:
+        outputs, pull = chain(*weights), None
+    wrong = torch.where(fires, outputs - known.outputs, outputs.relu()).square().flatten(1).sum(1)
+    loss = trust * (wrong / known.outputs.square().flatten(1).sum(1)).sum()
+    gradient = pull(known.pulls * fires) if pull else ()
+    for found, true in zip(gradient, known.slopes, strict=True):
+        loss = loss + (found - true).square().sum() / true.square().sum()
+    return loss
+
+
+def _pulled(block: _Block, x: torch.Tensor, pulls: torch.Tensor, sharp: float) -> torch.Tensor:
+    """What is pulled back to a block's input, under the pattern that it has there."""
+    weights = _weights([block])
+    _, patterns = _run([block], x, weights, sharp)
+    pulled: torch.Tensor = vjp(lambda x: _run([block], x, weights, sharp, patterns)[0], x)[1](pulls)[0]
+    return pulled
+
+
+def _seek(
+    blocks: Sequence[_Block],
+    start: torch.Tensor,
+    known: _Known,
+    bounds: Bounds,
+    unit: torch.Tensor,
+    steps: int,
+    tv: float,
+    sharp: tuple[float, float],
+    trust: float = 1.0,
+    keep: float = 0.0,
+) -> torch.Tensor:
+    """A chain's input: Adam, while winners are sharpened and total variation is let go, down to ``keep``."""
+    x = (start / unit).requires_grad_()
+    optimiser = torch.optim.Adam([x], LR, betas=(0.9, 0.99))
+    for step in range(steps):
+        share = step / steps
+        optimiser.param_groups[0]["lr"] = LR * max(1 - share, 0.02)
+        now = sharp[0] * (sharp[1] / sharp[0]) ** share
+        rough = sum(x.diff(dim=dim).abs().mean((0, 2, 3)).sum() for dim in (-1, -2)) * len(x)
+        loss = _misfit(blocks, x * unit, known, now, trust) + max(tv * (1 - share) ** 2, keep) * rough
+        (x.grad,) = torch.autograd.grad(loss, x)
+        optimiser.step()
+        with torch.no_grad():
+            x.copy_((x * unit).maximum(bounds[0]).minimum(bounds[1]) / unit)
+    return (x * unit).detach()

@@ -1,0 +1,247 @@
+"""Every mechanism attacked, and what that shows beside what is claimed.
+
+Single releases are attacked in :mod:`fedstill.attacks.worlds`; here records are planted in what learns with
+DP-SGD, and looked for in what it has learned. How many records there are sets the rate of sampling and
+counts as known. So a record that is left out leaves a blank in its place: numbers that are none, whose
+gradient counts nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+from fedstill.attacks import worlds
+from fedstill.attacks.candidates import merged
+from fedstill.attacks.worlds import LOCAL, SHAPE, UNHEARD, Distinguisher, World, digits
+from fedstill.core.dataset import TensorData
+from fedstill.core.seeds import derive, torch_generator
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, discriminant, one_run, repeated
+from fedstill.privacy.events import Event
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.protocol.local_config import LocalConfig
+
+RATE = 1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
+
+
+def steps(
+    noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, seed: int = 0
+) -> Distinguisher:
+    """All steps of a private training, seen from outside: what each added to the network.
+
+    The record is one very bright pixel that the digits leave dark: its clipped gradient is a direction of its
+    own. Seen are each step along that direction, how far apart steps are, and how likely all of them are with
+    the record rather than without, if everything is as it is claimed.
+    """
+    privacy = DPSGD(training=StepsConfig(noise=noise))
+    local = replace(LOCAL, least_steps=taken, batch=batch, lr=RATE, lr_end=RATE)
+    others = digits(seed).subset(torch.arange(records - 1))
+    inputs = torch.zeros(1, *SHAPE)
+    inputs[0, 0, 0, 0] = 1000.0
+    record = TensorData(inputs, torch.tensor([1]))
+    both = [World(merged([first, others]), privacy, local, secret=seed) for first in (blank(record), record)]
+    untrained = copy.deepcopy(both[0].node.model.state_dict())
+
+    def see(there: bool, run: int) -> torch.Tensor:
+        world = both[there]
+        world.node.model.load_state_dict(untrained)
+        world.node.asking = f"run {run}"  # names the draws: each run has its own
+        return _features(_moves(world, record, taken, batch), noise, batch / records)
+
+    see(True, 0)
+    both[True].ask("examine", x=inputs)
+    return Distinguisher("dp-sgd", f"each of {taken} steps of training", both[True].spent(), see)
+
+
+def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
+    """The steps that a critic takes on half of two records, one for each question.
+
+    Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
+    """
+    privacy = NoisyOutputs(
+        critic=StepsConfig(noise=noise, clip=1e-3),  # every gradient is longer
+        outputs=OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0),
+    )
+    pair = digits(seed).subset(torch.arange(2))
+    record, other = pair.subset(torch.tensor([0])), pair.subset(torch.tensor([1]))
+    both = [
+        World(merged([first, other]), privacy, LocalConfig(epochs=1), secret=seed, critics=True)
+        for first in (blank(record), record)
+    ]
+    module = both[0].node.modules["critic"]
+    untrained, x = copy.deepcopy(module.state_dict()), torch.zeros(1, *SHAPE)
+    along = _unit(module, lambda D: F.softplus(D(record.inputs)).mean())
+
+    def step(world: World) -> torch.Tensor:
+        learns, optimiser = world.node.modules["critic"], world.node.optimisers["critic"]
+        learns.load_state_dict(untrained)
+        optimiser.state.clear()
+        world.ask("examine", x=x)
+        kept = [optimiser.state[own]["exp_avg"].flatten() for own in learns.parameters()]
+        gradient = torch.cat(kept) / (1 - optimiser.defaults["betas"][0])
+        moved: torch.Tensor = gradient @ along / privacy.critic.clip
+        return moved
+
+    def see(there: bool, run: int) -> torch.Tensor:
+        return torch.stack([step(both[there]) for _ in range(asked)])
+
+    see(False, 0)
+    return Distinguisher("critic", f"each of {asked} steps of a critic", both[0].spent(), see)
+
+
+def blank(record: TensorData) -> TensorData:
+    """What counts as a record and teaches nothing."""
+    return TensorData(torch.full_like(record.inputs, math.nan), record.targets)
+
+
+def _moves(world: World, record: TensorData, taken: int, batch: int) -> torch.Tensor:
+    """The noisy sum of clipped gradients of each step along the record's own gradient: ``(steps,)``."""
+    model, moves = world.node.model, []
+    for step in range(taken):
+        weights = parameters_to_vector(model.parameters()).detach()
+        along = _unit(model, lambda D: F.cross_entropy(D(record.inputs), record.targets))
+        world.learn(step, 1)
+        moves.append((weights - parameters_to_vector(model.parameters()).detach()) @ along * batch / RATE)
+    return torch.stack(moves)
+
+
+def _unit(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
+    copied = copy.deepcopy(model).requires_grad_(True)
+    with torch.enable_grad():
+        own = torch.autograd.grad(loss(copied), list(copied.parameters()))
+    flat = torch.cat([part.flatten() for part in own])
+    unit: torch.Tensor = flat / flat.norm().clamp(min=1e-30)
+    return unit
+
+
+def _features(moves: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
+    """The moves, their spread, and the logarithm of how likely they are with the record over without."""
+    event = Event("gaussian", noise, rate)
+    sampled = ((moves - 0.5) / event.noise**2).double().clamp(-300, 300)
+    likely = torch.log1p(event.rate * torch.expm1(sampled)).sum()
+    return torch.cat([moves.double(), (moves.max() - moves.min()).view(1).double(), likely.view(1)])
+
+
+DELTA = 1e-5
+Audit = Callable[[int], "Finding"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an audit has shown.
+
+    Args:
+        claimed: epsilon that the audit log says it costs, an upper bound.
+        shown: epsilon that it costs at least, whatever its noise.
+        as_claimed: the same if its noise is of the kind that is claimed; None where that was not computed.
+        refuted: whether the claim is too small, at any delta.
+        runs: how often the mechanism was run.
+    """
+
+    mechanism: str
+    on: str
+    claimed: float
+    shown: float
+    as_claimed: float | None
+    refuted: bool
+    runs: int
+    seconds: float
+
+
+def audit(attack: Distinguisher, runs: int, confidence: float = CONFIDENCE) -> Finding:
+    """Run an attack so often without the record, and as often with it.
+
+    Raises:
+        ArgumentError: fewer than 6 runs.
+    """
+    start = time.perf_counter()
+    seen = [torch.stack([attack.see(there, run) for run in range(runs)]) for there in (False, True)]
+    evidence = repeated(*discriminant(*seen), DELTA, confidence)
+    return Finding(
+        mechanism=attack.mechanism,
+        on=attack.on,
+        claimed=epsilon(attack.claimed, DELTA),
+        shown=evidence.epsilon(DELTA),
+        as_claimed=evidence.as_claimed(attack.claimed, DELTA),
+        refuted=evidence.refutes(attack.claimed),
+        runs=2 * runs,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def audit_one_run(
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+    *,
+    noise: float = 1.0,
+    canaries: int = 400,
+    records: int = 100,
+    epochs: float = 10,
+    batch: int = 125,
+    guessed: float = 0.25,
+) -> Finding:
+    """One private training with many planted records, each there or not by a coin of its own.
+
+    They are images of noise with labels of chance. Then the node is asked about them, and who does best by
+    the trained network is guessed to have been there, who does worst is not.
+    """
+    start = time.perf_counter()
+    generator = torch_generator(seed, "audit", "canaries")
+    planted = TensorData(
+        torch.rand(canaries, *SHAPE, generator=generator).round() * 2 - 1,
+        torch.randint(10, (canaries,), generator=generator),
+    )
+    there = torch.rand(canaries, generator=generator) < 0.5
+    left = TensorData(torch.where(there.view(-1, 1, 1, 1), planted.inputs, math.nan), planted.targets)
+    world = World(
+        merged([digits(seed, 10).subset(torch.arange(records)), left]),
+        DPSGD(training=StepsConfig(noise=noise)),
+        LocalConfig(epochs=epochs, batch=batch, lr=1e-2, lr_end=1e-3, smoothing=0),
+        secret=derive(seed, "audit", "one run"),
+        model="mlp:64",
+        classes=10,
+        rows=canaries,
+    )
+    world.learn()
+    told = world.ask("examine", x=planted.inputs)["logits"]  # (m, 10)
+    losses = F.cross_entropy(told, planted.targets, reduction="none")
+    order, each = losses.argsort(), max(1, int(guessed * canaries))
+    correct = int(there[order[:each]].sum() + (~there[order[-each:]]).sum())
+    claimed = epsilon(world.spent(), DELTA)
+    shown = one_run(canaries, 2 * each, correct, DELTA, confidence)
+    on = f"answers about {canaries} planted records"
+    seconds = time.perf_counter() - start
+    return Finding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
+
+
+def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
+    return lambda seed: audit(make(seed=seed, **options), runs)
+
+
+AUDITS: Mapping[str, tuple[Audit, ...]] = {
+    "counts": (_of(worlds.counts, 2000),),
+    "dp-sgd": (_of(steps, 1500), audit_one_run),
+    "critic": (_of(critic, 800),),
+    "pate": (
+        _of(worlds.votes, 2000),
+        _of(worlds.votes, 2000, release="label"),
+        _of(worlds.gradients, 2000, mechanism="pate"),
+    ),
+    "noisy-outputs": (
+        _of(worlds.outputs, 2000),
+        _of(worlds.outputs, 2000, how="gaussian"),
+        _of(worlds.gradients, 2000),
+    ),
+}
+"""By what is audited, each given the seed of data and noise."""

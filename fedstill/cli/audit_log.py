@@ -1,0 +1,156 @@
+"""``fedstill audit``: what left a node, and what it cost its records' privacy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.arguments import Given, dispatch, number
+from fedstill.cli.audit_log_tables import priced, print_entries, print_totals
+from fedstill.cli.console import plain
+from fedstill.core.errors import ArgumentError, FedstillError
+
+if TYPE_CHECKING:
+    from fedstill.node.audit_log import AuditLog
+    from fedstill.privacy.config import PrivacyConfig
+
+HELP = """\
+The audit log of a node: every release, what it cost, and what all of them cost together.
+
+usage:
+  fedstill audit show PATH [--last N] [--delta D]   what left, when, to which run, under which rule, at which
+                                             price: the last N entries (default: 20; 0 is all), and totals
+                                             with epsilon at delta D (default: the node's, or 1e-5), and what
+                                             is left of the node's budgets
+  fedstill audit verify PATH                 whether it is whole and unchanged; exits with 2 if not
+  fedstill audit export PATH --out FILE [--whole]   every entry as JSON lines (FILE.jsonl); --whole with the
+                                             fingerprints by which entries can be checked: keep that to
+                                             yourself, since they follow from your records, and tell who has
+                                             the node's secret whether guesses at them are right
+  fedstill audit settle PATH --because TEXT  accept it, as its owner, after verify has found something wrong;
+                                             the reason is kept in it, and what is known to have been spent
+                                             is charged again
+
+PATH is a node's folder, a run's folder, or the .sqlite file itself.
+"""
+
+MAGIC = b"SQLite format 3\0"  # how a log's file begins
+SECRET = ("content", "after", "left", "hash")  # follow from the records, or from what does
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A log's file, and the folder and privacy of the node whose it is, if it is a node's."""
+
+    file: Path
+    folder: Path | None = None
+    privacy: PrivacyConfig | None = None
+
+
+def main(words: list[str]) -> None:
+    """``fedstill audit ...``."""
+    commands = {"show": _show, "verify": _verify, "export": _export, "settle": _settle}
+    dispatch("audit", words, HELP, commands)
+
+
+def _place(path: Path) -> _Place:
+    from fedstill.node import audit_file, owner_folder
+    from fedstill.node.audit_log import FILE
+
+    folder = path if path.is_dir() else path.parent
+    place = _Place(folder / FILE)
+    if (folder / owner_folder.FILE).is_file():
+        file = owner_folder.read(folder)
+        place = _Place(audit_file.audit_file(file, folder), folder, file.privacy)
+    elif path.is_dir() and not place.file.is_file():
+        raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
+    if not path.is_dir() and place.file.resolve() != path.resolve():
+        place = _Place(path)
+    if not place.file.exists() and audit_file.gone(place.file, place.folder) is None:
+        raise FedstillError(f"{place.file} is not there: nothing has been charged to it")
+    return place
+
+
+@contextmanager
+def _opened(place: _Place, *, write: bool = False) -> Iterator[AuditLog]:
+    from fedstill.node import audit_file
+    from fedstill.node.audit_log import AuditLog
+
+    lost = audit_file.gone(place.file, place.folder)
+    if lost is not None and not write:
+        raise FedstillError(f"{place.file} {lost}: put it back, or `fedstill audit settle` starts it anew")
+    if lost is None and not place.file.with_name(f"{place.file.name}.head").exists():
+        with place.file.open("rb") as stream:
+            if stream.read(len(MAGIC)) != MAGIC:  # nothing says that it ever was one
+                raise FedstillError(f"{place.file} is no audit log")
+    audit = AuditLog(place.file, read_only=not write)
+    try:
+        yield audit
+    finally:
+        audit.close()
+
+
+def _show(given: Given) -> None:
+    place = _place(Path(given.places[0]))
+    allowed = "a whole number from 0 (all) up"
+    most = number("--last", given.get("--last") or "20", int, lambda value: value >= 0, allowed)
+    own = 1e-5 if place.privacy is None else place.privacy.delta
+    within, allowed = (lambda value: 0 < value < 1), "above 0 and below 1"
+    at = number("--delta", given.get("--delta") or str(own), float, within, allowed)
+
+    console = plain()
+    with _opened(place) as audit:
+        entries = list(audit.entries())
+        console.print(f"audit log {place.file}", soft_wrap=True)
+        if audit.trouble is not None:
+            console.print(f"NOT SOUND: {audit.trouble}.", style="bold", soft_wrap=True)
+        if not entries:
+            console.print("Nothing has left.")
+            return
+        print_entries(console, entries[-most:], len(entries))
+        print_totals(console, audit, entries, at, place.privacy)
+
+
+def _verify(given: Given) -> None:
+    place = _place(Path(given.places[0]))
+    with _opened(place) as audit:
+        audit.verify()
+        count = sum(1 for _ in audit.entries())
+    shown = "1 entry" if count == 1 else f"{count} entries"
+    print(f"{place.file}: {shown}: hashes, totals and head agree")
+
+
+def _export(given: Given) -> None:
+    from fedstill.core.file_permissions import opener
+
+    place, to, whole = _place(Path(given.places[0])), given.path("--out"), "--whole" in given
+    if to.suffix != ".jsonl":
+        raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
+    if to.exists():
+        raise ArgumentError("--out", str(to), "a file that is not there yet")
+    with _opened(place) as audit, open(to, "x", encoding="utf-8", opener=opener) as file:
+        for entry in audit.entries():
+            told = {name: value for name, value in entry.items() if whole or name not in SECRET}
+            file.write(json.dumps(told) + "\n")
+        print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
+        if audit.trouble is not None:
+            raise FedstillError(f"{place.file} is not sound, and {to} holds it as it is: {audit.trouble}")
+
+
+def _settle(given: Given) -> None:
+    from fedstill.node import audit_file
+
+    place = _place(Path(given.places[0]))
+    lost = audit_file.gone(place.file, place.folder)
+    with _opened(place, write=True) as audit:
+        before = max((entry["entry"] for entry in audit.entries()), default=0)
+        trouble = audit.trouble or lost
+        audit.settle(given.options["--because"][-1], gone=lost is not None)
+        again = [entry for entry in audit.entries(before + 1) if entry["run"]]
+    print(f"Settled: {trouble}.")
+    for entry in again:
+        print(f"Charged again to {entry['payer']}, run {entry['run']}: {priced(entry)}.")

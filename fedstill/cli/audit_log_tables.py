@@ -1,0 +1,173 @@
+"""What ``fedstill audit show`` prints, in 80 columns: a log's entries, and what they add up to."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.console import columns
+from fedstill.cli.privacy import budgets, left, up
+from fedstill.core.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstill.node.audit_log import AuditLog
+    from fedstill.privacy.config import Accountant, PrivacyConfig
+
+MANY = 6  # prices that are shown of all that was paid
+
+
+def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -> None:
+    """One table of what happened, and one of the rules that it names by letter: there are few of these."""
+    from fedstill.node.audit_entries import DATA, REFUSED, SETTLED
+
+    told = dict.fromkeys(entry["rule"] for entry in entries if entry["part"] not in (SETTLED, REFUSED))
+    rules = {rule: _letters(number) for number, rule in enumerate(told)}
+    named = any(entry["payer"] != DATA for entry in entries)  # a simulation's log has several nodes
+    table = columns(
+        "entry",
+        "when (UTC)",
+        "run, node" if named else "run",
+        "what left",
+        "rule",
+        "price",
+        justify="right",
+        no_wrap=True,
+    )
+    for place, width in ((1, 10), (2, 15), (3, 22)):
+        table.columns[place].max_width = width
+    table.columns[1].width = 10
+    table.columns[4].no_wrap = True
+    for entry in entries:
+        when = str(entry["at"])[:19].replace("T", "\n")
+        run = entry["run"] if len(entry["run"]) <= 15 else f"{entry['run'][:8]}…"  # the totals have it whole
+        to = run if entry["payer"] == DATA else f"{run}\n{entry['payer']}"
+        letters, price = rules.get(entry["rule"], ""), "" if entry["part"] == REFUSED else priced(entry, "\n")
+        table.add_row(str(entry["entry"]), when, to, _what(entry), letters, price)
+    console.print()
+    console.print(table)
+    for before, after in pairwise(entry["entry"] for entry in entries):
+        if after > before + 1:
+            one, more = f"Entry {before + 1} is", f"Entries {before + 1} to {after - 1} are"
+            lost = one if after == before + 2 else more
+            console.print(f"{lost} lost, and their numbers are not used again.")
+    if len(entries) < count:
+        console.print(f"These are the last {len(entries)} of {count} entries; --last 0 shows all.")
+    legend = columns("rule", "what is done before it leaves", no_wrap=True)
+    for rule, letters in rules.items():
+        legend.add_row(letters, rule)
+    console.print()
+    console.print(legend)
+    _explain(console, {kind for entry in entries for kind in entry["up"]})
+    console.print()
+
+
+def _explain(console: Console, kinds: set[str]) -> None:
+    """What the questions and the kinds are that entries name."""
+    from fedstill.protocol.kinds import kind_named
+
+    console.print(
+        "What left is named by the method's question, its number and its part: the answer, or the gradient "
+        "that the server asked back through it. In it are, by kind:"
+    )
+    for kind in sorted(kinds):
+        console.print(f"  {kind}: {kind_named(kind).says or 'not declared by any method here'}")
+
+
+def _letters(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ...
+
+    >>> _letters(0), _letters(25), _letters(26)
+    ('A', 'Z', 'AA')
+    """
+    return (_letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
+
+
+def _what(entry: Mapping[str, Any]) -> str:
+    from fedstill.core.text_format import human_bytes
+    from fedstill.node.audit_entries import KEPT, REFUSED, SETTLED
+
+    asked = f"{entry['question']} {entry['number']}" if entry["number"] >= 0 else entry["question"]
+    if entry["part"] == SETTLED:
+        return f"settled by the owner: {entry['rule']}"
+    if entry["part"] == REFUSED:
+        return f"{asked}, refused: {entry['rule']}"
+    if entry["part"] == KEPT:
+        return f"{entry['question']} kept,\nto leave again"
+    kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(entry["up"].items()))
+    asked = asked if asked == entry["part"] else f"{asked}, {entry['part']}"
+    return f"{asked}\n{kinds or 'nothing'}"
+
+
+def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
+    """What one entry cost, in words."""
+    parts = events(entry["price"])
+    if entry["bare"]:
+        parts.append("no guarantee" if entry["bare"] == 1 else f"no guarantee, {entry['bare']} times")
+    return between.join(parts) or "free"
+
+
+def events(price: Mapping[str, int]) -> list[str]:
+    """Events and how often each, numbers to four digits."""
+    short = [re.sub(r"\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", event) for event in price]
+    return [
+        event if times == 1 else f"{times} x {event}"
+        for event, times in zip(short, price.values(), strict=True)
+    ]
+
+
+def print_totals(
+    console: Console,
+    audit: AuditLog,
+    entries: list[dict[str, Any]],
+    delta: float,
+    privacy: PrivacyConfig | None,
+) -> None:
+    """One table of what each run, and all runs of a payer, have cost at delta.
+
+    Args:
+        console: where to.
+        audit: with the entries.
+        entries: all of them.
+        delta: of the epsilons that are shown; budgets have their own.
+        privacy: the owner's: by which accountant, and what is left of its budgets. None: neither is known.
+    """
+    from fedstill.node.audit_entries import ALL, DATA, RELEASES
+    from fedstill.privacy.accounting import epsilon
+    from fedstill.privacy.events import from_text
+
+    limited = privacy is not None and math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
+    heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
+    table = columns(*heads, *(["left"] if limited else []), left=2)
+    accountant: Accountant = "pld" if privacy is None else privacy.accountant
+    gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
+    runs: dict[str, list[str]] = {}
+    for payer, run in audit.sums.spent:
+        if run != ALL:
+            runs.setdefault(payer, []).append(run)
+    paid: list[str] = []
+    for payer, names in runs.items():
+        own = privacy if limited and payer == DATA else None
+        for run in names if len(names) == 1 and own is None else [*names, ALL]:
+            spent = audit.spent(payer, run)
+            price, bare = (spent.run, spent.bare_run) if run else (spent.total, spent.bare_total)
+            count = gone[payer, run] if run else sum(gone[payer, name] for name in names)
+            try:
+                said = "no guarantee" if bare else up(epsilon(from_text(price), delta, accountant))
+                kept = "" if own is None else left(own, price, bare, over_all=not run)
+            except ArgumentError:  # an edited entry
+                said = kept = "not known"
+            table.add_row(payer, run or "all runs", str(count), str(bare), said, kept)
+        prices = events(audit.spent(payer, ALL).total)
+        more = f" and {len(prices) - MANY} other prices" if len(prices) > MANY else ""
+        paid.append(f"Paid in all for {payer}: {', '.join(prices[:MANY]) or 'nothing'}{more}.")
+    console.print(table)
+    if privacy is not None and limited:
+        console.print(f"Budgets, by {accountant.upper()}: {'; '.join(budgets(privacy))}.")
+    for line in paid:
+        console.print(line)

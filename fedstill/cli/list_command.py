@@ -1,0 +1,135 @@
+"""``fedstill list``: what can be named, what a method asks of those who take part, which tasks it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.arguments import Given
+from fedstill.cli.console import columns, print_facts
+from fedstill.core.errors import FedstillError, UnknownName
+from fedstill.runs import presets
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What a comparison does not tell for each method, since all methods of one share its task and its nodes.
+MORE_NEEDS: Mapping[str, str] = {
+    "trainable": "node models that can be trained",
+    "joins_public": "public data in the nodes' training",
+    "images": "images as inputs",
+    "one_label": "one label for each input",
+    "maps": "label maps",
+    "no_maps": "inputs not made from label maps",
+    "vectors": "one output vector for each input",
+}
+
+
+def names(given: Given) -> None:
+    """Methods, tasks, data sets, models; or more of one of them."""
+    from rich.console import Console
+
+    from fedstill.protocol.method import METHODS
+
+    console, what = Console(), given.places[0] if given.places else None
+    if what is None:
+        _print_names(console)
+    elif what == "presets":
+        for name in presets.names():
+            console.print(f"{name:<30} {presets.describe(name)}", soft_wrap=True, highlight=False)
+    elif what == "tasks":
+        _print_tasks(console)
+    elif what in METHODS:
+        _print_method(what, console)
+    else:
+        raise UnknownName("method", what, [*METHODS, "presets", "tasks"])
+
+
+def _print_names(console: Console) -> None:
+    """All methods with title and paper, or why one cannot be imported; what else can be named."""
+    from fedstill.attacks.attack import ATTACKS
+    from fedstill.data.config import DATA
+    from fedstill.data.split_base import SPLITS
+    from fedstill.models import MODELS
+    from fedstill.privacy.config import MECHANISMS
+    from fedstill.protocol.method import METHODS
+    from fedstill.tasks import ENSEMBLES, TASKS
+
+    methods = {}
+    for name in METHODS:
+        try:
+            methods[name] = f"{METHODS[name].title}, {METHODS[name].paper}"
+        except FedstillError as error:
+            methods[name] = str(error)
+    print_facts(console, methods, indent="")
+    found: dict[str, Mapping[str, Any]] = {
+        "tasks": TASKS,
+        "data sets": DATA,
+        "splits": SPLITS,
+        "models": MODELS,
+        "ensembles": ENSEMBLES,
+        "mechanisms": MECHANISMS,
+        "attacks": ATTACKS,
+    }
+    few = f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets"
+    told = {what: ", ".join(names) for what, names in found.items()}
+    print_facts(console, {**told, "presets": few}, indent="")
+    console.print("More of one method: fedstill list METHOD; which runs which task: fedstill list tasks")
+
+
+def _print_method(name: str, console: Console) -> None:
+    """What a method asks with its default options, of the first task that it can learn."""
+    from fedstill.compare.comparison_file import questions, what_leaves
+    from fedstill.protocol.method import METHODS
+    from fedstill.report.result import CENTRAL
+    from fedstill.report.run_levels import NEEDS
+    from fedstill.runs.config import from_dict
+
+    method = METHODS[name]()
+    needs, tasks = vars(method.needs()), tasks_by_method()[name]
+    run = from_dict({"method": {"name": name}, "task": {"name": next(t for t in tasks if not tasks[t])}})
+    asked = [
+        question.name + (f" x{question.times}" if question.times > 1 else "")
+        for question in questions(run).values()
+    ]
+    needed = [words for key, words in {**NEEDS, **MORE_NEEDS}.items() if needs[key]]
+    facts = {
+        name: f"{method.title}, {method.paper}",
+        "leaves a node": ", ".join(what_leaves(run)) or "nothing",
+        "needs": ", ".join(needed) or "nothing special",
+        "asks": ", ".join(asked) or "none",
+        "is judged by": CENTRAL[method.central][0],
+    }
+    print_facts(console, facts, indent="")
+
+
+def tasks_by_method() -> dict[str, dict[str, str | None]]:
+    """For each method and task, why it cannot run it; None where it can."""
+    from fedstill.protocol.method import METHODS, refusal
+    from fedstill.tasks import TASKS
+
+    tasks = {name: kind().example() for name, kind in TASKS.working().items()}
+    return {
+        name: {task: refusal(method().needs(), made) for task, made in tasks.items()}
+        for name, method in METHODS.working().items()
+    }
+
+
+def _print_tasks(console: Console) -> None:
+    """The tasks that each method runs, a line a method, and below it the reasons."""
+    found = tasks_by_method()
+    every = list(next(iter(found.values())))
+    table = columns(None, None, no_wrap=True)
+    table.add_row("tasks", ", ".join(every))
+    reasons: dict[str, list[str]] = {}
+    for name, tasks in found.items():
+        refused = [task for task, reason in tasks.items() if reason]
+        some = ", ".join(task for task in every if task not in refused)
+        most = f"all but {', '.join(refused)}" if refused else "all"
+        table.add_row(name, most if len(refused) < len(every) / 2 else some)
+        for reason in dict.fromkeys(filter(None, tasks.values())):
+            reasons.setdefault(reason, []).append(name)
+    console.print(table)
+    console.print()
+    for reason, names in reasons.items():
+        console.print(f"{', '.join(names)}: {reason}", style="dim")

@@ -1,0 +1,123 @@
+"""What ``fedstill node check`` says of a node's privacy: how it is protected, and what it can answer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from fedstill.cli.privacy import left, up
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
+from fedstill.data.stratified_sampling import limit_groups
+from fedstill.node import audit_file
+from fedstill.node.audit_file import Balance
+from fedstill.node.node_file import NodeFile
+from fedstill.node.owner_folder import Examined
+from fedstill.node.privacy_forecast import forecast, objection
+from fedstill.node.protection import unit_notes, wanted
+from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.privacy.accounting import within
+from fedstill.privacy.events import from_text, total
+from fedstill.privacy.statement import state
+from fedstill.protocol.questions import NodeSide
+
+
+def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list[str]:
+    """How the records are protected, and what is left of their budget, in lines."""
+    config, lines = file.privacy, []
+    if not config.protects:
+        lines.append("none: answers leave as they are, without any guarantee")
+    else:
+        lines.append(f"{config.called}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
+    if data is not None:
+        lines += unit_notes([data], [config])
+    for what, most, delta in (
+        ("a run", config.epsilon, config.delta),
+        ("all runs on these data", *config.over_all),
+    ):
+        if math.isfinite(most):
+            lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
+    told = _spent(file, folder)
+    if told is not None and told.trouble is not None:
+        lines.append(f"nothing can be charged: {told.trouble}")
+    elif told is not None and math.isfinite(config.over_all[0]):
+        lines[-1] += f", of which {left(config, told.events, told.bare, over_all=True)} is left"
+    if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
+        again = f"the server names runs, and each may cost {config.epsilon:g} anew"
+        lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
+    return lines
+
+
+def unprotected(
+    file: NodeFile, found: Examined, side: NodeSide, folder: Path | None
+) -> tuple[dict[str, str], str | None, Mechanism | None]:
+    """Which questions the owner's mechanism cannot protect, why no run can be paid for, and that mechanism.
+
+    Args:
+        file: the owner's.
+        found: what could be made of it.
+        side: what the method asks it.
+        folder: the owner's, where the run is known: noise is found for it, and what it costs compared with
+            what is left. None: only what is so in every run is said.
+    """
+    if found.data is None or found.spec is None or not wanted(file.privacy):
+        return {}, None, None
+    config, data = file.privacy, found.data
+    if folder is None:
+        wants = [part for part, table in config.parts.items() if table.noise is None]
+        config = config.with_noise(dict.fromkeys(wants, 1.0))
+    try:
+        data = data if data.groups is None else limit_groups(data, config.group_size)
+        mechanism = Mechanism(file.name, config, side, file.local, len(data), found.spec.make_task())
+    except QuestionRefused as error:
+        return {error.question: error.rule}, None, None
+    except ArgumentError as error:
+        return {}, str(error), None
+    rules = {name: unpriced(mechanism, question) for name, question in side.questions.items()}
+    bare = {name: rule for name, rule in rules.items() if rule is not None}
+    against = (
+        objection(mechanism, file.privacy) if folder is None else refusal(mechanism, _spent(file, folder))
+    )
+    return bare, None if bare and folder is None else against, mechanism
+
+
+def payment(mechanism: Mechanism) -> str:
+    """What a run would cost, by the owner's accountant."""
+    cost, config = forecast(mechanism), mechanism.config
+    if cost.price is None:
+        if objection(mechanism) is not None:
+            return "It would pay nothing, since it would refuse: `fedstill privacy plan` says what."
+        return "Without noise on all that leaves nothing is guaranteed, and no epsilon is known."
+    reached = f"epsilon {up(cost.by(config.accountant))} ({config.accountant.upper()})"
+    return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
+
+
+def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
+    """Why a node would refuse a run as its mechanism charges it, or None.
+
+    Args:
+        mechanism: of the node in the run.
+        spent: what its data have cost so far; None: not known, and the run is held against its own budget.
+    """
+    config, price = mechanism.config, total(mechanism.schedule())
+    so_far = Balance({}) if spent is None else spent
+    if so_far.trouble is not None:
+        return f"nothing can be charged: {so_far.trouble}"
+    if price is None:
+        return objection(mechanism)
+    most, delta = config.over_all
+    if so_far.bare and math.isfinite(most):
+        return "nothing is left: releases without guarantee have left"
+    if not within(price, config.epsilon, config.delta, config.accountant):
+        return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
+    if spent is not None and not within(from_text(spent.events) + price, most, delta, config.accountant):
+        return f"it costs more than is left of the data's budget, epsilon {most:g} at delta {delta:g}"
+    return None
+
+
+def _spent(file: NodeFile, folder: Path) -> Balance | None:
+    """What the audit log says; None where it cannot be read, which is a fault and told as one."""
+    try:
+        return audit_file.spent(file, folder)
+    except FedstillError:
+        return None

@@ -1,0 +1,199 @@
+"""A federation by files: ``fedstill questions``, ``fedstill node answer`` and ``fedstill distil``."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.arguments import HELPS, Given, dispatch, leave
+from fedstill.cli.run import changed, configured, finish, out_folder
+from fedstill.core.errors import ArgumentError, BundleError
+from fedstill.core.text_format import human_bytes
+
+if TYPE_CHECKING:
+    from fedstill.federation.offline_files import Questions
+
+HELP = """\
+A federation by files, where no live link is allowed; for methods that ask all at once.
+
+usage:
+  fedstill questions make PRESET|FILE.toml [--OPTION VALUE ...] [--out FILE] [--key FILE]
+                            all questions of a run, signed
+  fedstill questions show FILE
+                            what a file of questions asks, and whose key signed it
+  fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
+                            at the node whose folder is DIR: train, and answer through its gate
+  fedstill distil ANSWERS ... --questions FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR] [--quiet]
+                            student and report from the nodes' answers; if stopped, once more goes on
+
+  --out FILE         questions.safetensors, or answers-NAME.safetensors; FILE.sig is written beside it
+  --key FILE         the server's private key (default: server.key), made at first use; server.pub beside it
+  --server-key       the server's public key, or its fingerprint as it was read out over the phone
+  --node-keys DIR    the nodes' public keys, DIR/NAME.pub: whoever has none there is refused
+  --out DIR          the run's folder (default: runs/NAME-seedSEED); --quiet hides progress bars
+  --OPTION VALUE     as of `fedstill run`; of `distil` only what changes nothing at the nodes: the student,
+                     how it learns, what is measured; the seed stays that of the questions
+
+Every file is signed. A fingerprint says whose key it was: compare it once, by another way than the file's.
+"""
+
+
+def main(words: list[str]) -> None:
+    """``fedstill questions ...``."""
+    dispatch("questions", words, HELP, {"make": _make, "show": _show})
+
+
+def distil(words: list[str]) -> None:
+    """``fedstill distil ...``."""
+    helped = not words or any(word in HELPS for word in words)
+    dispatch("", ["distil", *(HELPS if helped else words)], HELP, {"distil": _distil})
+
+
+def _make(given: Given) -> None:
+    config = configured(given.places[0], given, "questions make")
+
+    from fedstill.core.run_writer import write_text
+    from fedstill.federation import offline_files, signed_files
+    from fedstill.runs import offline as runs
+    from fedstill.runs.config import to_toml
+    from fedstill.runs.run import COMMAND
+
+    path = given.path("--out", "questions.safetensors")
+    private = given.path("--key", "server.key")
+    questions = runs.make(config)
+    own = signed_files.own_key(private)
+    sha256 = offline_files.write_questions(path, questions, own)
+    write_text(_recipe(path), f"{COMMAND}{given.command}\n\n{to_toml(config)}")
+    _print_questions(questions)
+    _print_facts(
+        {
+            "questions": _described(path),
+            "SHA-256": sha256,
+            "your key": signed_files.fingerprint(signed_files.public_of(own)),
+        }
+    )
+    print(f"Give each node both files, and read the fingerprint of your key out to it. Keep {private} and")
+    print(f"{_recipe(path)}: with them the answers become a student.")
+
+
+def _distil(given: Given) -> None:
+    questions, keys = given.path("--questions"), given.get("--node-keys")
+
+    from fedstill.runs import offline as runs
+    from fedstill.runs.config import load_toml
+
+    recipe = _recipe(questions)
+    if not recipe.is_file():
+        raise BundleError(f"{recipe} is missing: `fedstill questions make` wrote it beside {questions}")
+    asked = load_toml(recipe)
+    config = changed(asked, given.rest, "fedstill distil", given.known)
+    runs.check_later(asked, config)
+    folder = out_folder(given, f"runs/{config.name}-seed{config.seed}")
+    known = None if keys is None else _keys(Path(keys))
+    try:
+        answers = [Path(place) for place in given.places]
+        result = runs.distil(
+            config, questions, answers, folder, keys=known, command=given.command, progress=given.bars
+        )
+    except KeyboardInterrupt:
+        leave("stopped; the same command goes on", 130)
+    finish(folder, result)
+    if result["files"]["missing"]:
+        print(f"No answers came from {', '.join(result['files']['missing'])}, whose keys are in {keys}.")
+    if known is None:
+        print("The nodes' keys were not compared. Have each node read the fingerprint of its key out:")
+        _print_facts({node["node"]: node["signed_by"] for node in result["files"]["answers"]})
+
+
+def _keys(folder: Path) -> dict[str, str]:
+    """Fingerprints of the public keys in a folder, by the name of the node."""
+    from fedstill.federation import signed_files
+
+    found = {
+        path.stem: signed_files.fingerprint(signed_files.read_public(path))
+        for path in sorted(folder.glob("*.pub"))
+    }
+    if not found:
+        raise ArgumentError("--node-keys", str(folder), "a folder with the nodes' public keys, NAME.pub")
+    return found
+
+
+def answer(given: Given) -> None:
+    """``fedstill node answer``: the answers of one node, into a file."""
+    key = given.get("--server-key")
+
+    from fedstill.core.progress import Bars
+    from fedstill.federation import offline_node, signed_files
+    from fedstill.node.host import Host
+
+    folder, file = map(Path, given.places)
+    Host(folder).limit_process()  # which is this command's own
+    with Bars(sys.stderr.isatty()) as bars:
+        reply = offline_node.answer(
+            folder,
+            file,
+            given.path("--out"),
+            server_key=None if key is None else signed_files.expected(key),
+            report=lambda percent: bars.show("local training", percent, 100),
+        )
+    left, mechanisms = reply.left(), reply.replies.mechanisms()
+    known = "as expected" if reply.questions.trusted else "not compared yet"
+    _print_questions(reply.questions)
+    _print_facts(
+        {
+            "asked by": f"{reply.questions.signer} ({known})",
+            "left": ", ".join(f"{kind} {human_bytes(size)}" for kind, size in left.items()) or "nothing",
+            "noise": ", ".join(mechanisms) + ("; no guarantee" if mechanisms == ["none"] else ""),
+            "answers": _described(reply.path),
+            "your key": reply.signer,
+        }
+    )
+    if reply.again:
+        print("These are the answers that left before, byte for byte: nothing more was charged.")
+    print("Give back both files of answers, and read the fingerprint of your key out to the server's people.")
+    if not reply.questions.trusted:
+        print("Before that, have them read out theirs: it must be the one above.")
+
+
+def _show(given: Given) -> None:
+    from fedstill.federation import offline_files
+    from fedstill.protocol.method import METHODS
+    from fedstill.tasks import TASKS
+
+    # Of what is not the package's own that which is installed: a file's word imports nothing else.
+    questions = offline_files.read_questions(
+        Path(given.places[0]), methods=tuple(METHODS), tasks=tuple(TASKS)
+    )
+    _print_questions(questions)
+    _print_facts({"SHA-256": questions.sha256, "signed by": questions.signer})
+
+
+def _described(path: Path) -> str:
+    from fedstill.federation import signed_files
+
+    return f"{path} and {signed_files.signature_of(path).name}, {human_bytes(path.stat().st_size)}"
+
+
+def _recipe(questions: Path) -> Path:
+    """Where the run is kept whose questions these are."""
+    return questions.with_name(questions.name + ".toml")
+
+
+def _print_questions(questions: Questions) -> None:
+    spec, public = questions.plan.spec, questions.public
+    names = Counter(ask.question for ask in questions.asks)
+    facts = {
+        "method": str(questions.plan.method["name"]),
+        "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
+        "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
+        "spec": f"{spec.task.called}, {len(spec.classes)} classes, inputs {' x '.join(map(str, spec.shape))}",
+    }
+    _print_facts(facts)
+
+
+def _print_facts(facts: Mapping[str, str]) -> None:
+    for name, value in facts.items():
+        print(f"{name:<11} {value}")

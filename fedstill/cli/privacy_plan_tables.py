@@ -1,0 +1,197 @@
+"""What a plan of a run's privacy is printed as, in 80 columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstill.cli.audit_log_tables import events
+from fedstill.cli.console import print_facts, print_table
+from fedstill.cli.node_check_privacy import refusal
+from fedstill.cli.privacy import up
+from fedstill.node.audit_file import Balance
+from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
+from fedstill.node.run_mechanism import Mechanism
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.events import Price, as_text, from_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.public import Public
+    from fedstill.privacy.config import PrivacyConfig
+    from fedstill.protocol.local_config import LocalConfig
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as far as its cost depends on it."""
+
+    name: str
+    method: Any
+    spec: InputSpec
+    public: Public | None
+    notes: tuple[str, ...] = ()  # on its unit of privacy: that records belong together, and epsilon is of one
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node that the run is planned for."""
+
+    name: str
+    privacy: PrivacyConfig
+    local: LocalConfig
+    examples: int  # its records, without those that a limit of groups leaves out
+    spent: Balance
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found for a node."""
+
+    place: Place
+    mechanism: Mechanism  # of the run as planned
+    cost: Forecast
+    length: Knob | None  # by what the run can be made longer, and how long it is; None: it costs the same
+    found: str  # the third of noise, steps and epsilon
+
+
+def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None) -> None:
+    """Print what was found for the one node of a folder, or for those of a simulation."""
+    # All nodes have one owner's rules here: the one that pays most, or lasts least, speaks for them.
+    most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
+    if most.found == "steps":
+        most = min(plans, key=lambda plan: plan.length.value if plan.length is not None else math.inf)
+    config, statement = most.mechanism.config, most.mechanism.statement()
+    console.print(f"{run.name} ({run.method.title}), before anything is trained")
+    if not most.mechanism.protects:
+        facts = {"mechanism": "none: releases leave as they are, without any guarantee"}
+    else:
+        facts = {
+            "mechanism": f"{config.called}; noise from {config.randomness} randomness",
+            "unit": statement.unit,
+            **({"but": "; ".join(run.notes)} if run.notes else {}),
+            "delta": f"{config.delta:g}",
+        }
+        length = "" if most.length is None else most.length.name
+        if most.length is not None:
+            facts["length"] = f"{length} = {most.length.value:.10g}{_steps_note(plans)}"
+        facts["found"] = {
+            "noise": f"noise, so that epsilon is at most {min(config.epsilon, config.over_all[0]):g}",
+            "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
+            "epsilon": "epsilon, from noise and length",
+        }[most.found]
+        facts |= config.facts({part: max(_levels(plans, part)) for part in config.parts})
+    print_facts(console, facts)
+    if len(plans) > 1:
+        _print_nodes(console, plans)
+    _print_lines(console, most)
+    _print_budgets(console, most)
+    _print_levels(console, plans, folder)
+
+
+def _levels(plans: Sequence[Plan], part: str) -> list[float]:
+    return [plan.mechanism.levels[part] for plan in plans]
+
+
+def _steps_note(plans: Sequence[Plan]) -> str:
+    lengths = {plan.length.value for plan in plans if plan.length is not None}
+    if min(lengths) == MOST_STEPS:
+        return " or more"
+    return "" if len(lengths) == 1 else f", what every node can pay; one could pay {max(lengths):.10g}"
+
+
+def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
+    parts = [part for part in plans[0].mechanism.config.parts if any(_levels(plans, part))]
+    rows = [
+        [
+            plan.place.name,
+            f"{plan.place.examples:,}",
+            *(f"{plan.mechanism.levels[part]:.4g}" for part in parts),
+            *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
+            up(plan.cost.pld),
+            "" if plan.cost.rdp is None else up(plan.cost.rdp),
+        ]
+        for plan in plans
+    ]
+    steps = ["steps"] if plans[0].found == "steps" and plans[0].length is not None else []
+    print_table(console, ["node", "records", *parts, *steps, "epsilon", "by RDP"], rows, left=1)
+
+
+def _print_lines(console: Console, plan: Plan) -> None:
+    """What the node pays for, each as if it were all."""
+    config, rows = plan.mechanism.config, []
+    for line in plan.cost.lines:
+        each, alone = "no guarantee", None
+        if line.price is not None:
+            each = "\n".join(events(as_text(line.price)))
+            times = Price({event: count * max(line.times, 1) for event, count in line.price.items()})
+            alone = epsilon(times, config.delta, config.accountant)
+        told = up(alone) if line.times or alone is None else f"{up(alone)} each"
+        rows.append([line.what, line.pays, each, _often(line.times), told])
+    console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
+    free = [
+        name for name in plan.mechanism.side.questions if name not in {line.what for line in plan.cost.lines}
+    ]
+    for name in free:
+        rows.append([name, "nothing", "free", _often(plan.mechanism.side.questions[name].times), "0"])
+    print_table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
+
+
+def _often(times: int) -> str:
+    return f"{times:,}" if times else "any"  # as a method that does not say how often
+
+
+def _print_budgets(console: Console, plan: Plan) -> None:
+    config, cost, place = plan.mechanism.config, plan.cost, plan.place
+    refused = refusal(plan.mechanism, place.spent)
+    if cost.price is None:
+        told = "no guarantee" if refused is None else f"no guarantee, and REFUSED: {refused}"
+        print_facts(console, {"whole run": told})
+        return
+    facts = {"whole run": f"epsilon {up(cost.pld)} (PLD), {up(cost.rdp)} (RDP)"}
+    if endless := [name for name, asked in plan.mechanism.side.questions.items() if not asked.times]:
+        facts[""] = f"and what {', '.join(endless)} costs each time, as often as there is budget for it"
+    facts["of the run"] = _left(config.epsilon, config.delta, cost.by(config.accountant), "")
+    if place.spent.trouble is not None or (place.spent.bare and refused is not None):
+        facts["of the data"] = f"REFUSED: {refused}"
+    else:
+        most, delta = config.over_all
+        spent = from_text(place.spent.events)
+        after = epsilon(spent + cost.price, delta, config.accountant)
+        told = f"{up(epsilon(spent, delta, config.accountant))} spent before, " if spent else ""
+        facts["of the data"] = _left(most, delta, after, told)
+    print_facts(console, facts)
+
+
+def _left(budget: float, delta: float, reached: float | None, told: str) -> str:
+    """What a budget has left after the run."""
+    if math.isinf(budget) or reached is None:
+        return f"no budget; {told}{up(reached)} after it" if told else "no budget"
+    kept = f"{told}{up(reached)} after it"
+    if reached > budget:
+        return f"budget {budget:g} at delta {delta:g}: {kept}, so it is REFUSED"
+    left = math.floor(1000 * (budget - reached)) / 1000
+    return f"budget {budget:g} at delta {delta:g}: {kept}, {left:g} left"
+
+
+def _print_levels(console: Console, plans: Sequence[Plan], folder: Path | None) -> None:
+    """The noise that was found, as the owner can write it down."""
+    found = {}
+    given = plans[0].place.privacy.parts
+    for part, table in plans[0].mechanism.config.parts.items():
+        most = max(_levels(plans, part))
+        if most > 0 and (table.noise is None or table.noise != given[part].noise):
+            found[part] = rounded_up(most)
+    if not found:
+        return
+    section = "privacy" if folder is not None else "nodes.privacy"
+    where = "node.toml" if folder is not None else "the run's file, enough for every node"
+    console.print(f"To fix this noise, write into {where}:")
+    for part, level in found.items():
+        console.print(f"  [{section}.{part}]")
+        console.print(f"  noise = {level:g}")

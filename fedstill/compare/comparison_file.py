@@ -1,0 +1,346 @@
+"""Several methods side by side, on equal terms: the plan of a comparison.
+
+A comparison is one run without its method (the base), some methods, seeds and, if wanted, settings that
+each change the base. All methods share the base: one seed gives all of them the same split, the same
+first weights, the same local optimiser and budget. What a method may have of its own are its options
+(``options``), and other run options only where the plan says so (``runs``), which the report repeats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstill.compare.comparison import SINGLE, Comparison, Place, merged, questions, says, slug, what_leaves
+from fedstill.core import toml
+from fedstill.core.config_tables import options, read_table
+from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+from fedstill.core.toml import Table
+from fedstill.core.user_functions import look_in
+from fedstill.protocol.method import METHODS
+from fedstill.runs import presets
+from fedstill.runs.config import PaperFigure, RunConfig, check_paper, from_dict, to_dict
+
+__all__ = ["Comparison", "Place", "plan", "questions", "read", "read_folder", "what_leaves"]
+
+FILE = "compare.toml"
+SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable
+PRESETS_OWN = ("method", "seed", "name")  # what a preset that serves as a base says of itself only
+OWN = (*PRESETS_OWN, "paper")  # keys of a run that a comparison sets itself, run by run
+
+
+def base_run(names: Sequence[str], base: str | None = None) -> RunConfig:
+    """The run, with some method, that a comparison's methods share before any option changes it.
+
+    Args:
+        names: one comparison's file, or methods.
+        base: a preset or a run's file; None is the default.
+
+    Raises:
+        FedstillError: a name that does not exist, or a table that describes no run.
+    """
+    table: Table = {}
+    if names and is_plan(names[0]):
+        file = Path(names[0])
+        table, _ = _base(_table(toml.parse(presets.text_of(file), names[0]), "base"), file.parent)
+    elif base is not None:
+        table = {key: value for key, value in presets.read(base, RunConfig).items() if key not in OWN}
+    return from_dict({**table, "method": {"name": next(iter(METHODS))}})
+
+
+def shared_options(run: RunConfig) -> list[str]:
+    """The options that hold for all methods of a comparison whose base is a run, by dotted name."""
+    return [name for name in options(run) if name.split(".")[0] not in OWN]
+
+
+# --- plans --------------------------------------------------------------------------------------------
+
+
+def plan(
+    methods: Sequence[str],
+    *,
+    seeds: int | Sequence[int] = 1,
+    base: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    name: str = "compare",
+    leakage: bool = False,
+) -> Comparison:
+    """A comparison from names.
+
+    Args:
+        methods: names of methods, which come with their default options, and of presets or ``.toml`` files,
+            of which only the method's options are taken.
+        seeds: how many (0, 1, 2...), or which.
+        base: the preset or file that gives everything else; None is digits over 5 nodes, Dirichlet alpha 0.5.
+        changes: options of a run that change the base, by dotted name.
+        name: of the comparison.
+        leakage: attack each run, with the attack's default options.
+
+    Raises:
+        FedstillError: a name that does not exist, or options that describe no run.
+
+    >>> comparison = plan(["fedavg", "fediod"], seeds=2, changes={"split.nodes": 10})
+    >>> [place.folder for place in comparison.places()]
+    ['fedavg-seed0', 'fediod-seed0', 'fedavg-seed1', 'fediod-seed1']
+    >>> comparison.config(comparison.places()[0]).split.nodes
+    10
+    """
+    table: Table = {"methods": list(methods), "seeds": seeds if isinstance(seeds, int) else list(seeds)}
+    if leakage:
+        table["leakage"] = {}
+    if base is not None:
+        below = presets.read(base, RunConfig)
+        table["base"] = {key: value for key, value in below.items() if key not in PRESETS_OWN}
+    return _comparison(table, name, changes or {})
+
+
+def read(
+    file: Path, *, seeds: int | None = None, changes: Mapping[str, Any] | None = None, leakage: bool = False
+) -> Comparison:
+    """The comparison in a file, with other seeds and run options, if given.
+
+    With ``leakage`` each run is attacked, as the file's table ``leakage`` says, or else with the attack's
+    default options.
+
+    Raises:
+        FedstillError: the file cannot be read, or it describes no comparison.
+    """
+    text = presets.text_of(file)
+    table = toml.parse(text, str(file))
+    if seeds is not None:
+        table["seeds"] = seeds
+    if leakage:
+        table.setdefault("leakage", {})
+    first = next((line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#")), "")
+    return _comparison({"about": first, **table}, file.stem, changes or {}, file.parent)
+
+
+def is_plan(file: str) -> bool:
+    """Whether a name is that of a file with a comparison in it, rather than with a run.
+
+    Raises:
+        FedstillError: a file that cannot be read.
+    """
+    return file.endswith(".toml") and "methods" in toml.parse(presets.text_of(Path(file)), file)
+
+
+def read_folder(out: Path) -> Comparison:
+    """The comparison in a folder.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    if not (out / FILE).exists():
+        raise RunFolderError(f"{out} holds no comparison to go on with: there is no {FILE} in it")
+    return read(out / FILE)
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a comparison's file says beside its tables."""
+
+    name: str
+    about: str = ""
+    seeds: int | tuple[int, ...] = 1
+    methods: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    paper: tuple[PaperFigure, ...] = ()
+
+
+TABLES = ("base", "options", "runs", "settings", "leakage")
+
+
+def _comparison(
+    table: Mapping[str, Any], name: str, changes: Mapping[str, Any], folder: Path | None = None
+) -> Comparison:
+    """A comparison from its table, checked: every run that it plans is a run.
+
+    Files that it names lie in ``folder``, if there are such, else where their paths say.
+    """
+    known = [*(part.name for part in dataclasses.fields(_File)), *TABLES]
+    for key in table:
+        if key not in known:
+            raise UnknownName("key", key, known)
+    told = read_table(_File, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
+    names = _beside(told.methods, folder)
+    raw, paper = _base(_table(table, "base"), folder)
+    files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
+    folders = [folder for plugins in (raw, *files) for folder in plugins.get("plugins", [])]
+    raw["plugins"] = list(dict.fromkeys(folders))
+    above = _nested(changes)
+    settings = {
+        setting: merged(given, above) if setting != SINGLE else {}
+        for setting, given in _settings(table.get("settings")).items()
+    }
+    methods = _methods(names, table)
+    runs = _tables(table, "runs", methods)
+    for where, part in (("base", _table(table, "base")), *settings.items(), *runs.items()):
+        for key in PRESETS_OWN if where == "base" else OWN:
+            if key in part:
+                raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
+    paper = (*told.paper, *paper)
+    for figure in paper:
+        if figure.setting not in (SINGLE, *settings):
+            raise UnknownName("setting of a published figure", figure.setting, settings)
+    comparison = Comparison(
+        name=told.name,
+        about=told.about,
+        seeds=_seeds(told.seeds),
+        base=_complete(merged(raw, above), next(iter(methods.values()))),
+        methods=methods,
+        settings=settings,
+        runs=runs,
+        paper=paper,
+        changed=(*changes, *(option for option in told.changed if option not in changes)),
+        leakage=_leakage(table),
+    )
+    check_paper(paper, [comparison.config(place).task for place in comparison.places()])
+    return comparison
+
+
+def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperFigure, ...]]:
+    """A base with what it extends filled in, without what a preset says of its own method, and the
+    published figures of that preset.
+    """
+    table = presets.filled(table, RunConfig, folder)
+    look_in(table.get("plugins", []))
+    figures = read_table(_File, {"name": "", "paper": table.get("paper", [])}).paper
+    return {key: value for key, value in table.items() if key not in OWN}, figures
+
+
+def _beside(names: Sequence[str], folder: Path | None) -> list[str]:
+    """Names of methods, presets and files, these from the folder of the comparison if they lie there."""
+    there = [folder / name if folder and name.endswith(".toml") else Path() for name in names]
+    return [str(file) if file.is_file() else name for file, name in zip(there, names, strict=True)]
+
+
+def _complete(base: Table, method: Table) -> Table:
+    """A base with all defaults written out, but for those that a comparison chooses itself."""
+    whole = to_dict(from_dict({**base, "method": method}))
+    complete = {key: value for key, value in whole.items() if key not in OWN}
+    if not says(base, "nodes", "policy", "outputs_only"):
+        del complete["nodes"]["policy"]["outputs_only"]
+    if not says(base, "evaluation", "centralised"):  # it has a line of its own: method centralised
+        complete["evaluation"]["centralised"] = False
+    return complete
+
+
+def _methods(names: Sequence[str], table: Mapping[str, Any]) -> dict[str, Table]:
+    """Each method's complete table, by label."""
+    labels = _labels(names)
+    if not names or len(set(labels)) < len(labels):
+        allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
+        raise ArgumentError("methods", list(names), allowed)
+    given = _tables(table, "options", labels)
+    return {
+        label: _method(label, name, given.get(label, {})) for label, name in zip(labels, names, strict=True)
+    }
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """What methods are called in a comparison: by a file's name, or by a class's; with the module's before
+    it, where classes of several modules have one name.
+
+    >>> _labels(["fedavg", "mine/run.toml", "lab:Own", "a:Best", "b.c:Best"])
+    ['fedavg', 'run', 'Own', 'a.Best', 'b.c.Best']
+    """
+    short = [Path(name).stem if name.endswith(".toml") else name.rpartition(":")[2] for name in names]
+    return [
+        name.replace(":", ".") if short.count(label) > 1 and ":" in name else label
+        for name, label in zip(names, short, strict=True)
+    ]
+
+
+def _method(label: str, name: str, given: Table) -> Table:
+    """The complete table of one method: named by its options, by its label, or by a preset."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
+        raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it names a folder")
+    below: Table = {}
+    if "name" not in given:
+        if name in METHODS:
+            below = {"name": name}
+        elif name.endswith(".toml") or name in presets.names():
+            below = _table(presets.read(name, RunConfig), "method")
+        else:
+            known = [*METHODS, *presets.names()]
+            raise UnknownName("method or preset", name, known, see="see `fedstill list`")
+    try:
+        run = from_dict({"method": merged({"method": below}, {"method": given})["method"]})
+    except FedstillError as error:
+        raise FedstillError(f"{label}: {error}") from error
+    complete: Table = to_dict(run)["method"]
+    return complete
+
+
+def _settings(given: object) -> dict[str, Table]:
+    if given is None:
+        return {SINGLE: {}}
+    allowed = "a list of tables, each with a name of its own"
+    if not isinstance(given, list) or not given or not all(isinstance(part, dict) for part in given):
+        raise ArgumentError("settings", given, allowed)
+    named = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
+    good = all(isinstance(name, str) and slug(name) for name in named)
+    if not good or len({slug(str(name)) for name in named}) < len(given):
+        raise ArgumentError("settings", [part.get("name") for part in given], allowed)
+    return {str(name): part for name, part in named.items()}
+
+
+def _leakage(table: Mapping[str, Any]) -> Table | None:
+    """The complete options of the attack, or None where no run is attacked."""
+    if "leakage" not in table:
+        return None
+    from fedstill.attacks.config import LeakageConfig
+
+    complete: Table = LeakageConfig.from_table(_table(table, "leakage")).to_table()
+    return complete
+
+
+def _seeds(given: int | tuple[int, ...]) -> tuple[int, ...]:
+    seeds = tuple(range(given)) if isinstance(given, int) else given
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        told = given if isinstance(given, int) else list(given)
+        raise ArgumentError("seeds", told, "how many (1 or more: 0, 1, 2...), or a list of seeds, each once")
+    return seeds
+
+
+def _table(table: Mapping[str, Any], key: str) -> Table:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise ArgumentError(key, value, "a table")
+    return value
+
+
+def _tables(
+    table: Mapping[str, Any], key: str, labels: Mapping[str, Any] | Sequence[str]
+) -> dict[str, Table]:
+    """A table of tables by label."""
+    found = _table(table, key)
+    for label in found:
+        if label not in labels:
+            allowed = f"options of what methods lists: {', '.join(labels)}"
+            raise ArgumentError(key, label, allowed)
+    return {label: _table(found, label) for label in found}
+
+
+def _nested(values: Mapping[str, Any]) -> Table:
+    """Values by dotted name as a table in tables.
+
+    Raises:
+        UnknownName: an option that a comparison sets itself, run by run.
+    """
+    table: Table = {}
+    for name, value in values.items():
+        *above, last = name.split(".")
+        if name.split(".")[0] in OWN:
+            known = shared_options(base_run([]))
+            belongs = "a method's own belong to a preset or file"
+            raise UnknownName("option of all methods", name, known, see=belongs)
+        place = table
+        for part in above:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return table

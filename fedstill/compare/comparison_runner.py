@@ -1,0 +1,240 @@
+"""Running a planned comparison: what is not finished yet, one run after another.
+
+Every run is an ordinary run in a folder of its own, so a comparison that was stopped goes on. Where the plan
+says so each run is attacked as soon as it is there, and attacked again only by other options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedstill.attacks.leakage_file import Leakage
+from fedstill.compare.comparison_file import FILE, Comparison, Place, read_folder
+from fedstill.core.errors import FedstillError, RunFolderError
+from fedstill.core.run_writer import holding, write_text
+from fedstill.core.text_format import human_seconds
+from fedstill.core.toml import Table
+from fedstill.runs import presets, run
+from fedstill.runs.assemble import prepare
+from fedstill.runs.config import RunConfig, load_toml
+
+__all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
+
+NOT_RUN = "not_run.json"
+NOT_ATTACKED = "not_attacked.json"
+
+
+def compare(
+    comparison: Comparison,
+    out: Path,
+    *,
+    command: str,
+    report: Callable[[Path], object],
+    quiet: bool = False,
+    bars: bool = False,
+) -> None:
+    """Run what is not finished yet, one run after another, and attack it where the plan says so.
+
+    Args:
+        comparison: what is compared.
+        out: its folder; a new one, or one in which the same comparison was stopped. One that has run without
+            attacks goes on with them; one that has run with attacks keeps them.
+        command: the command that repeats it, for the report.
+        report: writes the report of a run's folder, once the run or an attack on it is finished.
+        quiet: say nothing of the runs on standard error.
+        bars: show each run's own progress bars.
+
+    Raises:
+        RunFolderError: the folder holds another comparison or other files, or is in use.
+        FedstillError: no method can run at all; then no folder is made.
+    """
+    before = _check_folder(out, comparison)
+    if before is not None and comparison.leakage is None:
+        comparison = dataclasses.replace(comparison, leakage=before.leakage)
+    console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
+    refused = _refusals(comparison, out, console)
+    out.mkdir(parents=True, exist_ok=True)
+    with holding(out, "comparison"):
+        if not (out / FILE).exists():
+            write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
+        elif before is not None and before.leakage != comparison.leakage:
+            more = dataclasses.replace(before, leakage=comparison.leakage)
+            write_text(out / FILE, f"{run.COMMAND}{command}\n\n{more.to_toml()}")
+        _remember(out / NOT_RUN, refused)
+        for reason in dict.fromkeys(refused.values()):
+            console.print(Text(f"refused: {reason}"))
+        waiting = [place for place in comparison.places() if place.folder not in refused]
+        failed: dict[str, str] = {}
+        if comparison.leakage is not None:
+            _remember(out / NOT_ATTACKED, failed)
+        for count, place in enumerate(waiting, start=1):
+            folder, number = out / place.folder, f"{count} of {len(waiting)}"
+            if not (folder / "result.json").exists():
+                _tell(console, f"run {number}", place, time.monotonic() - start)
+            try:
+                _run(comparison.config(place), folder, bars)
+            except RunFolderError:
+                raise  # not the method's fault
+            except FedstillError as error:  # such as a limit in a node's policy, reached
+                refused[place.folder] = f"stopped: {error}"
+                _remember(out / NOT_RUN, refused)
+                continue
+            if not (folder / "report.html").exists():
+                report(folder)
+            if comparison.leakage is None or attacked(folder, comparison.leakage) is not None:
+                continue
+            _tell(console, f"attack {number}", place, time.monotonic() - start)
+            try:
+                _attack(folder, comparison.leakage, bars)
+                report(folder)
+            except FedstillError as error:  # of one run, as it is no run that can be repeated here
+                failed[place.folder] = " ".join(str(error).split())
+                _remember(out / NOT_ATTACKED, failed)
+                console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
+
+
+def resume(out: Path, *, report: Callable[[Path], object], quiet: bool = False, bars: bool = False) -> None:
+    """Go on with the comparison in a folder, to the figures that it would have reached.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    compare(read_folder(out), out, command="", report=report, quiet=quiet, bars=bars)
+
+
+def not_run(out: Path) -> Mapping[str, str]:
+    """Why runs of a comparison could not run, by their folders."""
+    return _reasons(out / NOT_RUN)
+
+
+def not_attacked(out: Path) -> Mapping[str, str]:
+    """Why finished runs of a comparison could not be attacked, by their folders."""
+    return _reasons(out / NOT_ATTACKED)
+
+
+def _reasons(file: Path) -> Mapping[str, str]:
+    if not file.exists():
+        return {}
+    reasons: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    return reasons
+
+
+def attacked(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
+    """What an attack with these options got from a run, or None where no such attack is in its folder.
+
+    Raises:
+        RunFolderError: what is in the folder is broken.
+    """
+    found = Leakage.read(folder)
+    return found if found and found.config == json.loads(json.dumps(leakage)) else None
+
+
+def command_of(out: Path) -> str:
+    """The command that made a comparison's folder."""
+    return presets.text_of(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
+
+
+def _run(config: RunConfig, folder: Path, bars: bool) -> None:
+    """One run: from the start, or from where it stopped; nothing if it is finished."""
+    if not (folder / "config.toml").exists():
+        # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
+        (folder / "config.toml.part").unlink(missing_ok=True)
+        again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
+        run.run(config, folder, command=again, progress=bars)
+        return
+    if load_toml(folder / "config.toml") != config:
+        raise RunFolderError(
+            f"{folder / 'config.toml'} is not the run that {FILE} plans: choose another folder"
+        )
+    if not (folder / "result.json").exists():
+        run.resume(folder, progress=bars)
+
+
+def _attack(folder: Path, leakage: Table, bars: bool) -> None:
+    """Attack one finished run."""
+    from fedstill.attacks.attack_runner import attack
+    from fedstill.attacks.config import LeakageConfig
+    from fedstill.core.config_tables import changed
+
+    options = changed(leakage, LeakageConfig().to_table())
+    again = shlex.join(["fedstill", "attack", str(folder), *options])
+    attack(folder, LeakageConfig.from_table(leakage), command=again, progress=bars)
+
+
+def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, str]:
+    """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs.
+
+    Raises:
+        FedstillError: none of a setting's methods can.
+    """
+    refused: dict[str, str] = {}
+    places = [place for place in comparison.places() if not (out / place.folder / "result.json").exists()]
+    with console.status("checking") as status:
+        for count, place in enumerate(places, start=1):
+            status.update(f"checking run {count} of {len(places)}")
+            try:
+                prepare(comparison.config(place))
+            except FedstillError as error:
+                refused[place.folder] = str(error)
+    for setting in comparison.settings:
+        here = [place.folder for place in comparison.places() if place.setting == setting]
+        if all(folder in refused for folder in here):
+            where = f" in setting {setting!r}" if setting else ""
+            raise FedstillError(f"no method can run{where}: {refused[here[0]]}")
+    return refused
+
+
+def _remember(file: Path, reasons: Mapping[str, str]) -> None:
+    write_text(file, json.dumps(reasons, indent=2) + "\n")
+
+
+def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
+    """Refuse a folder with anything but this comparison in it; returns the plan that is there.
+
+    It may be there without attacks, and attacks may be there that are not asked for now: runs stay as they
+    are. Attacks with other options are refused, as they would replace what is there, perhaps by weaker ones.
+    """
+    if not out.exists():
+        return None
+    if not out.is_dir():
+        raise RunFolderError(f"{out} is a file: choose another folder")
+    if (out / FILE).exists():
+        before = read_folder(out)
+        for part in dataclasses.fields(Comparison):
+            if part.name == "leakage" and None in (before.leakage, comparison.leakage):
+                continue
+            if part.name not in ("name", "about") and _differ(before, comparison, part.name):
+                raise RunFolderError(
+                    f"{out} holds a comparison with another {part.name}: choose another folder, "
+                    f"or go on with it (fedstill compare --resume {out})"
+                )
+        return before
+    if {file.name for file in out.iterdir()} - {f"{FILE}.part"}:
+        raise RunFolderError(f"{out} holds a run or other files: choose another folder, or empty it")
+    return None
+
+
+def _differ(first: Comparison, second: Comparison, part: str) -> bool:
+    """Whether a part differs, the order of methods and settings included."""
+    one, other = getattr(first, part), getattr(second, part)
+    return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))
+
+
+def _tell(console: Console, count: str, place: Place, elapsed: float) -> None:
+    """One line: a run begins."""
+    parts = (place.setting, place.label, f"seed {place.seed}")
+    line = Text.assemble(
+        (f"{count}  ", "dim"),
+        (", ".join(part for part in parts if part), "bold"),
+        (f"  after {human_seconds(elapsed)}", "dim"),
+    )
+    console.print(line, soft_wrap=True)

@@ -1,0 +1,155 @@
+"""The files of one run: what was measured, what is remembered, what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fedstill.core.checkpoint import load_state, save_state
+from fedstill.core.errors import RunFolderError
+
+STATE = "state.safetensors"
+PICTURES = "pictures.safetensors"
+SECONDS_BETWEEN = 5.0  # between two saved states, and more where saving takes long
+
+
+class Records:
+    """Writes into a run's folder; keeps to memory without one.
+
+    Args:
+        folder: of the run, or None.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.metrics: list[dict[str, Any]] = []
+        self.samples: dict[str, torch.Tensor] = {}  # by turn; what they were made from as "<turn>.maps"
+        self._wait = SECONDS_BETWEEN
+        self._saved = time.monotonic()
+        self._written = 0  # metrics lines on disk
+
+    def metric(self, line: dict[str, Any]) -> None:
+        """Add one line to ``metrics.jsonl``; it reaches the disk with the next saved state."""
+        self.metrics.append(line)
+
+    def due(self) -> bool:
+        """Whether it is time to save a state."""
+        return self.folder is not None and time.monotonic() - self._saved > self._wait
+
+    def save(self, state: Mapping[str, Any], since: float | None = None) -> None:
+        """Remember a state, with all metrics and samples so far, in one move.
+
+        Args:
+            state: what a run must know to go on.
+            since: when the work for it began, by ``time.monotonic``; None is now.
+        """
+        if self.folder is None:
+            return
+        start = time.monotonic() if since is None else since
+        self._write_metrics()
+        kept = {**state, "metrics": self._written, "samples": self.samples}
+        save_state(self.folder / STATE, kept)
+        self._saved = time.monotonic()
+        self._wait = max(SECONDS_BETWEEN, 20 * (self._saved - start))  # at most 5 % of the time
+
+    def load(self) -> dict[str, Any]:
+        """The state to go on from; empty where there is none."""
+        if self.folder is None:
+            return {}
+        if not (self.folder / STATE).exists():  # stopped before there was one: what it measured is void
+            (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+            return {}
+        state: dict[str, Any] = load_state(self.folder / STATE)
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        if len(lines) < state["metrics"]:
+            told = f"{len(lines)} lines, and the state counts {state['metrics']}"
+            raise RunFolderError(f"{self.folder / 'metrics.jsonl'} has {told}: the run cannot go on from it")
+        self.metrics = [json.loads(line) for line in lines[: state["metrics"]]]
+        self.samples = state["samples"]
+        write_text(self.folder / "metrics.jsonl", "".join(line + "\n" for line in lines[: state["metrics"]]))
+        self._written = state["metrics"]
+        return state
+
+    def finish(
+        self, result: Mapping[str, Any], student: nn.Module | None, *, keep_state: bool = False
+    ) -> None:
+        """Write the result, and the student if there is one; the state is not needed any more, or kept."""
+        if self.folder is None:
+            return
+        self._write_metrics()
+        if self.samples:
+            save_file(self.samples, self.folder / "samples.safetensors")
+        if student is not None:
+            # Copies, since a file of safetensors takes no two names for one memory (tied weights).
+            state = student.state_dict()
+            weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+            save_file(weights, self.folder / "student.safetensors")
+        write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
+        if not keep_state:
+            (self.folder / STATE).unlink(missing_ok=True)
+
+    def pictures(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep predictions beside the truth, for the report."""
+        if self.folder is not None:
+            save_file(dict(tensors), self.folder / PICTURES)
+
+    def _write_metrics(self) -> None:
+        if self.folder is None:
+            return
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            for line in self.metrics[self._written :]:
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # before the state that counts these lines
+        self._written = len(self.metrics)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one move: whoever is stopped in between leaves the old one."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+@contextlib.contextmanager
+def holding(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder, so that no two processes work in it; the system lets it go however this one ends.
+
+    Args:
+        folder: which must exist.
+        what: is in it, for the error: a run or a comparison.
+
+    Raises:
+        RunFolderError: another process holds it.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderError(f"{folder} is in use: another process is at work on this {what}") from error
+        yield
+    finally:
+        os.close(held)
+
+
+def read_result(path: Path) -> Mapping[str, Any]:
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run") from None
+    except ValueError as error:
+        raise RunFolderError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(result, Mapping):
+        raise RunFolderError(f"{path} holds a {type(result).__name__}: allowed is a JSON object")
+    return result

@@ -1,0 +1,253 @@
+"""Tables with a header: their rows and columns, what ``cases.csv`` tells of a folder's cases, and tables of
+images: of pixels or image files with classes, or of image files with findings."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstill.core.dataset import Column
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.user_functions import first_line
+from fedstill.data.images import stacked
+from fedstill.data.raw import Images, Raw, by_name
+from fedstill.data.stratified_sampling import Ints
+
+CASES = "cases.csv"
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+_TRAIN, _TEST, _DEV = ("train", "0"), ("test", "1"), ("dev", "valid", "validation")
+
+
+def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a ``.csv`` or ``.tsv``, which may end in ``.gz``, with their lines: the header first.
+
+    Cells come without blanks around them; empty lines are passed over.
+
+    Raises:
+        DataError: it cannot be read, has nothing below a header, or a row of another length.
+    """
+    try:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, delimiter="\t" if ".tsv" in path.suffixes else ",")
+            header = [name.strip() for name in next(reader, [])]
+            yield 1, header
+            empty = True
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    told = f"line {reader.line_num} has {len(row)} cells: allowed are {len(header)}"
+                    raise DataError(f"{path}: {told}")
+                empty = False
+                yield reader.line_num, [cell.strip() for cell in row]
+            if empty:
+                raise DataError(
+                    f"{path}: there are no examples: allowed is one line or more below the header"
+                )
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
+
+
+def column_of(header: Sequence[str], name: str, option: str, path: Path) -> int:
+    """The place of a column that an option names; an ArgumentError if there is none, or there are several."""
+    if header.count(name) != 1:
+        raise ArgumentError(option, name, f"one column of {path}, which has {_listed(header)}")
+    return header.index(name)
+
+
+def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
+    """A table by columns, some of which it must have; a DataError if one is missing, or two have one name."""
+    (_, header), *below = rows(path)
+    for name in needed:
+        if name not in header:
+            raise DataError(f"{path}: has no column {name!r}, only {_listed(header)}")
+    for name in header:
+        if header.count(name) > 1:
+            raise DataError(f"{path}: has column {name!r} twice: allowed is once")
+    return {name: [row[place] for _, row in below] for place, name in enumerate(header)}
+
+
+def told_part(table: dict[str, list[str]], path: Path, dev: bool = False) -> npt.NDArray[np.bool_] | None:
+    """Which rows are for testing, by a column "split", which is taken out; None where there is none.
+
+    With ``dev`` a source's own validation part is for training, too, as is usual with texts.
+    """
+    if "split" not in table:
+        return None
+    cells = [cell.lower() for cell in table.pop("split")]
+    train = (*_TRAIN, *_DEV) if dev else _TRAIN
+    wrong = next((cell for cell in cells if cell not in (*train, *_TEST)), None)
+    if wrong is not None:
+        told = "train, dev and test" if dev else "train and test"
+        raise DataError(f"{path}: split has {wrong!r}: allowed are {told}")
+    return np.array([cell in _TEST for cell in cells])
+
+
+def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.NDArray[np.bool_] | None]:
+    """What ``cases.csv`` of a folder says of its cases: columns ``(N,)``, and which are for testing.
+
+    The table has a column ``name``, and any others: ``patient``, ``site``, ``split``. Further columns of
+    numbers are numbers, so that nodes can be made by their order. It names each case, once.
+    """
+    path = folder / CASES
+    if not path.is_file():
+        return {}, None
+    table = read_csv(path, "name")
+    listed = table.pop("name")
+    place = {name: row for row, name in enumerate(listed)}
+    if len(place) < len(listed):
+        twice = next(name for name in listed if listed.count(name) > 1)
+        raise DataError(f"{path}: names {twice!r} twice: allowed is once")
+    missing = next((name for name in names if name not in place), None)
+    if missing is not None:
+        raise DataError(f"{path}: does not name {missing!r}, which is in {folder}")
+    at = [place[name] for name in names]
+    test = told_part(table, path)
+    return {key: _column(key, cells)[at] for key, cells in table.items()}, None if test is None else test[at]
+
+
+def _listed(header: Sequence[str]) -> str:
+    return (", ".join(header[:8]) or "none") + ", ..." * (len(header) > 8)
+
+
+def _column(name: str, cells: Sequence[str]) -> Column:
+    """Cells as numbers where all are, but for names of patients and sites, which only look so."""
+    if name not in ("patient", "site") and all(NUMBER.fullmatch(cell) for cell in cells):
+        return np.array([float(cell) for cell in cells])
+    return np.array(cells)
+
+
+KNOWN = ("patient", "site", "split")
+WHITE = 255  # of pixels; black is 0
+NOTHING = "No Finding"
+_VALUES = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": -1}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table mean.
+
+    Args:
+        label: the column of classes, or of all findings divided by ``|``.
+        image: the column of image files, from the folder of the csv; empty: of classes all other columns are
+            pixels, of findings it is called image.
+        group: a column that is neither pixels nor a finding; empty: none.
+    """
+
+    label: str = "label"
+    image: str = ""
+    group: str = ""
+
+
+# --- classes ------------------------------------------------------------------------------------------
+
+
+def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> Raw:
+    """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``."""
+    found = rows(path)
+    _, header = next(found)
+    options = {option: name for option, name in asdict(columns).items() if name or option == "label"}
+    places = {option: column_of(header, name, f"data.{option}", path) for option, name in options.items()}
+    cells: dict[str, list[str]] = {option: [] for option in places}
+    rest = [column for column in range(len(header)) if column not in places.values()]
+    pixels: list[npt.NDArray[np.float32]] = []
+    for line, row in found:  # pixels become numbers row by row: as texts they would take far more memory
+        for option, place in places.items():
+            cells[option].append(row[place])
+        if "image" in places:
+            continue
+        try:
+            pixels.append(np.array([row[column] for column in rest], dtype=np.float32))
+        except ValueError as error:
+            raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
+    labels, classes = by_name(cells["label"])
+    images = _pixels(np.stack(pixels), path, shape) if pixels else _files(path, cells["image"])
+    groups = {columns.group: np.array(cells["group"])} if columns.group else {}
+    return Raw(images, labels, classes, columns=groups)
+
+
+def _pixels(table: npt.NDArray[np.float32], path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Rows of pixels as images from 0 to 1: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
+    count = table.shape[1]
+    if not shape or np.prod(shape) != count:
+        side = round(count**0.5)
+        if count == 0 or side**2 != count:
+            raise DataError(f"{path}: has {count} pixels a line: allowed is a square number of them")
+        shape = (1, side, side)
+    bad = np.flatnonzero(~((table >= 0) & (table <= WHITE)).all(axis=1))
+    if len(bad):
+        told = f"{len(bad)} examples hold NaN or values outside 0..{WHITE}"
+        raise DataError(f"{path}: {told}, the first is example {bad[0]}")
+    if 0 < table.max() <= 1:
+        raise DataError(f"{path}: no value is above 1: allowed are pixels from 0 to {WHITE}")
+    return (table / np.float32(WHITE)).reshape(-1, *shape)
+
+
+# --- findings -----------------------------------------------------------------------------------------
+
+
+def read_findings(
+    path: Path,
+    columns: Columns | None = None,
+    classes: Sequence[str] = (),
+    size: int = 0,
+    counted: Callable[[int], None] = lambda count: None,
+) -> Raw:
+    """Images and findings that a csv names.
+
+    Findings stand in a column each, with 1, 0, and -1 or nothing where it is not known, or all in one column
+    divided by ``|``, with "No Finding" for none. ``classes`` are the findings wanted, in order; those without
+    a column are unknown everywhere. Other arguments as :func:`fedstill.data.user_data.read`.
+    """
+    means = columns or Columns(label="")
+    image = means.image or "image"
+    table = read_csv(path, image)
+    counted(len(table[image]))
+    listed = means.label if means.label in table else ""
+    aside = {image, listed, means.group, *KNOWN}
+    if listed:
+        labels, names = _divided(table[listed], tuple(classes), path)
+    else:
+        found = [name for name in table if name not in aside]
+        names = tuple(classes) or tuple(found)
+        if not set(names) & set(found):
+            raise DataError(f"{path}: has columns {', '.join(table)}: allowed is one for a finding")
+        unknown = ["-1"] * len(table[image])
+        labels = np.stack([_values(table.get(name, unknown), name, path) for name in names], axis=1)
+    test = told_part(table, path)
+    known = {name: np.array(cells) for name, cells in table.items() if name in aside - {image, listed}}
+    return Raw(_files(path, table[image], size), labels, names, test, known)
+
+
+def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tuple[Ints, tuple[str, ...]]:
+    sets = [{name.strip() for name in cell.split("|")} - {NOTHING, ""} for cell in cells]
+    met = sorted(set().union(*sets))
+    names = classes or tuple(met)
+    unknown = next((name for name in met if name not in names), None)
+    if unknown is not None:
+        raise DataError(f"{path}: has a finding {unknown!r}: allowed are {', '.join(names)}")
+    if not names:
+        raise DataError(f"{path}: has no finding at all: allowed is one or more")
+    return np.array([[int(name in found) for name in names] for found in sets], dtype=np.int64), names
+
+
+def _values(cells: Sequence[str], name: str, path: Path) -> Ints:
+    wrong = next((cell for cell in cells if cell not in _VALUES), None)
+    if wrong is not None:
+        told = f"finding {name!r} has {wrong!r}"
+        raise DataError(f"{path}: {told}: allowed are 1, 0, and -1 or nothing (unknown)")
+    return np.array([_VALUES[cell] for cell in cells], dtype=np.int64)
+
+
+def _files(path: Path, names: Sequence[str], size: int = 0) -> Images:
+    """The image files that a csv names, of one form: ``(N, C, H, W)``."""
+    return stacked(((path.parent / name, f"{path}: image {name!r}") for name in names), size)

@@ -1,0 +1,138 @@
+"""Folders of images: one folder a class, or images beside masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstill.core.dataset import Column
+from fedstill.core.errors import DataError
+from fedstill.core.text_format import times
+from fedstill.data.csv_tables import CASES, about
+from fedstill.data.images import SUFFIXES, image_files, instance_map, mask_classes, size_of, stacked
+from fedstill.data.raw import Raw
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Files of images and of their masks, in order, and what is known of them."""
+
+    names: tuple[str, ...]
+    images: tuple[Path, ...]
+    masks: tuple[Path, ...]  # none where no masks are wanted
+    test: npt.NDArray[np.bool_] | None
+    columns: dict[str, Column]
+
+
+def map_files(folder: Path, *, masks: bool) -> Found:
+    """The images of a folder, and the mask of each, which is of the same name but for the suffix.
+
+    Folders ``images`` and ``masks``, both below ``train`` and ``test`` if there are these; without masks the
+    images may also lie in the folder itself. ``cases.csv`` may say more
+    (:func:`fedstill.data.csv_tables.about`).
+    """
+    roots = _parts(folder)
+    names: list[str] = []
+    images: list[Path] = []
+    beside: list[Path] = []
+    test: list[bool] = []
+    for root, is_test in roots:
+        here = root / "images" if masks or (root / "images").is_dir() else root
+        files = image_files(here)
+        if not files:
+            raise DataError(f"{here}: holds no image")
+        there = {file.stem: file for file in image_files(root / "masks")} if masks else {}
+        for file in files:
+            name = file.relative_to(folder).stem
+            if name in names:
+                raise DataError(f"{file}: has the name of another image: allowed is one image a name")
+            if masks and file.stem not in there:
+                raise DataError(f"{file}: has no mask {root / 'masks' / (file.stem + '.png')}")
+            names.append(name)
+            images.append(file)
+            test.append(is_test)
+            if masks:
+                beside.append(there[file.stem])
+    columns, told = about(folder, names)
+    if len(roots) == 2 and told is not None:
+        raise DataError(f"{folder / CASES}: has a column split beside folders train and test: allowed is one")
+    part = np.array(test) if len(roots) == 2 else told
+    return Found(tuple(names), tuple(images), tuple(beside), part, columns)
+
+
+def in_one_size(
+    folder: Path,
+    *,
+    masks: bool,
+    size: int = 0,
+    gaps: bool = False,
+    counted: Callable[[int], None] = lambda count: None,
+) -> Raw:
+    """Images, with masks of classes if they are wanted, all of one size.
+
+    A mask is a grey image: the number of the class at each pixel, or 0 and 255 for background and foreground.
+    Arguments as :func:`fedstill.data.formats.read`; a DataError names the file.
+    """
+    found = map_files(folder, masks=masks)
+    counted(len(found.images))
+    images = stacked(((file, str(file)) for file in found.images), size, "; data.size makes one size")
+    if not masks:
+        nothing = np.zeros(len(images), dtype=np.int64)
+        return Raw(images, nothing, ("image",), found.test, found.columns, named=False)
+    maps = []
+    for file, image in zip(found.masks, found.images, strict=True):
+        mask, own = instance_map(file, str(file)), size_of(image, str(image))
+        if mask.shape != own:
+            raise DataError(f"{file}: is {times(mask.shape)}, and its image {times(own)}")
+        maps.append(mask.astype(np.int64))
+    files = tuple(map(str, found.masks))
+    labels, classes = mask_classes(maps, f"{folder / 'masks'}", gaps=gaps, size=size, files=files)
+    return Raw(images, labels, classes, found.test, found.columns, named=False)
+
+
+def read_folder(path: Path) -> Raw:
+    """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``.
+
+    Classes are the names of the folders, in sorted order; files that end in no image suffix are passed over.
+    A DataError names the folder or file that cannot be used.
+    """
+    parts = _parts(path)
+    classes = _class_names(parts[0][0])
+    unknown = sorted(set(_class_names(parts[-1][0])) - set(classes))
+    if unknown:
+        raise DataError(f"{path / 'test' / unknown[0]}: has no folder of that name in {path / 'train'}")
+    files: list[Path] = []
+    labels: list[int] = []
+    test: list[bool] = []
+    for part, is_test in parts:
+        for label, name in enumerate(classes):
+            there = image_files(part / name)
+            if not there and not is_test:
+                raise DataError(f"{part / name}: holds no image ({', '.join(sorted(SUFFIXES))})")
+            files += there
+            labels += [label] * len(there)
+            test += [is_test] * len(there)
+    images = stacked((file, str(file)) for file in files)
+    return Raw(images, np.array(labels), classes, np.array(test) if len(parts) == 2 else None)
+
+
+def _parts(folder: Path) -> list[tuple[Path, bool]]:
+    """The folders of its parts, and whether each is for testing."""
+    parts = [(folder / "train", False), (folder / "test", True)]
+    return parts if all(part.is_dir() for part, _ in parts) else [(folder, False)]
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    names = tuple(sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")))
+    if not names:
+        raise DataError(f"{folder}: has no folders: allowed is one folder of images per class")
+    if {"images", "masks"} <= set(names):
+        raise DataError(
+            f"{folder}: this looks like images and masks: task segmentation (or instances) reads these, and "
+            "task classification one folder of images per class"
+        )
+    return names

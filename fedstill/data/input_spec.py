@@ -1,0 +1,128 @@
+"""What a server declares about inputs and classes, and every node's data and model must have; and what
+examples of that take of a node's memory, before any is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedstill.core.config_tables import as_table, read_table
+from fedstill.core.dataset import DataSet
+from fedstill.core.errors import ArgumentError, TooLarge
+from fedstill.tasks import TASKS, Task, TaskConfig
+
+COPIES = 3  # of a node's data while they are read: as they come, as they are brought into spec, and joined
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What inputs, labels and outputs of a federation look like.
+
+    Args:
+        task: what is learned, as in :mod:`fedstill.tasks`.
+        classes: names of classes, labels or channels of an output, in the order of their numbers.
+        shape: ``(C, H, W)`` of an image, ``(L,)`` of a text.
+        mean, std: the normalisation ``(pixel - mean) / std`` of pixels from 0 to 1, per channel; empty for
+            texts.
+        vocabulary: how many token ids there are, where inputs are texts.
+
+    Raises:
+        ArgumentError: another shape than the task's inputs have; not one mean and one standard deviation for
+            each channel, or wild ones; fewer than two classes where there are classes.
+    """
+
+    task: TaskConfig
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    vocabulary: int = 0
+
+    def __post_init__(self) -> None:
+        kind = self.task.makes
+        axes = "length" if kind.tokens else "channels, height and width"
+        if len(self.shape) != (1 if kind.tokens else 3) or not all(1 <= size < 2**31 for size in self.shape):
+            raise ArgumentError("spec.shape", self.shape, f"{axes}, each 1 or more, below 2**31")
+        if len(self.classes) < kind.least:
+            raise ArgumentError("spec.classes", self.classes, f"{kind.least} or more")
+        if (self.vocabulary > 1) != kind.tokens or self.vocabulary > 2**31:
+            allowed = "2 or more, for texts" if kind.tokens else "0, for images"
+            raise ArgumentError("spec.vocabulary", self.vocabulary, allowed)
+        channels = 0 if kind.tokens else self.shape[0]
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != channels:
+                raise ArgumentError(
+                    f"spec.{name}", getattr(self, name), f"one value for each of {channels} channels"
+                )
+        # Wilder ones would train a node on constants, or on numbers without end.
+        if not all(1e-3 <= value <= 1e3 for value in self.std):
+            raise ArgumentError("spec.std", self.std, "from 0.001 to 1000")
+        if not all(abs(value) <= 1e3 for value in self.mean):
+            raise ArgumentError("spec.mean", self.mean, "from -1000 to 1000")
+
+    @classmethod
+    def of(cls, task: TaskConfig, data: DataSet) -> InputSpec:
+        """The spec that a server's own data have."""
+        part = data.test if len(data.test) else data.train
+        return cls(task, data.classes, tuple(part.inputs.shape[1:]), data.mean, data.std, data.vocabulary)
+
+    def make_task(self) -> Task:
+        """The task, with as many classes."""
+        return self.task.make(self.classes)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The shape of a model's output for one input."""
+        return self.make_task().outputs(self.shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives the same spec back."""
+        table: dict[str, Any] = as_table(self)
+        return table
+
+    @classmethod
+    def from_dict(cls, table: Any, tasks: Collection[str] = ()) -> InputSpec:
+        """The spec that JSON values describe; nothing is imported for names beside the package's own and
+        ``tasks``.
+        """
+        check_task(table, tasks)
+        return read_table(cls, table, "spec.")
+
+
+def check_task(spec: Any, tasks: Collection[str] = ()) -> None:
+    """Refuse (ArgumentError) a spec that somebody sent, before it is read, if reading it would import a
+    stranger's task: one that is neither the package's own nor one of ``tasks``.
+    """
+    task = spec.get("task") if isinstance(spec, Mapping) else None
+    if not isinstance(task, Mapping):
+        raise ArgumentError("spec", type(spec).__name__, "a table, with a table task in it")
+    named = task.get(TaskConfig.key, TaskConfig.default)
+    TASKS.require(named, tasks, "task.name", "policy.tasks")
+
+
+def of_example(spec: InputSpec) -> int:
+    """Bytes of one input with its target, in a spec.
+
+    >>> from fedstill.tasks.classification import ClassificationConfig
+    >>> of_example(InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
+    264
+    """
+    task = spec.make_task()
+    target = {"class": 1, "labels": task.classes, "map": math.prod(spec.shape[1:])}
+    inputs = math.prod(spec.shape) * (8 if task.tokens else 4)
+    return inputs + (8 * target[task.kind] if task.kind in target else inputs)
+
+
+def fits(what: str, need: float, most: int) -> None:
+    """Refuse (TooLarge) what would take more bytes than are allowed; 0 is no limit."""
+    if most and need > most:
+        raise TooLarge(what, need, most)
+
+
+def check_examples(count: int, spec: InputSpec, most: int) -> None:
+    """Refuse (TooLarge) to bring so many examples into a spec, if they took more bytes than are allowed."""
+    sizes = " x ".join(map(str, spec.shape))
+    need = COPIES * count * of_example(spec)
+    fits(f"its data as inputs of {sizes} with {len(spec.classes)} classes", need, most)

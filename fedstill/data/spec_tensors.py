@@ -1,0 +1,83 @@
+"""An owner's images, labels and groups as tensors in the spec that a server declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstill.core.dataset import DataSet, TensorData, normalised
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.text_format import times
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.public import conform
+from fedstill.data.raw import MOST_CLASSES, Images, Raw, whole_numbers
+from fedstill.data.stratified_sampling import Ints, numbered
+from fedstill.data.text_data import Labelled
+
+
+def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
+    """Classes, maps or findings as the spec numbers its classes; findings that are not known are -1."""
+    kind, classes = spec.task.makes.kind, spec.classes
+    if kind == "image" or raw.classes == classes:
+        return raw.labels
+    if not raw.named:
+        found = len(raw.classes)
+        if kind != "class" and (found > len(classes) or (kind == "labels" and found < len(classes))):
+            told = f"has {found} classes without names: allowed are {len(classes)}: {', '.join(classes)}"
+            raise DataError(f"{what}: {told}")
+        return raw.labels
+    used = [raw.classes[label] for label in np.unique(raw.labels)] if kind == "class" else list(raw.classes)
+    if set(used) <= set(classes):
+        numbers = [classes.index(name) if name in classes else -1 for name in raw.classes]
+    elif kind == "class" and whole_numbers(used) and not any(map(str.isdecimal, classes)):
+        numbers = [min(int(name), MOST_CLASSES) if name.isdecimal() else -1 for name in raw.classes]
+    else:
+        unknown = next(name for name in used if name not in classes)
+        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(classes)}")
+    if kind == "labels":
+        labels: Ints = np.full((len(raw.labels), len(classes)), -1, dtype=np.int64)
+        labels[:, numbers] = raw.labels
+        return labels
+    return np.array(numbers, dtype=np.int64)[raw.labels]
+
+
+def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor | None:
+    """Whose each example is, ``(N,)`` int64, if the owner names a column that says so."""
+    if not config.group:
+        return None
+    if config.group not in columns:
+        known = ", ".join(columns) or "none"
+        raise ArgumentError("data.group", config.group, f"a column with one value an example: {known}")
+    return numbered(columns[config.group].tolist())
+
+
+def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:
+    """Images normalised as the spec declares, ``(N, C, H, W)`` float32; of another form only to ``fit``."""
+    found = tuple(images.shape[1:])
+    if found != spec.shape and not fit:
+        shapes = f"{times(found)} (channels, height, width): allowed is {times(spec.shape)}"
+        raise DataError(f"{what}: images are {shapes}; data.fit = true brings images into it")
+    if found == spec.shape:
+        return normalised(images, spec.mean, spec.std)
+    black, white = (0.0,) * found[0], (1.0,) * found[0]
+    as_pixels = TensorData(normalised(images, black, white), torch.zeros(len(images)))
+    like = TensorData(torch.zeros(1, *spec.shape), torch.zeros(1))
+    source = DataSet(what, as_pixels, as_pixels, spec.classes, black, white)
+    return conform(
+        as_pixels.inputs, source, DataSet("the server", like, like, spec.classes, spec.mean, spec.std)
+    )
+
+
+def check_range(inputs: torch.Tensor, spec: InputSpec, what: str) -> None:
+    """Refuse inputs that are no pixels from 0 to 1 under the spec's normalisation."""
+    for channel, (mean, std) in enumerate(zip(spec.mean, spec.std, strict=True)):
+        low, high = (0 - mean) / std, (1 - mean) / std
+        least, most = inputs[:, channel].min().item(), inputs[:, channel].max().item()
+        if least < low - 1e-3 or most > high + 1e-3:
+            told = f"has values from {least:.4g} to {most:.4g} in channel {channel}"
+            allowed = f"by mean {mean:.4g} and std {std:.4g} are {low:.4g} to {high:.4g}"
+            raise DataError(f"{what}: {told}: allowed {allowed}")

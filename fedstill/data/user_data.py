@@ -1,0 +1,212 @@
+"""Data of one's own from a path: where it is, which form it has, and what it holds for the task.
+
+A node's own data are read by :func:`read` too, in a form that its owner names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, get_args
+
+from fedstill.core.dataset import DataSet
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data import instance_images, text_data
+from fedstill.data.config import DATA, DataConfig, Limit, Side
+from fedstill.data.csv_tables import Columns, read_classes, read_findings
+from fedstill.data.image_folders import in_one_size, read_folder
+from fedstill.data.instance_images import Picture, read_pictures
+from fedstill.data.nifti import read_volumes
+from fedstill.data.preparation import of_images
+from fedstill.data.raw import Raw, from_arrays, read_npz
+from fedstill.tasks import Targets, TaskConfig
+
+
+def located(config: DataConfig, task: str, targets: Targets) -> Path:
+    """The folder or file that a path in a configuration means, for a task.
+
+    Raises:
+        ArgumentError: neither a name that is known nor a path.
+        DataError: no such file or folder, or a file of a kind that does not teach this.
+    """
+    name = config.called
+    found = [Path(name).expanduser(), *(root / name for root in folders(config))]
+    places = list(dict.fromkeys(found))  # an absolute path is the same in every folder
+    place = next((place for place in places if place.exists()), None)
+    if place is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
+        raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
+    if place is None:
+        raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
+    suffixes = (".npz", ".csv") if targets == "labels" else (".npz",)
+    if place.is_file() and targets != "texts" and place.suffix not in suffixes:
+        kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
+        raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}")
+    return place
+
+
+def find_file(config: DataConfig, file: str) -> Path:
+    """Where the file of a data set with a name is; a DataError if it is nowhere."""
+    roots = folders(config)
+    for root in roots:
+        if (root / file).is_file():
+            return root / file
+    raise DataError(
+        f"data {config.called!r}: there is no {file} in {listed(roots)}: put it there, or name its folder in "
+        "data.root"
+    )
+
+
+def folders(config: DataConfig) -> list[Path]:
+    """The folders in which data files are looked for, in order."""
+    return [Path(config.root).expanduser()] if config.root else usual_folders()
+
+
+def usual_folders() -> list[Path]:
+    """Those of them that no configuration names: ``./data`` and what ``FEDSTILL_DATA`` lists as PATH does."""
+    named = os.environ.get("FEDSTILL_DATA", "").split(os.pathsep)
+    return [Path("data"), *(Path(each).expanduser() for each in named if each)]
+
+
+def listed(paths: Sequence[Path]) -> str:
+    """Places, in words."""
+    return " or ".join(map(str, paths))
+
+
+# By what they teach: the forms that can hold it.
+SERVING: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
+    {
+        "class": ("npz", "folder", "csv"),
+        "labels": ("npz", "csv"),
+        "map": ("npz", "folder", "nifti"),
+        "image": ("npz", "folder", "nifti"),
+        "instances": ("npz", "folder"),
+        "texts": ("csv",),
+    }
+)
+
+
+def form_of(place: Path, targets: Targets) -> str:
+    """The form that a file or folder has: npz, csv, folder or nifti; no folder teaches findings."""
+    if not place.is_dir():
+        return place.suffix.removeprefix(".")
+    if targets == "labels":
+        raise DataError(f"{place}: is a folder: allowed for findings are an .npz or a csv")
+    volumes = "nifti" in SERVING[targets] and any(any(place.rglob(name)) for name in ("*.nii", "*.nii.gz"))
+    return "nifti" if volumes else "folder"
+
+
+def read(
+    place: Path,
+    form: str,
+    targets: Targets,
+    *,
+    size: int = 0,
+    slices: int = 0,
+    gaps: bool = False,
+    columns: Columns | None = None,
+    classes: tuple[str, ...] = (),
+    shape: tuple[int, ...] = (),
+    counted: Callable[[int], None] = lambda count: None,
+) -> Raw:
+    """What a file or folder holds: images of classes, of findings, with masks, or alone.
+
+    Args:
+        place: the file or folder.
+        form: one of those that can hold it: npz, folder, csv or nifti.
+        targets: class, labels, map or image.
+        size: height and width to which images of other targets than classes are averaged; 0: as they are.
+        slices: of each NIfTI volume at most; 0: all.
+        gaps: as :func:`fedstill.data.images.mask_classes` takes it.
+        columns: what those of a csv mean.
+        classes: the findings wanted of a csv; empty: all.
+        shape: of a csv's pixels, if these are as many.
+        counted: called with the number of images before they are read, if that can be told.
+
+    Raises:
+        DataError: it cannot be read, or is not of a form that can be used.
+    """
+    if form == "npz":
+        return from_arrays(place, read_npz(place), targets, gaps=gaps)
+    if targets == "labels":
+        return read_findings(place, columns, classes, size, counted)
+    if form == "csv":
+        return read_classes(place, columns or Columns(), shape)
+    masks = targets == "map"
+    if form == "nifti":
+        return read_volumes(place, masks=masks, size=size, slices=slices, gaps=gaps, counted=counted)
+    if targets == "class":
+        return read_folder(place)
+    return in_one_size(place, masks=masks, size=size, gaps=gaps, counted=counted)
+
+
+# By what is read: the options that it has beside those of all data.
+_OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
+    {
+        "class": (),
+        "labels": ("size", "sites"),
+        "map": ("size", "channels", "sites", "slices"),
+        "image": ("size", "channels", "sites", "slices"),
+        "instances": ("sites", "patch", "scale"),
+        "texts": ("length", "words", "vocabulary"),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(instance_images.PictureData, text_data.TextData):
+    """Data of one's own, by their path: an .npz with images and labels or masks, a folder of images by class,
+    of images and masks, or of NIfTI volumes, or a csv of findings or texts."""
+
+    targets: ClassVar[tuple[Targets, ...]] = get_args(Targets)
+
+    name: str
+    """The path, from this folder or from data.root."""
+
+    size: Side = 0
+    """Findings, maps and images: height and width that images are averaged down to, masks by majority; 0: as
+    they are."""
+
+    channels: tuple[int, ...] = ()
+    """Maps and images: which channels; empty: all, and for reconstruction the first."""
+
+    slices: Limit = 0
+    """NIfTI volumes: at most so many axial slices of each, evenly spread; 0: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.name:
+            raise ArgumentError("data.name", self.name, f"one of {DATA.allowed}")
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """What the path holds for a task."""
+        targets = task.targets
+        self._check_options(targets, task.called)
+        if targets == "texts":
+            return text_data.data_set(self.labelled(), self, Path(self.name).name.partition(".")[0], "")
+        place = located(self, task.called, targets)
+        name = place.resolve().name if place.is_dir() else place.stem
+        if targets == "instances":
+            return instance_images.data_set(self.pictures(), self, name, "", "site")
+        raw = read(place, form_of(place, targets), targets, size=self.size, slices=self.slices)
+        return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)
+
+    def pictures(self) -> Sequence[Picture]:
+        """Pictures with objects."""
+        return read_pictures(located(self, "instances", "instances"))
+
+    def labelled(self) -> text_data.Labelled:
+        """Texts with labels, from a table."""
+        return text_data.read_table(located(self, "text", "texts"))
+
+    def _check_options(self, targets: Targets, task: str) -> None:
+        known = {part.name for part in fields(DataConfig)} | {"name", *_OPTIONS[targets]}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name not in known and value != part.default:
+                shown = list(value) if isinstance(value, tuple) else value
+                default = "empty" if part.default in ((), "") else str(part.default).lower()
+                told = f"{default}, as data {self.name!r} have no such option for task {task}"
+                raise ArgumentError(f"data.{part.name}", shown, told)

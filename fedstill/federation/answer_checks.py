@@ -1,0 +1,256 @@
+"""Whom a server believes: answers that no sound node gives are found before they reach a student."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import inf
+from statistics import median
+
+import torch
+
+from fedstill.core.errors import DataError, NodeFault
+from fedstill.protocol.questions import Question
+from fedstill.protocol.wire_format import SCALE, from_text
+
+Tensors = Mapping[str, torch.Tensor]
+LARGEST = 1e12  # number of examples, or of labels
+TINY = 1e-30  # stands for nothing where it is divided by
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def faults(
+    answers: Mapping[str, Tensors],
+    question: Question,
+    outlier: float,
+    rows: int | None = None,
+    outputs: tuple[int, ...] | None = None,
+) -> dict[str, str]:
+    """What is wrong with the nodes' answers to one question: one line for each faulty node, by its name.
+
+    Args:
+        question: its declaration says which tensors belong into an answer.
+        outlier: how many times larger than the others' median a node's logits, scores or weights may be.
+        rows: how many inputs it was about, if it was about inputs; logits have one row for each.
+        outputs: the shape of an input's logits, if that is known.
+
+    Raises:
+        NodeFault: nodes differ, and none of them is known to be the one that is wrong.
+
+    >>> asked = Question("predict", handler=None, releases={"logits": "logits"})
+    >>> good, bad = torch.ones(2, 3), torch.tensor([[1.0, float("nan"), 1.0]] * 2)
+    >>> faults({"a": {"logits": good}, "b": {"logits": bad}}, asked, 100.0)
+    {'b': 'logits hold NaN or infinity (2 of 6 numbers)'}
+    """
+    found: dict[str, str] = {}
+    for node, answer in answers.items():
+        if set(answer) != set(question.releases):
+            found[node] = f"answered {sorted(answer) or 'nothing'}, not {sorted(question.releases)}"
+    for node, answer in answers.items():
+        if node not in found:
+            found |= _unlike(node, answer, question, rows, outputs)
+    found |= _misshapen(_without(answers, found), question)
+    found |= _illegible(_without(answers, found), question)
+    found |= not_finite(_without(answers, found))
+    for node, answer in _without(answers, found).items():
+        found |= _miscounted(node, answer, question)
+    sound = _without(answers, found)
+    for name, kind in question.releases.items():
+        if kind.common is not None:
+            sizes = _sizes({node: [answer[name]] for node, answer in sound.items()})
+            found |= _blamed(_larger(sizes, outlier, kind.common), sizes, name, outlier, question.name)
+    return found
+
+
+def strange(tensors: Tensors) -> str | None:
+    """What is wrong with tensors as they arrived, before anything is computed with them.
+
+    >>> strange({"x": torch.ones(2, dtype=torch.complex64)})
+    'x are torch.complex64'
+    """
+    for name, tensor in tensors.items():
+        scale = name.endswith(SCALE)
+        if tensor.dtype not in ((torch.float32,) if scale else (*FLOATS, *WHOLE)):
+            return f"{name} are {tensor.dtype}"
+        if scale and name.removesuffix(SCALE).endswith(SCALE):
+            return f"{name} scales what is a scale"
+    return None
+
+
+def not_finite(answers: Mapping[str, Tensors]) -> dict[str, str]:
+    """Nodes whose tensors hold NaN or infinities."""
+    parts = [
+        (node, name, tensor)
+        for node, answer in answers.items()
+        for name, tensor in answer.items()
+        if tensor.is_floating_point()
+    ]
+    # One look at the device for all of them.
+    wrong = torch.stack([(~torch.isfinite(tensor)).sum() for _, _, tensor in parts]).tolist() if parts else []
+    found: dict[str, str] = {}
+    for (node, name, tensor), count in zip(parts, wrong, strict=True):
+        if count and node not in found:
+            found[node] = f"{name} hold NaN or infinity ({count} of {tensor.numel()} numbers)"
+    return found
+
+
+def unlike_inputs(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
+    """Nodes whose gradients are not those of the question's inputs, one number for each of theirs; ``inputs``
+    are those that gradients are pulled back to."""
+    wanted = {f"d/d{name}": tuple(tensor.shape) for name, tensor in inputs.items()}
+    found: dict[str, str] = {}
+    for node, each in pulled.items():
+        shapes = {name: tuple(tensor.shape) for name, tensor in each.items()}
+        dtypes = {name: tensor.dtype for name, tensor in each.items() if tensor.dtype not in FLOATS}
+        if shapes != wanted:
+            found[node] = f"gradients are {shapes}, not {wanted}"
+        elif dtypes:
+            found[node] = f"gradients are {dtypes}, not numbers with a fraction"
+    return found
+
+
+def oversized_gradients(
+    pulled: Mapping[str, Tensors], pulls: Mapping[str, Tensors], outlier: float, question: str
+) -> dict[str, str]:
+    """Nodes whose gradients are far larger than the others' are, and not because more was pulled there.
+
+    A sound node's may be tiny: what it holds little data of, little is pulled back to it. So the square of
+    ``outlier`` is allowed, of the gradients and of what they are for one unit of what was pulled.
+
+    Raises:
+        NodeFault: the two there are differ so much.
+    """
+    sizes = _sizes({node: list(each.values()) for node, each in pulled.items()})
+    reached = _sizes({node: list(pulls[node].values()) for node in sizes})
+    gains = {node: size / max(reached.get(node, 0.0), TINY) for node, size in sizes.items()}
+    allowed = outlier * outlier
+    unasked = _larger(gains, allowed, 0.0)
+    larger = {node: times for node, times in _larger(sizes, allowed, 0.0).items() if node in unasked}
+    return _blamed(larger, sizes, "gradients", outlier, question)
+
+
+def _without(answers: Mapping[str, Tensors], found: Mapping[str, str]) -> dict[str, Tensors]:
+    return {node: answer for node, answer in answers.items() if node not in found}
+
+
+def _unlike(
+    node: str, answer: Tensors, question: Question, rows: int | None, outputs: tuple[int, ...] | None
+) -> dict[str, str]:
+    """Whether a node's logits have a row for each input, and in it what the task has."""
+    for name, kind in question.releases.items():
+        shape = tuple(answer[name].shape)
+        if kind.common is not None and answer[name].dtype == torch.bool:
+            return {node: f"{name} are {answer[name].dtype}"}
+        if kind.of != "scores":
+            continue
+        if rows is not None and shape[:1] != (rows,):
+            return {node: f"{name} are {shape}, for {rows} inputs"}
+        if outputs is not None and shape[1:] != outputs:
+            wanted = f"{outputs[0]} classes" if len(outputs) == 1 else f"outputs of shape {outputs}"
+            return {node: f"{name} are {shape}, for {wanted}"}
+    return {}
+
+
+def _illegible(answers: Mapping[str, Tensors], question: Question) -> dict[str, str]:
+    """Nodes of whose JSON values one is none."""
+    found: dict[str, str] = {}
+    for node, answer in answers.items():
+        for name in question.apart.intersection(question.values):
+            try:
+                from_text(answer[name])
+            except DataError as error:
+                found[node] = f"{name}: {error}"
+    return found
+
+
+def _misshapen(answers: Mapping[str, Tensors], question: Question) -> dict[str, str]:
+    """Nodes whose tensors have another shape or dtype than most nodes' have; of a ragged one, other axes.
+
+    Raises:
+        NodeFault: as many say one thing as another.
+    """
+    forms = {
+        node: {
+            name: ((-1,) * tensor.ndim if name in question.apart else tuple(tensor.shape), tensor.dtype)
+            for name, tensor in answer.items()
+        }
+        for node, answer in answers.items()
+    }
+    found: dict[str, str] = {}
+    for name in next(iter(forms.values()), {}):
+        told = Counter(form[name] for form in forms.values()).most_common(2)
+        (usual, most), others = told[0], told[1:]
+        if others and others[0][1] == most:
+            (shape, dtype), (other, another) = usual, others[0][0]
+            reason = f"{name} are {dtype} of shape {shape} and {another} of {other}"
+            raise NodeFault(
+                ", ".join(forms), question.name, f"{reason}: one is wrong, and it is not known which"
+            )
+        for node, form in forms.items():
+            if form[name] != usual and node not in found:
+                shape, dtype = form[name]
+                found[node] = f"{name} are {dtype} of shape {shape}, those of others {usual[1]} of {usual[0]}"
+    return found
+
+
+def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str]:
+    """Whether a node's numbers of examples are such numbers, and its labels as many as its examples."""
+    kinds = {name: kind for name, kind in question.releases.items() if kind.of == "counts"}
+    counted = {name: answer[name].double() for name in kinds}
+    for name, numbers in counted.items():
+        if not ((numbers >= 0) & (numbers < LARGEST)).all():
+            return {node: f"{name} are not numbers from 0 up to {LARGEST:g}"}
+        if not kinds[name].by_class and not (numbers == numbers.round()).all():
+            return {node: f"{name} are not whole numbers"}
+    by_class = {name for name, kind in kinds.items() if kind.by_class}
+    whole = {name for name in by_class if not counted[name].ndim}  # how many in all
+    for name, size in ((name, size) for name in by_class - whole for size in whole):
+        labels, examples = float(counted[name].sum()), float(counted[size])
+        if kinds[name] == kinds[size] and abs(labels - examples) > 1e-6 * examples:  # as float32 tells apart
+            return {node: f"{name} are {labels:g} labels in all, of {examples:g} examples"}
+    return {}
+
+
+def _sizes(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    """The root mean square of each node's numbers, of those with a fraction; without nodes that have none."""
+    sizes = {}
+    for node, some in tensors.items():
+        parts = [part.float() for part in some if part.is_floating_point() and part.numel()]
+        if parts:
+            square = torch.stack([part.square().sum() for part in parts]).sum()
+            sizes[node] = (square / sum(part.numel() for part in parts)).sqrt()
+    if not sizes:
+        return {}
+    return dict(zip(sizes, torch.stack(list(sizes.values())).tolist(), strict=True))  # one look at the device
+
+
+def _larger(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:
+    """How many times larger than the others' median each is that is an outlier."""
+    found: dict[str, float] = {}
+    for node, mine in sizes.items():
+        others = [size for other, size in sizes.items() if other != node]
+        usual = median(others) if others else inf
+        if mine > outlier * max(usual, ordinary) > 0:
+            found[node] = mine / usual if usual else inf
+    return found
+
+
+def _blamed(
+    larger: Mapping[str, float], sizes: Mapping[str, float], name: str, outlier: float, question: str
+) -> dict[str, str]:
+    """One line for each node whose numbers are far larger than the other nodes' are.
+
+    Raises:
+        NodeFault: there are two nodes; then the other one's may as well be far too small.
+    """
+    if larger and len(sizes) == 2:
+        ((node, times),) = larger.items()
+        (other,) = set(sizes) - {node}
+        told = f"{name} of {node} are {times:.3g} times as large as those of {other}"
+        why = f"link.outlier {outlier:g}; of two it is not known which is wrong"
+        raise NodeFault(", ".join(sizes), question, f"{told}: {why}")
+    return {
+        node: f"{name} are {times:.3g} times as large as others': link.outlier {outlier:g}"
+        for node, times in larger.items()
+    }

@@ -1,0 +1,293 @@
+"""The federation as a server sees it: a differentiable function of what it asks about.
+
+``answers = federation.ask("examine", x=x)`` gives the nodes' answers with gradients attached: when a
+loss over them is pulled back, the federation sends each node the gradient that reached its answer,
+the node pulls it through its own networks, and what its gate lets out arrives in ``x.grad``. An
+engine says how nodes are reached; a method cannot tell engines apart.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRefused, refused_by
+from fedstill.core.text_format import clip
+from fedstill.federation.answer_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
+from fedstill.federation.autograd import Bridge, Call
+from fedstill.federation.link_config import LinkConfig
+from fedstill.protocol.kinds import GRADIENTS, INPUTS
+from fedstill.protocol.questions import Question
+from fedstill.protocol.wire_format import as_text, from_text, refine
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What K nodes answered: ``answers["logits"]`` is ``(K, B, ...)``, in the order of ``nodes``."""
+
+    number: int
+    nodes: tuple[str, ...]
+    tensors: Tensors
+    apart: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of parts that are not stacked
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """One part of the answers, of all nodes that answered.
+
+        Raises:
+            ArgumentError: the question's answer has no such part, or one that differs in shape by node.
+        """
+        if name not in self.tensors:
+            ragged = ", which by_node gives" if name in self.apart else ""
+            raise ArgumentError(f"answer{ragged}", name, f"one of {', '.join(self.tensors) or 'none'}")
+        return self.tensors[name]
+
+    def by_node(self, name: str) -> dict[str, Any]:
+        """One part of the answers, node by node: ``(B, ...)`` each, or a JSON value where it is one.
+
+        Raises:
+            ArgumentError: the question's answer has no such part.
+        """
+        each = self.apart[name] if name in self.apart else self[name]
+        return dict(zip(self.nodes, each, strict=True))
+
+
+@dataclass(frozen=True)
+class Out:
+    """A node that a run goes on without: since which question, why, and whether it may come back, having
+    stayed away and not answered nonsense."""
+
+    since: int
+    reason: str
+    back: bool
+
+
+class Federation(ABC):
+    """K nodes and one way to reach them.
+
+    Args:
+        nodes: their names.
+        questions: what they can be asked.
+        link: forms, and what is done about nodes that fail.
+    """
+
+    def __init__(
+        self, nodes: Sequence[str], questions: Mapping[str, Question], link: LinkConfig | None = None
+    ) -> None:
+        self.nodes, self.questions = tuple(nodes), questions
+        self.link = link or LinkConfig()
+        self.outputs: tuple[int, ...] | None = None  # shape of an input's logits, where an engine knows
+        self.number = 0  # of the next question; part of a run's state
+        self.out: dict[str, Out] = {}  # whom the run goes on without; part of its state too
+        self.events: list[dict[str, Any]] = []  # who was left out and who came back, for the report
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The nodes that the run goes on with."""
+        return tuple(name for name in self.nodes if name not in self.out)
+
+    def ask(
+        self,
+        question: str,
+        *,
+        of: Sequence[str] | None = None,
+        number: int | None = None,
+        **given: Any,
+    ) -> Answers:
+        """Ask all nodes, or a few, one question.
+
+        A node that stays away or answers nonsense is left out from then on, as long as a quorum remains.
+
+        Args:
+            question: its name.
+            of: names of the nodes to ask; None is all. Those that are out are not asked.
+            number: to ask again under a number already used; None takes the next one.
+            given: tensors that go down with it, and JSON values where the question declares them. Where the
+                question is differentiable and a tensor requires gradients, the answers do too.
+
+        Raises:
+            ArgumentError: no such question or node.
+            QuestionRefused: a node's gate does not answer it.
+            QuestionMismatch: the number was used with other content.
+            NodeFault: a node failed, and too few are left; or answers differ so that one must be wrong, and
+                it is not known which.
+        """
+        if question not in self.questions:
+            raise ArgumentError("question", question, f"one of {', '.join(self.questions)}")
+        asked = self._chosen(of)
+        if number is None:
+            number = self.number
+        self.number = max(self.number, number + 1)
+        declared = self.questions[question]
+        tensors: dict[str, torch.Tensor] = {
+            name: as_text(value) if name in declared.values else value for name, value in given.items()
+        }
+        names, through = tuple(tensors), declared.differentiable
+        wanted = torch.is_grad_enabled() and any(
+            tensor.requires_grad for name, tensor in tensors.items() if name in through
+        )
+        if not wanted:
+            sent = {name: tensor.detach() for name, tensor in tensors.items()}
+            answers = self.sound_answers(asked, question, number, sent, False)
+            first = next(iter(answers.values()))
+            stacked = [name for name in first if name not in declared.apart]
+            return Answers(
+                number,
+                tuple(answers),
+                {name: torch.stack([each[name] for each in answers.values()]) for name in stacked},
+                {name: self._apart(declared, name, answers) for name in declared.apart},
+            )
+        call = Call(self, asked, question, number, names)
+        flat = Bridge.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+        return Answers(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
+
+    @staticmethod
+    def _apart(question: Question, name: str, answers: Mapping[str, Tensors]) -> tuple[Any, ...]:
+        """A part of the answers that is not stacked, one a node."""
+        read = from_text if name in question.values else torch.Tensor.detach
+        return tuple(read(each[name]) for each in answers.values())
+
+    def state(self) -> dict[str, Any]:
+        """What a run must remember of its federation."""
+        out = {node: [left.since, left.reason, left.back] for node, left in self.out.items()}
+        return {"number": self.number, "out": out, "events": self.events}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take up a remembered state."""
+        self.number, self.events = state["number"], list(state["events"])
+        self.out = {node: Out(*left) for node, left in state["out"].items()}
+
+    def leave_out(
+        self, node: str, question: str, reason: str, *, back: bool, since: int | None = None
+    ) -> None:
+        """Go on without a node that failed at a question.
+
+        Args:
+            back: whether it may come back.
+            since: number of the first question that it has no part in; None is the next one.
+
+        Raises:
+            NodeFault: too few nodes are left.
+        """
+        left, reason = len(self.present) - (node not in self.out), clip(reason)
+        since = self.number if since is None else since
+        self.events.append({"node": node, "number": since, "event": "left out", "reason": reason})
+        self.out[node] = Out(since, reason, back)
+        needed = self.link.least(len(self.nodes))
+        if left < needed:
+            raise NodeFault(
+                node,
+                question,
+                f"{reason}; {left} of {len(self.nodes)} nodes are left, link.quorum wants {needed}",
+            )
+
+    def require(self, names: Sequence[str]) -> None:
+        """Refuse at the start what some node would refuse later.
+
+        Raises:
+            QuestionRefused: naming all such nodes, with questions and rules.
+        """
+        refusals = [
+            QuestionRefused(node, name, rule)
+            for name in names
+            for node, rule in self.objections(self.questions[name]).items()
+        ]
+        total = sum(self.questions[name].times for name in names)
+        for node, limit in self.limits().items():
+            if total > limit and all(node != refusal.node for refusal in refusals):
+                rule = f"most_questions: {limit}, and the run asks {total}"
+                refusals.append(QuestionRefused(node, ", ".join(names), rule))
+        if refusals:
+            raise refused_by(refusals)
+
+    def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
+        if of is None:
+            return self.nodes
+        unknown = [name for name in of if name not in self.nodes]
+        if unknown or not of:
+            raise ArgumentError("of", unknown or list(of), f"some of {', '.join(self.nodes)}")
+        return tuple(name for name in self.nodes if name in of)
+
+    def sound_answers(
+        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+    ) -> Mapping[str, Tensors]:
+        """The sound answers to one question, by node, as the nodes gave them."""
+        declared = self.questions[question]
+        sent = self.link.coarsen(tensors, declared.sends)
+        there = tuple(name for name in asked if name not in self.out)
+        given = self._answer(there, question, number, sent, differentiable)
+        answers = self._refined(given, question, number)
+        asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
+        rows = asked_about[0] if asked_about else None
+        for node, fault in faults(answers, declared, self.link.outlier, rows, self.outputs).items():
+            self.leave_out(node, question, fault, back=False, since=number)
+            del answers[node]
+        if not answers:
+            raise NodeFault(", ".join(asked), question, "none of the nodes that were asked is left")
+        return answers
+
+    def sound_gradients(
+        self, number: int, question: str, pulls: Mapping[str, Tensors], inputs: Tensors
+    ) -> Mapping[str, Tensors]:
+        """The nodes' sound gradients; a node that fails here adds nothing to the sum."""
+        sent = {
+            node: self.link.coarsen(pull, dict.fromkeys(pull, GRADIENTS))
+            for node, pull in pulls.items()
+            if node not in self.out
+        }
+        pulled = self._refined(self._pull_back(number, question, sent), question, None)
+        self._part(pulled, question, unlike_inputs(pulled, inputs) | not_finite(pulled))
+        self._part(pulled, question, oversized_gradients(pulled, pulls, self.link.outlier, question))
+        return pulled
+
+    def _part(self, pulled: dict[str, Tensors], question: str, found: Mapping[str, str]) -> None:
+        for node, fault in found.items():
+            self.leave_out(node, question, fault, back=False)
+            del pulled[node]
+
+    def _refined(self, given: Mapping[str, Tensors], question: str, since: int | None) -> dict[str, Tensors]:
+        """What nodes gave, in float32; without those who gave nothing of which that could be made."""
+        whole: dict[str, Tensors] = {}
+        for node, tensors in given.items():
+            try:
+                wrong = strange(tensors)
+                if wrong is not None:
+                    raise DataError(wrong)
+                whole[node] = refine(tensors)
+            except DataError as fault:
+                self.leave_out(node, question, str(fault), back=False, since=since)
+        return whole
+
+    def objections(self, question: Question) -> Mapping[str, str]:
+        """The rule by which each unwilling node would refuse a question, by the node's name."""
+        rules = {node: self._rule(node, question) for node in self.present}
+        return {node: rule for node, rule in rules.items() if rule is not None}
+
+    def limits(self) -> Mapping[str, int]:
+        """How many questions each node that has a limit answers at most, by the node's name."""
+        most = {node: self._limit(node) for node in self.present}
+        return {node: limit for node, limit in most.items() if limit > 0}
+
+    @abstractmethod
+    def _rule(self, node: str, question: Question) -> str | None:
+        """By which a node would refuse a question."""
+
+    @abstractmethod
+    def _limit(self, node: str) -> int:
+        """How many questions a node answers at most; 0 is no limit."""
+
+    @abstractmethod
+    def _answer(
+        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+    ) -> Mapping[str, Tensors]:
+        """Each asked node's answer, by its name, in order; those left out on the way have none."""
+
+    @abstractmethod
+    def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+        """Each node's gradients with respect to the question's inputs, by its name, in order, from those that
+        reached its answer."""

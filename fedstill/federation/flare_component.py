@@ -1,0 +1,106 @@
+"""What is ours in FLARE's own program of a site: it ends with its jobs, and a node's hears nothing else.
+
+FLARE makes this component because the site's own ``local/resources.json`` names it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+
+from fedstill.core.text_format import clip
+from fedstill.federation.connection_log import Contact, watch
+from fedstill.federation.flare_site import CLIENT, JOB, Site, end_jobs, heartbeat, target
+
+logger = logging.getLogger("fedstill.site")
+
+# What a server may ask of a node's own process; questions go to the process of a job.
+TOPICS = frozenset(
+    {
+        "scheduler.check_resource",
+        "scheduler.cancel_resource",
+        "train.start_job",
+        "train.deploy",
+        "train.abort",
+        "train.abort_task",
+        "train.delete_run",
+        "train.check_status",
+        "train.get_scopes",
+        "train.notify_job_status",
+    }
+)
+DIAGNOSIS = "_net_manager"  # FLARE's channel for looking into other processes, and for ending them
+
+
+class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
+    """Is told by FLARE what goes on in its program of a site."""
+
+    def __init__(self, role: str, folder: str) -> None:
+        super().__init__()
+        self._site = Site(role, Path(folder))
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Called by FLARE."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            for ending in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(ending, lambda number, frame: self._end(0))
+            if self._site.role == CLIENT:
+                cell = fl_ctx.get_engine().get_cell()
+                cell.core_cell.add_incoming_request_filter("*", "*", refusal)
+                contact, every = Contact(target(self._site)), heartbeat(self._site)
+                watch(contact, cell.core_cell, every, lambda: self._end(1))
+        elif event_type == EventType.JOB_COMPLETED and self._site.role == CLIENT:
+            self._job_over(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
+
+    def _job_over(self, job: str) -> None:
+        """Say so, and remove what the job left in the kit: its run is in ``runs/``."""
+        if not JOB.fullmatch(job):
+            return
+        try:
+            for config in (self._site.kit / job).glob("app_*/config/config_fed_server.json"):
+                (program,) = json.loads(config.read_text())["components"]
+                logger.info("the job of run %s is over", clip(program["args"]["run"]))
+        finally:  # whatever a server wrote into the job
+            shutil.rmtree(self._site.kit / job, ignore_errors=True)
+
+    def _end(self, code: int) -> None:
+        """End at once: FLARE leaves threads that would keep the process for half a minute."""
+        end_jobs(self._site)
+        logger.info("ended")
+        os.truncate(self._site.pid, 0)  # not deleted: whoever starts the site just now waits for its lock
+        os._exit(code)
+
+
+def refusal(message: Any) -> Any:
+    """What FLARE's client replies to a request that no job needs; None lets it through.
+
+    It could do more: read files, shut down, change the log, show its settings. Whether that is allowed, FLARE
+    decides by what the server writes beside the request, so a server with other software could have it all.
+
+    Nor may a job be called as it likes: FLARE removes and writes the folder of that name in the kit, and
+    ``startup`` and ``local``, which hold the node's key and its rules, are folders there, too.
+    """
+    channel = message.get_header(MessageHeaderKey.CHANNEL)
+    if channel == CellChannel.CLIENT_MAIN:
+        topic, job = message.payload.topic, message.payload.headers.get("job_id")
+        if topic in TOPICS and (not job or (isinstance(job, str) and JOB.fullmatch(job))):
+            return None
+        told = topic if topic not in TOPICS else f"{topic} of a job that is none"
+    elif channel == DIAGNOSIS:
+        told = "a look into this process"
+    else:
+        return None
+    logger.warning("refused the server %s", clip(told))
+    return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")

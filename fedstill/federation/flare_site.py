@@ -1,0 +1,340 @@
+"""A site of a federation as a process of this machine: run it, start it, stop it, see whether it runs.
+
+A site is FLARE's own server or client program, with the command line that FLARE's ``sub_start.sh`` gives it
+and one component of ours (:mod:`fedstill.federation.flare_component`). What is ours around it: one process
+per folder, a log, and an end with everything that it began. FLARE runs each job in a process of its own, and
+a job's process outlives its site by seconds or longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import logging.config
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from fedstill.core.errors import DeployError
+from fedstill.core.kit_certificates import valid_until
+from fedstill.federation.flare_permissions import check_kit, check_node_kit, write_json, write_node_rules
+from fedstill.federation.provision import HEARTBEAT, require_flare
+
+logger = logging.getLogger("fedstill.site")
+
+SERVER, CLIENT = "server", "client"  # the roles, as FLARE calls them
+JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""What FLARE's server calls a job: a random number, which is the name of its folder in a kit."""
+GRACE = 5.0  # seconds that a process has between SIGTERM and SIGKILL
+# What is logged, and from which severity on: a node's contact says in two lines what FLARE's messages say
+# again and again while a link is down.
+LEVELS = {
+    "fedstill": "INFO",
+    "nvflare": "ERROR",
+    "nvflare.fuel": "CRITICAL",
+    "nvflare.private.fed.server.client_manager": "INFO",  # who comes, who is not let in
+    "nvflare.private.fed.server.fed_server": "INFO",  # who is gone
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the parts of a site are.
+
+    Args:
+        role: ``SERVER`` or ``CLIENT``.
+        folder: the owner's folder: of a node the one with node.toml, of a server the federation's.
+    """
+
+    role: str
+    folder: Path
+
+    @property
+    def kit(self) -> Path:
+        """The startup kit."""
+        return self.folder / ("server" if self.role == SERVER else "kit")
+
+    @property
+    def pid(self) -> Path:
+        """The file that is locked as long as the site runs, and holds the number of its process."""
+        return self.folder / ("server.pid" if self.role == SERVER else "node.pid")
+
+    @property
+    def log(self) -> Path:
+        """What the site did, one line each."""
+        return self.folder / ("server.log" if self.role == SERVER else "node.log")
+
+
+def server(folder: Path) -> Site:
+    """The server of the federation in this folder.
+
+    Raises:
+        DeployError: there is none.
+    """
+    return _site(Site(SERVER, folder.resolve()), "fed_server.json", "make one with `fedstill server init`")
+
+
+def node(folder: Path) -> Site:
+    """The node in its owner's folder.
+
+    Raises:
+        DeployError: it has no kit.
+    """
+    hint = f"put the startup kit that you were given into {folder / 'kit'}"
+    return _site(Site(CLIENT, folder.resolve()), "fed_client.json", hint)
+
+
+def _site(site: Site, config: str, hint: str) -> Site:
+    if not (site.kit / "startup" / config).is_file():
+        raise DeployError(f"{site.folder} has no startup kit in {site.kit.name}/: {hint}")
+    return site
+
+
+def run(site: Site) -> NoReturn:
+    """Become the site's process, in the foreground, until SIGTERM, SIGINT, or until FLARE ends it.
+
+    Raises:
+        DeployError: the site runs already, its kit is not good or its port is taken, or nvflare is not
+            installed.
+    """
+    os.umask(0o077)  # of this process and the jobs that it begins: what they write is the owner's alone
+    _check(site)
+    lock = _lock(site)
+    check_port(site)
+    end_jobs(site)  # of a site that was killed
+    _settle(site)
+    until = f"{valid_until(site.kit):%Y-%m-%d}"
+    logger.info("started as process %d; certificate valid until %s", os.getpid(), until)
+    told = ("FEDSTILL_RUNS", "runs") if site.role == SERVER else ("FEDSTILL_NODE", "")
+    environment = {**_environment(os.environ), told[0]: str(site.folder / told[1])}
+    os.set_inheritable(lock.fileno(), True)
+    os.execve(sys.executable, _command(site), environment)
+
+
+def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
+    """The site in a process of its own; `options` are those of Popen, as stdout.
+
+    Raises:
+        DeployError: see :func:`run`; or it ends at once.
+    """
+    _check(site)
+    if (number := running(site)) is not None:
+        raise DeployError(f"{site.folder} runs already, as process {number}")
+    check_port(site)
+    environment = _environment(options.pop("env", None) or os.environ)
+    words = [sys.executable, "-u", "-m", "fedstill.federation.flare_site", site.role, str(site.folder)]
+    process = subprocess.Popen(words, env=environment, **options)
+    while running(site) != process.pid:  # until then, stop() would not know of it
+        if process.poll() is not None:
+            raise DeployError(f"{site.folder} did not start: its process ended with {process.returncode}")
+        time.sleep(0.05)
+    return process
+
+
+def stop(site: Site, grace: float = GRACE) -> bool:
+    """End the site with all that it began.
+
+    Returns:
+        Whether it ran.
+
+    Raises:
+        DeployError: what the site's file names is another's process.
+    """
+    import psutil
+
+    number = running(site)
+    if number is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(number)
+            if not any(str(site.folder) in word for word in process.cmdline()):
+                raise DeployError(f"process {number}, which {site.pid} names, is no site: end it by hand")
+            process.terminate()
+            with contextlib.suppress(psutil.TimeoutExpired):
+                process.wait(2 * grace)
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                process.kill()
+    end_jobs(site)
+    return number is not None
+
+
+def running(site: Site) -> int | None:
+    """The number of the site's process, or None if it does not run.
+
+    Any number may ask at once: their locks are shared, and only the site's own excludes them.
+    """
+    try:
+        with site.pid.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return int(file.read() or 0)
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def check_port(site: Site) -> None:
+    """Refuse to start a server whose port is taken: FLARE itself would try for ever, and say nothing.
+
+    Raises:
+        DeployError: it is taken, or not for us to open.
+    """
+    if site.role != SERVER:
+        return
+    host, _, port = target(site).rpartition(":")
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what waits to be forgotten is free
+            probe.bind(("127.0.0.1" if host == "localhost" or host.startswith("127.") else "", int(port)))
+    except OSError as error:
+        raise DeployError(f"port {port} of this machine cannot be opened: {error.strerror}") from error
+
+
+def target(site: Site) -> str:
+    """Host and port of the server, as the kit names them."""
+    config = json.loads((site.kit / "startup" / f"fed_{site.role}.json").read_text())
+    return str(config["servers"][0]["service"]["target"])
+
+
+def heartbeat(site: Site) -> float:
+    """Seconds between two signs of life of a node."""
+    try:
+        seconds: float = json.loads((site.kit / "local" / "fedstill.json").read_text())["heartbeat"]
+    except FileNotFoundError:  # a kit that FLARE's tools made alone
+        return HEARTBEAT
+    return seconds
+
+
+def end_jobs(site: Site, grace: float = 1.0) -> None:
+    """End the processes of the site's jobs: SIGTERM first, SIGKILL after `grace` seconds."""
+    import psutil
+
+    jobs = list(jobs_of(site))
+    for job in jobs:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            job.terminate()
+    for job in psutil.wait_procs(jobs, timeout=grace)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            job.kill()
+
+
+def jobs_of(site: Site) -> Iterator[Any]:
+    """Processes of FLARE's job program that were given this site's kit."""
+    import psutil
+
+    program = "server.runner_process" if site.role == SERVER else "client.worker_process"
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            words = process.cmdline()
+            if f"nvflare.private.fed.app.{program}" in words and str(site.kit) in words:
+                yield process
+
+
+def python_path(given: str) -> str:
+    """With the folder of a fedstill that is not installed, so that FLARE's job processes find it."""
+    here = str(Path(__file__).parents[2])
+    if here == sysconfig.get_paths()["purelib"]:
+        return given
+    return os.pathsep.join([here, *(path for path in given.split(os.pathsep) if path and path != here)])
+
+
+def _environment(given: Any) -> dict[str, str]:
+    return {**given, "PYTHONPATH": python_path(given.get("PYTHONPATH", ""))}
+
+
+def _check(site: Site) -> None:
+    require_flare()
+    check_kit(site.kit)
+    if site.role == CLIENT:
+        check_node_kit(site.kit)
+
+
+def _command(site: Site) -> list[str]:
+    """The command line in the kit's ``sub_start.sh``, which whoever made the kit could have changed."""
+    program = f"nvflare.private.fed.app.{site.role}.{site.role}_train"
+    words = [sys.executable, "-u", "-m", program, "-m", str(site.kit), "-s", f"fed_{site.role}.json", "--set"]
+    words += ["secure_train=true", "config_folder=config", "org=fedstill"]
+    if site.role == SERVER:
+        return words
+    name = json.loads((site.kit / "startup" / "fed_client.json").read_text())["client"]["fqsn"]
+    return [*words, f"uid={name}", f"heart_beat_interval={heartbeat(site)}"]
+
+
+def _settle(site: Site) -> None:
+    """Write into the kit what depends on where it is: the log, our component, where the server keeps its
+    jobs, and that a node keeps none."""
+    file = {"class": "logging.handlers.WatchedFileHandler", "filename": str(site.log), "formatter": "line"}
+    console = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "line"}
+    handlers = {"console": console, "file": file}
+    line = {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
+    log = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": line},
+        "handlers": handlers,
+        "root": {"level": "ERROR", "handlers": list(handlers)},
+        "loggers": {name: {"level": level} for name, level in LEVELS.items()},
+    }
+    logging.config.dictConfig(log)
+    local = site.kit / "local"
+    write_json(local / "log_config.json", log)
+    (site.kit / "transfer").mkdir(exist_ok=True)
+    for folder in site.kit.iterdir():  # of jobs whose site was killed
+        if JOB.fullmatch(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+    path = "fedstill.federation.flare_component.SiteComponent"
+    ours = {"id": "fedstill", "path": path, "args": {"role": site.role, "folder": str(site.folder)}}
+    if site.role == CLIENT:
+        write_node_rules(site.kit, ours)
+        return
+    (site.folder / "runs").mkdir(exist_ok=True)
+    resources = json.loads((local / "resources.json").read_text())
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(site.kit / "snapshots")
+    components = [part for part in resources["components"] if part["id"] != ours["id"]]
+    for component in components:
+        if component["id"] == "job_manager":
+            component["args"]["uri_root"] = str(site.kit / "jobs")
+    write_json(local / "resources.json", {**resources, "components": [*components, ours]})
+
+
+def _lock(site: Site) -> IO[str]:
+    """The lock of the site's folder: the system frees it however the process ends that holds it."""
+    file = site.pid.open("a+")
+    end = time.monotonic() + 1  # whoever asks whether it runs, holds the lock for a moment
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                file.seek(0)
+                number = file.read().strip()
+                file.close()
+                raise DeployError(f"{site.folder} runs already, as process {number}") from None
+            time.sleep(0.05)
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def _main(role: str, folder: str) -> None:
+    try:
+        run((server if role == SERVER else node)(Path(folder)))
+    except DeployError as error:
+        sys.exit(f"fedstill: {error}")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

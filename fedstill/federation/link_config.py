@@ -1,0 +1,38 @@
+"""How a server deals with its nodes: what travels in which form, how long it waits, whom it believes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Gt
+
+from fedstill.core.checked import PositiveOrInf, Share
+from fedstill.protocol.wire_format import WireConfig
+
+
+@dataclass(frozen=True)
+class LinkConfig(WireConfig):
+    """The link between server and nodes. What it says of forms and faults holds on every engine."""
+
+    under: ClassVar[str] = "link"
+
+    wait: PositiveOrInf = 600.0
+    """Seconds that a node has for one answer; then it counts as away. A round of training is one answer, and
+    so is each percent of the local training before the first question."""
+    quorum: Share = 1.0
+    """Share of the nodes without which a run stops, to be resumed. Below 1 it goes on without nodes that
+    stay away or answer nonsense, their weight taken over by the others."""
+    outlier: Annotated[float, Gt(1), "above 1, or inf"] = 100.0
+    """A node whose logits, critic's scores or parameters are so many times larger than the others' median is
+    faulty, and one whose gradients are the square of it; inf: none is. Of two that differ so much neither
+    is known to be right: the run stops."""
+
+    def least(self, nodes: int) -> int:
+        """How many of so many nodes a run needs.
+
+        >>> LinkConfig(quorum=0.5).least(5)
+        3
+        """
+        return max(math.ceil(self.quorum * nodes - 1e-9), 1)

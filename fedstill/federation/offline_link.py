@@ -1,0 +1,50 @@
+"""Nodes that have answered everything beforehand, as a link to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedstill.core.errors import BundleError, QuestionMismatch
+from fedstill.federation.node_order import natural
+from fedstill.federation.offline_files import NodeAnswers, Questions
+from fedstill.protocol.digests import digest
+from fedstill.protocol.wire_format import Tensors, pack, unpack
+
+
+class Files:
+    """Carries questions to files of answers.
+
+    Raises:
+        BundleError: no answers, or two files of one node.
+    """
+
+    def __init__(self, questions: Questions, answers: Sequence[NodeAnswers]) -> None:
+        if not answers:
+            raise BundleError("there are no answers: name one file or more")
+        self.bundles: dict[str, NodeAnswers] = {}
+        for each in sorted(answers, key=lambda each: natural(each.header.node)):
+            other = self.bundles.setdefault(each.header.node, each)
+            if other is not each:
+                raise BundleError(f"{other.path} and {each.path} are both of node {each.header.node!r}")
+        self.nodes: Sequence[str] = list(self.bundles)
+        self._contents = dict(enumerate(questions.contents()))
+
+    def call(self, node: str, message: bytes, seconds: float) -> bytes:
+        """What a node's file replies: see :class:`fedstill.federation.transport.Link`."""
+        header, tensors = unpack(message)
+        replies = self.bundles[node].replies
+        told: Mapping[str, Any] = {}
+        answer: Tensors = {}
+        if header["do"] == "hello":
+            told = replies.hello
+        elif header["do"] == "join":
+            told = replies.join
+        elif header["do"] in ("answer", "pull back"):
+            number, question = header["number"], header["question"]
+            if header.get("differentiable", True) or self._contents.get(number) != digest(question, tensors):
+                refusal = QuestionMismatch(node, question, number)
+                error = {"kind": "QuestionMismatch", "text": str(refusal), "question": question}
+                return pack({"error": {**error, "number": number}})
+            told, answer = {"privacy": replies.privacy[number]}, replies.tensors[number]
+        return pack({"told": told, "seconds": 0.0}, answer)

@@ -1,0 +1,193 @@
+"""A node's half of a federation by files: questions answered through its gate, into a signed file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedstill.core import file_permissions
+from fedstill.core.errors import BundleError, QuestionRefused, RunFolderError
+from fedstill.federation import signed_files
+from fedstill.federation.offline_files import (
+    ANSWERS,
+    QUESTIONS,
+    AnswersHeader,
+    Questions,
+    Replies,
+    pack_answers,
+    read_questions,
+    unpack_answers,
+)
+from fedstill.node import audit_file
+from fedstill.node.audit_entries import ANSWER, DATA, KEPT, REFUSED, Entry
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import forbidden
+from fedstill.node.host import Host
+from fedstill.node.message_limits import limited
+from fedstill.node.session import Session
+from fedstill.protocol.method import Ask
+from fedstill.protocol.run_plan import Plan, public_tensors
+from fedstill.protocol.wire_format import Tensors, sizes
+
+LET_OUT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
+READY = {"learned": True, "last": -1, "marks": []}  # where a node is that has answered all there is
+SECONDS_BETWEEN = 0.5  # between two reports of local training
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What became of a file of questions at a node: where the answers are, what they are, whose key signed
+    them. ``again``: these answers had left before; then nothing was charged."""
+
+    path: Path
+    replies: Replies
+    signer: str
+    questions: Questions
+    again: bool = False
+
+    def left(self) -> dict[str, int]:
+        """Bytes that crossed the gate, by kind."""
+        declared, total = self.questions.declared(), Counter[str]()
+        for number, answer in sorted(self.replies.tensors.items()):
+            total.update(sizes(answer, declared[self.questions.asks[number].question].releases))
+        return dict(total)
+
+
+def answer(
+    folder: Path,
+    questions: Path,
+    out: Path | None = None,
+    *,
+    server_key: str | None = None,
+    report: Callable[[int], None] = lambda percent: None,
+) -> Answered:
+    """Answer a file of questions at the node of a folder, through its gate, and write a signed file.
+
+    The same file again gives the answers that were let out the first time, and what was said of them then,
+    and is not charged again, even if data or model are others by then; but today's policy is asked first.
+    Whoever was stopped before there were answers does it again, with the same data and model.
+
+    Args:
+        folder: of the node, as ``fedstill node init`` made it. Its key lies there, ``node.key``.
+        questions: the file.
+        out: the file of answers; None is ``answers-NAME.safetensors`` in the working folder.
+        server_key: fingerprint of the server's key; None takes any, which is then not trusted.
+        report: is told now and then how far local training has come, in percent.
+
+    Raises:
+        BundleError: the file cannot be believed.
+        QuestionRefused: the owner's policy forbids a question; then nothing is trained and nothing leaves.
+        FedstillError: data, model and questions do not fit.
+    """
+    host = Host(folder)
+    policy = host.file.policy
+    bytes = questions.stat().st_size if questions.is_file() else 0
+    if 0 < policy.most_message < bytes:
+        rule = f"most_message: {policy.most_message}, and {questions} has {bytes} bytes"
+        raise QuestionRefused(host.name, QUESTIONS, rule)
+    with limited(host.name, QUESTIONS):
+        signers = None if server_key is None else [server_key]
+        given = read_questions(questions, signers, policy.most_header, policy.methods, policy.tasks)
+    # Named after what the file holds: another file is another run, and is paid for.
+    plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
+    kept = folder / "runs" / plan.run / LET_OUT
+    again = kept.exists()
+    if not again:
+        _let_out(host, plan, given, kept, report)
+    header, replies = _again(host, given, kept)
+    path = Path(f"{ANSWERS}-{header.node}.safetensors") if out is None else out
+    key = signed_files.own_key(folder / "node.key")
+    signed_files.write(path, pack_answers(header, replies), key)
+    return Answered(path, replies, signed_files.fingerprint(signed_files.public_of(key)), given, again)
+
+
+def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Callable[[int], None]) -> None:
+    """Train, answer through the gate, and keep what left with all that is to be said of it."""
+    try:
+        told = host.join(plan, None if given.public is None else public_tensors(given.public))
+        session = host.session
+        if session is None:
+            raise BundleError("the public data that the questions are about are not in their file")
+        _admit(host, told["objections"], given.asks, session.audit, plan.run)
+        answers = _answers(session, told["learned"], given.asks, report)
+        privacy = [session.node.gate.told(number, ANSWER) for number in answers]
+        header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
+        blob = pack_answers(header, Replies(host.hello(), {**told, **READY}, privacy, answers))
+        # First the audit log: what is kept without an entry of its own does not leave.
+        session.audit.charge(_letting_out(plan.run, blob))
+        file_permissions.replace(kept, blob, sync=True)
+    finally:
+        host.leave()
+
+
+def _letting_out(run: str, blob: bytes) -> Entry:
+    """The entry that says which bytes were let out, and so may leave again; it costs nothing."""
+    return Entry(
+        run=run,
+        payer=DATA,
+        node=DATA,
+        number=-1,
+        question="answers",
+        part=KEPT,
+        content=hashlib.sha256(blob).hexdigest(),
+        rule="the same bytes may leave again",
+    )
+
+
+def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Replies]:
+    """What was let out, byte for byte, if policy and log still allow it; who asked is said as it is now.
+
+    Neither data nor model are read: they may be others by now, and nothing of them leaves.
+
+    Raises:
+        QuestionRefused: the policy does not.
+        AuditError: the audit log is gone, or not sound.
+        RunFolderError: it does not know these bytes.
+    """
+    policy = host.file.policy
+    rules = {name: forbidden(policy, question) for name, question in given.declared().items()}
+    blob, run = kept.read_bytes(), kept.parent.name
+    with closing(audit_file.open_audit(host.file, host.folder)) as audit:
+        audit.require_sound()
+        _admit(host, {name: rule for name, rule in rules.items() if rule is not None}, given.asks, audit, run)
+        if not audit.sums.number(vars(_letting_out(run, blob))):
+            raise RunFolderError(
+                f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
+                "knows: it has no entry of these bytes. Put the one that was changed back as it was. Or "
+                "delete the answers: then the questions are answered anew, and charged anew"
+            )
+    header, replies = unpack_answers(kept, blob)
+    return replace(header, asked_by=given.signer, compared=given.trusted), replies
+
+
+def _answers(
+    session: Session, learned: bool, asks: Sequence[Ask], report: Callable[[int], None]
+) -> Mapping[int, Tensors]:
+    """What the gate lets out, after the training that comes first."""
+    while not learned:
+        done = session.learn(SECONDS_BETWEEN)
+        learned = done["learned"]
+        report(done["percent"])
+    return {
+        number: session.answer(ask.question, number, ask.tensors, False) for number, ask in enumerate(asks)
+    }
+
+
+def _admit(host: Host, objections: Mapping[str, str], asks: Sequence[Ask], audit: AuditLog, run: str) -> None:
+    """Refuse before any training what would be refused after it, and what is refused today.
+
+    Raises:
+        QuestionRefused: naming the first question and rule.
+    """
+    most = host.file.policy.most_questions
+    for number, ask in enumerate(asks):
+        rule = objections.get(ask.question)
+        if rule is None and 0 < most < len(asks):
+            rule = f"most_questions: {most}, and the file asks {len(asks)}"
+        if rule is not None:
+            audit.append(Entry(run, DATA, host.name, number, ask.question, REFUSED, rule=rule))
+            raise QuestionRefused(host.name, ask.question, rule)

@@ -1,0 +1,164 @@
+"""What methods with a conditional feature generator share: FedMD-CG, FedCG and FedGEN.
+
+A model is an extractor F_i, which never leaves its node, and a head D_i. In its place a generator
+G_i([z; y]) of features travels. Symbols and equation numbers are those of FedMD-CG (Luo et al.,
+"Privacy-Preserving Federated Learning with Consistency via Knowledge Distillation Using Conditional
+Generator", arXiv:2409.06955), section 2.
+
+Batch norm in generators: its running statistics are averaged as parameters are. It uses the batch's own
+where a generator learns at a node and the running ones wherever a generator is listened to.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge
+from torch import nn
+
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
+from fedstill.core.compute import Compute
+from fedstill.methods import CountsLabels, Needs, Server, seeded, torch_generator
+from fedstill.methods._averaging import Rounds
+from fedstill.models import example
+from fedstill.models.extractor_head import features, split
+from fedstill.models.feature_gan import FeatureGenerator, condition
+from fedstill.models.parameter_vector import load_vector
+from fedstill.node.node_group import Bench, Group, stack
+
+Diversity = Literal["none", "div0", "div1", "div2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureGenerators(CountsLabels, Rounds):
+    """What all methods with a feature generator have."""
+
+    central: ClassVar[Literal["virtual"]] = "virtual"
+
+    noise: PositiveInt = 32
+    """Values q in z, the generator's noise."""
+    generator_width: PositiveInt = 128
+    """Width of the generator's two hidden layers."""
+    server_steps: NonNegativeInt = 50
+    """Steps that the server learns in each round."""
+    server_batch: Annotated[int, Ge(2)] = 64
+    """Generated examples in such a step."""
+    server_lr: NonNegativeFloat = 1e-3
+    """Adam's learning rate at the server."""
+
+    def needs(self) -> Needs:
+        return Needs(trainable=True, same_architecture=True, split=True, one_label=True)
+
+    def make_generator(self, model: nn.Module, shape: Sequence[int], classes: int) -> FeatureGenerator:
+        """A generator of the features that ``model``'s extractor gives for inputs of ``shape`` (C, H, W)."""
+        parts = split(model, "the model")
+        device = next(model.parameters()).device
+        p = features(parts, example(shape).to(device), "the model")
+        return FeatureGenerator(self.noise, classes, p, self.generator_width)
+
+    def first_generator(self, server: Server) -> nn.Module:
+        """The global generator G before anybody has taught it, on the device."""
+        with seeded(server.seed, "generator"):
+            G = self.make_generator(server.student, server.shape, server.task.classes)
+        return server.compute.place(G)
+
+
+class Received:
+    """The global generator G as a group of nodes received it, listened to and never trained.
+
+    Args:
+        method: knows its size.
+        group: who received it.
+        generator: its parameters ``(G, P)``, the same for each node.
+        counts: label counts of all nodes together ``(G, C)``, the same for each node.
+        t: the round, which names the random draws. Before the first one nobody has taught G anything.
+    """
+
+    def __init__(
+        self, method: FeatureGenerators, group: Group, generator: torch.Tensor, counts: torch.Tensor, t: int
+    ) -> None:
+        node, self.classes, self.t = group.nodes[0], counts.shape[1], t
+        G = method.make_generator(node.model, node.data.inputs.shape[1:], self.classes)
+        self._generator = G.to(group.device).eval().requires_grad_(False)
+        load_vector(self._generator, generator[0])
+        self._noise, self._counts = method.noise, counts[0].cpu()
+
+    def features(self, group: Group, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
+        """G(z, y) for labels ``(G, B)``, z drawn by each node: ``(G, B, p)``, constant."""
+        z = draw_noise(group, y.shape, self._noise, self.t, *purpose)
+        with torch.no_grad():
+            flat = self._generator(condition(z, y, self.classes).flatten(0, 1))
+        f: torch.Tensor = flat.float().view(*y.shape, -1)
+        return f
+
+    def labels(self, group: Group, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
+        """Labels y ~ p(y), drawn by each node: ``shape`` is (G, B)."""
+        rows, batch = shape
+        draws = [node.draw("y", self.t, *purpose) for node in group.nodes[:rows]]
+        drawn = [torch.multinomial(self._counts, batch, replacement=True, generator=draw) for draw in draws]
+        return stack(drawn).to(group.device)
+
+
+def draw_noise(group: Group, shape: Sequence[int], noise: int, *purpose: str | int) -> torch.Tensor:
+    """z ~ N(0, I), drawn by each of the first nodes: ``shape`` is (G, B), the result ``(G, B, noise)``."""
+    rows, batch = shape
+    draws = [node.draw("z", *purpose) for node in group.nodes[:rows]]
+    return stack([torch.randn(batch, noise, generator=draw) for draw in draws]).to(group.device)
+
+
+def imagined(
+    compute: Compute, n_y: torch.Tensor, batch: int, noise: int, seed: int, *purpose: str | int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """z ~ N(0, I) (batch, noise) and y ~ p(y) (batch,), p(y) as the counts ``(K, C)`` summed over nodes."""
+    draw = torch_generator(seed, "imagined", *purpose)
+    z = torch.randn(batch, noise, generator=draw)
+    y = torch.multinomial(n_y.sum(0).cpu(), batch, replacement=True, generator=draw)
+    return z.to(compute.device), y.to(compute.device)
+
+
+def uploaded(like: nn.Module, vectors: torch.Tensor) -> Bench:
+    """Networks like one, with the parameters that K nodes uploaded, ``(K, P)``: as used, never trained."""
+    bench = Bench([copy.deepcopy(like) for _ in vectors])
+    bench.train(False)
+    for module, vector in zip(bench.modules, vectors, strict=True):
+        load_vector(module, vector)
+    return bench
+
+
+def diversity(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``exp(-mean_jk ||f_j - f_k|| w_jk)`` over a batch: a loss that is 1 where all outputs are equal.
+
+    ``w_jk`` is ||z_j - z_k|| in div0 (Eq. 7), ||[z_j; y_j] - [z_k; y_k]|| in div1 (L_div^1), ||z_j - z_k||
+    e^{|y_j - y_k|_1} in div2 (Eq. 8). Distances of outputs and noise are root *means* of squares: as printed,
+    the exponent grows with the number of values, and 400 features leave no gradient.
+
+    Args:
+        form: which; none gives 0.
+        f: outputs ``(..., B, p)``.
+        z: the noise they come from ``(..., B, q)``.
+        y: one-hot labels ``(..., B, C)``.
+
+    Returns:
+        ``(...)``.
+
+    >>> f, z = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])
+    >>> round(diversity("div0", f, z, torch.eye(2)).item(), 4)  # e^(-4/4)
+    0.3679
+    """
+    if form == "none":
+        return f.new_zeros(f.shape[:-2])
+    apart = torch.cdist(z, z)
+    if form == "div1":
+        labelled = torch.cat([z, y], -1)
+        apart = torch.cdist(labelled, labelled)
+    elif form == "div2":
+        apart = apart * torch.exp(torch.cdist(y, y, p=1.0))  # e^2 for two labels, 1 for one
+    scale = 1 / math.sqrt(f.shape[-1] * z.shape[-1])
+    # Around their mean: distances of large, nearly equal vectors would be rounding noise.
+    f = f - f.mean(-2, keepdim=True)
+    return torch.exp(-scale * (torch.cdist(f, f) * apart).mean((-2, -1)))

@@ -1,0 +1,210 @@
+"""What a server's generator is told to make: label maps, and where those come from.
+
+For tasks with conditions (:class:`fedstill.tasks.Task`) an image is made from a map of one number a pixel.
+The nodes' own maps serve best, as published, but are data of theirs: they leave as a release of kind ``label
+maps``, and go to all nodes with what the server then asks. Maps drawn from random shapes, or those of public
+data, are nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.seeds import derive, torch_generator
+from fedstill.data.augment import posed
+from fedstill.methods import ArgumentError, Group, Method, Needs, Node, NodeFault, Server, TensorData, Tensors
+from fedstill.methods._generated_inputs import Wish
+from fedstill.models.generator import ConditionalGenerator
+from fedstill.protocol import kinds
+from fedstill.protocol.questions import NodeSetting, question
+from fedstill.tasks import Task
+
+NOBODY = -1  # owner of a map that is of no node
+LABEL_MAPS = kinds.LABEL_MAPS.hinted('with method.conditions = "drawn" none is asked for')
+DIFFERENCE = kinds.DIFFERENCE.hinted('with method.conditions = "drawn" none is compared')
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromMaps(Method):
+    """A generator G that makes images from maps, which nodes tell where they are to be theirs."""
+
+    conditions: Literal["nodes", "drawn", "public"] = "nodes"
+    """Where the maps come from that images are made from: the nodes tell theirs, which is a release of kind
+    "label maps" (policy label_maps); drawn: random shapes, for which nothing leaves; public: those of the
+    public data's labels."""
+    map_augment: Literal["none", "mirror", "turn"] = "none"
+    """What is done to a map before an image is made from it: nothing, mirrored half the time, or mirrored and
+    turned by quarters."""
+    perceptual: NonNegativeFloat = 1.0
+    """Weight of the distance in VGG features between an image and the real one of the same map, computed at
+    the node that owns it. It needs conditions = nodes and the features (nodes.perceptual): else it is off."""
+    pixel: NonNegativeFloat = 1.0
+    """Weight of the mean absolute difference between the same two. With both weights 0 none are compared."""
+    generator_width: PositiveInt = 64
+    """Channels of G's first convolution (published: 64)."""
+
+    def needs(self) -> Needs:
+        return Needs(images=True, maps=True)
+
+    def compares(self, task: Task) -> bool:
+        """Whether nodes compare images with their own."""
+        return bool(task.conditions) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    @question(
+        releases={"maps": LABEL_MAPS},
+        times=1,
+        constant=True,
+        reads=("maps",),
+        when=lambda self, at: self.conditions == "nodes",
+    )
+    def tell_maps(self, nodes: Group) -> Tensors:
+        """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
+        node, gallery = nodes.nodes[0], nodes.at.once("gallery", lambda: Gallery(nodes.at.task))
+        return {"maps": gallery.of(node.data).targets[told(node)].unsqueeze(0)}
+
+    def notes(self, at: NodeSetting) -> tuple[str, ...]:
+        """What is switched off for want of something, so that it is said."""
+        if not at.task.conditions or self.perceptual == 0 or at.perceptual is not None:
+            return ()
+        why = "nodes have no VGG features: nodes.perceptual names a file of them"
+        return (f"perceptual loss is off ({why})",) if self.conditions == "nodes" else ()
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def source(self, server: Server) -> Any:
+        return Maps(self, server)
+
+    def generator(self, server: Server) -> nn.Module:
+        conditions, channels = server.task.conditions, server.shape[0]
+        return ConditionalGenerator(conditions, channels, self.generator_width, server.mean, server.std)
+
+
+def whose(name: str) -> int:
+    """A node as questions name it to all nodes: each knows its own number, and no list of names travels."""
+    return derive(0, "owner of maps", name)
+
+
+class Gallery:
+    """Each node's pictures with their maps, worked out once; the task knows both."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._of: WeakKeyDictionary[TensorData, TensorData] = WeakKeyDictionary()
+
+    def of(self, data: TensorData) -> TensorData:
+        """Pictures ``(N, channels, H, W)`` as inputs, maps ``(N, H, W)`` uint8 as targets."""
+        found = self._of.get(data)
+        if found is None:
+            maps = self.task.maps(data).to(data.inputs.device)
+            found = self._of[data] = TensorData(self.task.pictured(data), maps, data.groups)
+        return found
+
+
+def told(node: Node) -> torch.Tensor:
+    """In which order a node tells its maps: indices ``(n,)``, the same whenever it is asked."""
+    order = torch.randperm(len(node.data), generator=node.draw("maps told"))
+    return order.to(node.data.inputs.device)
+
+
+@dataclass
+class Maps:
+    """Maps of the nodes', of random shapes or of public data.
+
+    Raises:
+        ArgumentError: there are no public labels to take maps from; images that are not square cannot be
+            turned.
+    """
+
+    config: FromMaps
+    server: Server
+    pool: torch.Tensor | None = None  # (M, H, W) uint8
+    owner: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
+    row: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,)
+
+    def __post_init__(self) -> None:
+        height, width = self.server.shape[-2:]
+        if self.config.map_augment == "turn" and height != width:
+            allowed = f"none or mirror, as images are {height} x {width}"
+            raise ArgumentError("method.map_augment", "turn", allowed)
+        public = self.server.public
+        if self.config.conditions == "public":
+            if public is None or public.labels is None:
+                allowed = "nodes or drawn, as there are no public data with labels"
+                raise ArgumentError("method.conditions", "public", allowed)
+            maps = self.server.task.maps(TensorData(public.inputs, public.labels))
+            self._take([(NOBODY, maps)])
+
+    @property
+    def ready(self) -> bool:
+        """Whether maps can be drawn yet: the nodes may still have to be asked."""
+        return self.config.conditions == "drawn" or self.pool is not None
+
+    def gather(self, server: Server) -> None:
+        """Ask the nodes for their maps, unless that is done or not needed.
+
+        A node that does not tell them is left out, as for any other question.
+        """
+        if self.ready:
+            return
+        federation, given = server.federation, []
+        for name in federation.present:  # one after the other, as answers of different length do not stack
+            answer = server.ask_or_none("tell_maps", of=[name])
+            if answer is None:
+                continue
+            if wrong := self._wrong(answer["maps"][0]):
+                federation.leave_out(name, "tell_maps", wrong, back=False)
+            else:
+                given.append((whose(name), answer["maps"][0]))
+        if not given:
+            raise NodeFault(", ".join(federation.nodes), "tell_maps", "no node has told any map")
+        self._take(given)
+
+    def has(self, node: str) -> bool:
+        """Whether a draw of this node's maps can be had: a node that was away as they were told has none."""
+        return self.config.conditions != "nodes" or bool((self.owner == whose(node)).any())
+
+    def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
+        """Maps and what a generator gets of them, the same for the same purpose; ``of`` one node alone."""
+        draw, task = torch_generator(self.server.seed, "maps", *purpose), self.server.task
+        device, (height, width) = self.server.device, self.server.shape[-2:]
+        poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]
+        owner, row = torch.full((count,), NOBODY), torch.zeros(count, dtype=torch.int64)
+        if self.pool is None:
+            maps = task.draw_maps(count, height, width, draw)
+        else:
+            wanted = torch.ones_like(self.owner) if of is None else self.owner == whose(of)
+            mine = torch.nonzero(wanted).flatten()
+            chosen = mine[torch.randint(len(mine), (count,), generator=draw)]
+            maps, owner, row = self.pool[chosen], self.owner[chosen], self.row[chosen]
+        pose = torch.randint(poses, (count,), generator=draw)
+        maps = posed(maps.cpu(), pose).to(device)
+        return Wish(task.condition(maps), maps, torch.stack([owner, row, pose], 1).to(device))
+
+    def state(self) -> dict[str, Any] | None:
+        return None if self.pool is None else {"pool": self.pool, "owner": self.owner, "row": self.row}
+
+    def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
+        if state is not None:
+            self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
+
+    def _wrong(self, maps: torch.Tensor) -> str:
+        """What is wrong with a node's maps, or nothing."""
+        conditions = self.server.task.conditions
+        if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.server.shape[-2:] or not len(maps):
+            return f"maps are {maps.dtype} {tuple(maps.shape)}"
+        most = int(maps.max())
+        return f"maps hold {most}: allowed is 0..{conditions - 1}" if most >= conditions else ""
+
+    def _take(self, given: list[tuple[int, torch.Tensor]]) -> None:
+        self.pool = torch.cat([maps.cpu() for _, maps in given])
+        self.owner = torch.cat([torch.full((len(maps),), owner) for owner, maps in given])
+        self.row = torch.cat([torch.arange(len(maps)) for _, maps in given])

@@ -1,0 +1,214 @@
+"""A method's program at the server, as a run drives it: turn by turn, and stopped between two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill.core.checkpoint import check_state
+from fedstill.core.compute import Compute, lay_out
+from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.registry import check_named
+from fedstill.data.public import Public
+from fedstill.federation.federation import Answers, Federation
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import Method, method_name
+from fedstill.tasks import Task
+
+
+@dataclass(eq=False)
+class Server:
+    """What a method's program has to work with, and how far it has come.
+
+    Args:
+        method: the program.
+        federation: the nodes.
+        student: the central network, on the device. Under ``Needs.split`` a ``Split``.
+        task: losses, ensemble, metrics.
+        shape: ``(C, H, W)`` of an input, or ``(L,)`` of a text.
+        mean, std: the data's declared normalisation, per channel.
+        compute: device and precision.
+        seed: of everything drawn at the server.
+        local: how nodes train, for methods that divide that budget into rounds.
+        public: public data, or None.
+        kinds: the nodes' names by architecture, one tuple an architecture, with a network of it in its
+            first state; for methods that keep one student an architecture.
+
+    Attributes:
+        done: turns.
+        state: what the method has made, and changes from turn to turn.
+
+    Raises:
+        QuestionRefused: a node would not answer a question that the method needs.
+        ArgumentError: the method's options do not go with the task, the student or the public data, or name
+            what nothing has.
+    """
+
+    method: Method
+    federation: Federation
+    student: nn.Module
+    task: Task
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    compute: Compute
+    seed: int
+    local: LocalConfig
+    public: Public | None = None
+    kinds: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
+    done: int = field(default=0, init=False)
+    state: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_named(self.method, "method")
+        self.federation.require(tuple(self.federation.questions))
+        self.state = self.method.begin(self)
+        _check_state(self.name, self.state)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server computes."""
+        return self.compute.device
+
+    @property
+    def name(self) -> str:
+        """The method's name, which is part of the names of what is drawn here."""
+        return method_name(self.method)
+
+    @property
+    def total(self) -> int:
+        """Turns of a whole run."""
+        return self.method.turns
+
+    @property
+    def unit(self) -> str:
+        """What a turn is, in reports."""
+        return self.method.unit
+
+    def step(self) -> Mapping[str, float]:
+        """One turn, and its losses."""
+        losses = self.method.turn(self, self.state, self.done)
+        self.done += 1
+        return losses
+
+    def ask(self, question: str, *, of: Sequence[str] | None = None, **inputs: Any) -> Answers:
+        """What nodes answer to a question; see :meth:`fedstill.federation.federation.Federation.ask`.
+
+        Args:
+            question: its name.
+            of: names of the nodes to ask; None is all. Those that are out are not asked.
+            inputs: tensors that go down with it; numbers, which arrive as numbers; JSON values, where the
+                question declares them.
+        """
+        values = self.federation.questions[question].values if question in self.federation.questions else ()
+        sent: dict[str, Any] = {
+            name: each if name in values else torch.as_tensor(each) for name, each in inputs.items()
+        }
+        return self.federation.ask(question, of=of, **sent)
+
+    def ask_or_none(self, question: str, *, of: Sequence[str], **inputs: Any) -> Answers | None:
+        """What some nodes answer; None if all of them are left out, and the run goes on with the others.
+
+        Raises:
+            NodeFault: too few nodes are left to go on, or it is not known whose answer is wrong.
+        """
+        federation = self.federation
+        try:
+            return self.ask(question, of=of, **inputs)
+        except NodeFault:
+            too_few = len(federation.present) < federation.link.least(len(federation.nodes))
+            if too_few or any(name in federation.present for name in of):
+                raise
+            return None
+
+    def ensemble(self, answers: Answers) -> torch.Tensor | None:
+        """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""
+        return self.method.ensembled(self, self.state, answers)
+
+    def imagine(self, count: int) -> torch.Tensor | None:
+        """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
+        return self.method.imagine(self, self.state, count)
+
+    def imagined_from(self, count: int) -> torch.Tensor | None:
+        """The maps ``(count, H, W)`` uint8 that :meth:`imagine` makes its inputs from; None: from none."""
+        return self.method.imagined_from(self, self.state, count)
+
+    def kept(self) -> dict[str, Any]:
+        """What the server must remember to go on."""
+        return {
+            "done": self.done,
+            "federation": self.federation.state(),
+            "student": dict(self.student.state_dict()),
+            "method": {name: _kept(value) for name, value in vars(self.state).items()},
+        }
+
+    def take_up(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what was remembered."""
+        self.done = kept["done"]
+        self.federation.load(kept["federation"])
+        self.student.load_state_dict(kept["student"])
+        for name, value in kept["method"].items():
+            setattr(self.state, name, _taken_up(getattr(self.state, name), value, self.device))
+
+
+def adam(module: nn.Module, lr: float, beta: float = 0.9) -> torch.optim.Optimizer:
+    """Adam on all of a network; ``beta`` is its momentum."""
+    return torch.optim.Adam(module.parameters(), lr, betas=(beta, 0.999), fused=True)
+
+
+def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One step of an optimiser down a loss."""
+    optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+
+
+def _check_state(name: str, state: Any) -> None:
+    """Refuse at once what could not be remembered later.
+
+    Raises:
+        ArgumentError: what a method gave to begin with has no attributes, or one that no file can hold.
+    """
+    if not hasattr(state, "__dict__"):
+        allowed = "an object with attributes, as a dataclass without slots"
+        raise ArgumentError(f"what method {name} begins with", type(state).__name__, allowed)
+    for key, value in vars(state).items():
+        try:
+            check_state(_kept(value))
+        except TypeError as error:
+            allowed = (
+                "tensors, numbers, texts, lists and tables of these, networks, optimisers, or what has "
+                f"state() and load(); {error}"
+            )
+            raise ArgumentError(f"state.{key} of method {name}", type(value).__name__, allowed) from error
+
+
+def _kept(value: Any) -> Any:
+    """What is remembered of one thing that a method has made."""
+    if isinstance(value, nn.Module | torch.optim.Optimizer):
+        return dict(value.state_dict())
+    if isinstance(value, Mapping):
+        return {name: _kept(part) for name, part in value.items()}
+    return value.state() if hasattr(value, "state") else value
+
+
+def _taken_up(thing: Any, kept: Any, device: torch.device) -> Any:
+    """The thing as it was; in the place of one that :meth:`Method.begin` has made, where it has a memory."""
+    if isinstance(thing, nn.Module | torch.optim.Optimizer):
+        thing.load_state_dict(kept)
+        if isinstance(thing, torch.optim.Optimizer):
+            lay_out(thing)
+        return thing
+    if hasattr(thing, "load"):
+        thing.load(kept, device)
+        return thing
+    if isinstance(kept, Mapping):
+        here = thing if isinstance(thing, Mapping) else {}
+        return {name: _taken_up(here.get(name), part, device) for name, part in kept.items()}
+    if isinstance(kept, list | tuple):
+        return type(kept)(_taken_up(None, part, device) for part in kept)
+    return kept.to(device) if isinstance(kept, torch.Tensor) else kept

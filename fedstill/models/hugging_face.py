@@ -1,0 +1,139 @@
+"""Hugging Face models, from a folder or from the hub: ``"hf:FOLDER"`` or ``"hf:distilbert-base-uncased"``.
+
+Weights are read from safetensors files only, never from pickles, and no code that a model brings along is
+run. A folder needs no network. ``transformers`` comes with the extra "text".
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.user_functions import first_line
+
+PREFIX = "hf:"
+PADDING = 0
+UNLOADED = (OSError, ValueError, KeyError, RuntimeError)  # what the library raises of what it cannot load
+
+
+def transformers(spec: str) -> ModuleType:
+    """The library.
+
+    Raises:
+        ArgumentError: it is not installed.
+    """
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise ArgumentError(spec, "transformers is not installed", "pip install 'fedstill[text]'") from error
+
+
+def _loaded(auto: Any, where: str, **options: Any) -> Any:
+    """What one of the library's classes makes of a folder, or of a name on the hub.
+
+    What looks like a path is never asked for on the hub, and no code of the model's is run.
+    """
+    local = where[:1] in ("/", ".", "~") or "\\" in where or Path(where).is_dir()
+    folder = str(Path(where).expanduser()) if local else where
+    return auto.from_pretrained(folder, trust_remote_code=False, local_files_only=local, **options)
+
+
+def swapped(ids: torch.Tensor, padding: int) -> torch.Tensor:
+    """Token ids with a padding of 0 from ids with another one, and the other way round: the two are swapped.
+
+    >>> swapped(torch.tensor([0, 5, 2, 1, 1]), 1)
+    tensor([1, 5, 2, 0, 0])
+    """
+    if padding == PADDING:
+        return ids
+    zeros = torch.where(ids == padding, PADDING, ids)
+    return torch.where(ids == PADDING, padding, zeros)
+
+
+class HuggingFace(nn.Module):
+    """A sequence classifier of the library as ``(B, L)`` int64, 0 for padding, to logits ``(B, classes)``."""
+
+    def __init__(self, model: nn.Module, padding: int) -> None:
+        super().__init__()
+        self.model, self.padding = model, padding
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        # One token is always attended to: a softmax over none has no value.
+        seen = (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
+        mask = seen.to(torch.int64)
+        logits: torch.Tensor = self.model(
+            input_ids=swapped(ids, self.padding), attention_mask=mask, return_dict=True
+        ).logits
+        return logits
+
+
+def classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+    """A model with a classification head: its own where it has one of so many classes, else a new one.
+
+    Args:
+        where: a folder with ``config.json`` and ``model.safetensors``, or a name on the hub.
+        shape: ``(L,)``, tokens of a text.
+        classes: number of logits.
+        vocabulary: how many token ids there are; the model must know them all.
+
+    Raises:
+        ArgumentError: ``transformers`` is not installed.
+        ModelError: no such model, weights in no safetensors file, or fewer tokens than the data have.
+    """
+    spec = PREFIX + where
+    library = transformers(spec)
+    try:
+        # A head of other classes gives way to a new one.
+        how = {"num_labels": classes, "ignore_mismatched_sizes": True, "use_safetensors": True}
+        model = _loaded(library.AutoModelForSequenceClassification, where, **how)
+    except UNLOADED as error:
+        raise ModelError(f"model {spec!r} cannot be loaded: {first_line(error)}") from error
+    known = int(getattr(model.config, "vocab_size", 0) or 0)
+    if known < vocabulary:
+        raise ModelError(
+            f"model {spec!r} knows {known} tokens and the data have {vocabulary}: "
+            f"allowed is data.vocabulary = {spec!r}, its own tokens"
+        )
+    most = int(getattr(model.config, "max_position_embeddings", 0) or shape[0])
+    if most < shape[0]:
+        raise ModelError(
+            f"model {spec!r} takes {most} tokens and texts have {shape[0]}: allowed is data.length = {most}"
+        )
+    padding = getattr(model.config, "pad_token_id", None)
+    return HuggingFace(model, PADDING if padding is None else int(padding))
+
+
+def tokenize(where: str, texts: Sequence[str], length: int) -> tuple[torch.Tensor, int]:
+    """Texts as a model's own tokenizer has them.
+
+    Args:
+        where: a folder with the tokenizer's files, or a name on the hub.
+        texts: N of them.
+        length: L; what is longer is cut.
+
+    Returns:
+        Token ids ``(N, L)`` int64, 0 for padding, and how many ids there are.
+
+    Raises:
+        ArgumentError: no such tokenizer, one that cannot pad, or ``transformers`` is not installed.
+    """
+    spec = PREFIX + where
+    library = transformers(spec)
+    try:
+        tokenizer = _loaded(library.AutoTokenizer, where)
+    except UNLOADED as error:
+        allowed = f"a folder with a tokenizer, or its name on the hub ({first_line(error)})"
+        raise ArgumentError("data.vocabulary", spec, allowed) from error
+    if tokenizer.pad_token_id is None:
+        raise ArgumentError("data.vocabulary", spec, "a tokenizer with a token for padding")
+    found = tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")["input_ids"]
+    ids = torch.tensor(found, dtype=torch.int64).view(len(texts), length)
+    return swapped(ids, int(tokenizer.pad_token_id)), len(tokenizer)

@@ -1,0 +1,125 @@
+"""One SQLite file that several threads and processes read and write, whole transactions at a time."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from fedstill.core import file_permissions
+from fedstill.core.errors import FedstillError
+
+PATIENCE = 120.0  # seconds to wait for another process, which may be computing what its budget allows
+
+
+class AuditError(FedstillError):
+    """An audit log cannot be trusted or used; nothing is charged to it, so nothing leaves."""
+
+    def __init__(self, where: object, what: str) -> None:
+        self.where, self.what = str(where), what
+        super().__init__(f"{where}: {what}")
+
+
+class Database:
+    """A connection to a file, which is made if it is not there; None: in memory. It raises
+    :class:`AuditError`.
+
+    Args:
+        durable: wait at the end of each transaction until the disk has it. False survives a kill, not a
+            power failure.
+        read_only: the file must be there, and is not changed.
+    """
+
+    def __init__(self, path: Path | None, *, durable: bool, read_only: bool) -> None:
+        self.where: object = path or "the audit log in memory"
+        self.lock = threading.RLock()
+        self._path, self._tidy = path, not (durable or read_only or path is None)
+        self.connection = self._connect(durable, read_only)
+        self.execute = self.connection.execute
+        self._file = 0 if path is None else os.stat(path).st_ino
+
+    def _connect(self, durable: bool, read_only: bool) -> sqlite3.Connection:
+        target = ":memory:" if self._path is None else self._path.resolve().as_uri()
+        mode = "?mode=ro" if read_only and self._path is not None else ""
+        try:
+            if self._path is not None and not read_only:
+                file_permissions.touch(
+                    self._path.resolve()
+                )  # SQLite gives its own further files the same rights
+            connection = sqlite3.connect(
+                target + mode, PATIENCE, isolation_level=None, check_same_thread=False, uri=bool(self._path)
+            )
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        except OSError as error:
+            raise AuditError(self.where, f"cannot be used: unable to open it: {error.strerror}") from error
+        try:
+            if not mode:
+                _until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the disk's cache
+            return connection
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._unusable(error) from error
+
+    def turn(self) -> AbstractContextManager[None]:
+        """A transaction that no other process comes between, undone if anything is raised in it."""
+        return self._transaction("IMMEDIATE")
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A transaction that sees one moment of the file."""
+        return self._transaction("DEFERRED")
+
+    def replaced(self) -> bool:
+        """Whether the path leads to another file by now, or to none: what is written here is lost then."""
+        try:
+            return self._path is not None and os.stat(self._path).st_ino != self._file
+        except FileNotFoundError:
+            return True
+
+    def close(self) -> None:
+        """Close the connection; of a simulation's log one file stays, which can be read where it may not be
+        written."""
+        with self.lock:
+            if self._tidy:
+                with suppress(sqlite3.Error):  # somebody reads it, or it is closed
+                    self.execute("PRAGMA journal_mode = DELETE")
+            self.connection.close()
+
+    @contextmanager
+    def _transaction(self, how: str) -> Iterator[None]:
+        with self.lock:
+            try:
+                self.execute(f"BEGIN {how}")
+                try:
+                    yield
+                    self.execute("COMMIT")
+                finally:
+                    if self.connection.in_transaction:
+                        self.execute("ROLLBACK")
+            except sqlite3.Error as error:
+                raise self._unusable(error) from error
+
+    def _unusable(self, error: sqlite3.Error) -> AuditError:
+        if type(error) is not sqlite3.DatabaseError:  # which is a file full of something else
+            return AuditError(self.where, f"cannot be used: {error}")
+        told = f"cannot be read any more ({error}): move it away, and settle what its head says"
+        return AuditError(self.where, told)
+
+
+def _until_free(action: Callable[[], object]) -> None:
+    """Try again while another process has the file: SQLite does not always wait by itself."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            action()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.02)

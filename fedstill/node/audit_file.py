@@ -1,0 +1,65 @@
+"""The audit log of a node's folder: where it is, whether it is gone, and what it says was spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstill.node.audit_entries import ALL, DATA
+from fedstill.node.audit_log import AuditError, AuditLog
+from fedstill.node.node_file import NodeFile
+from fedstill.protocol.run_plan import PLAN_FILE
+
+
+def audit_file(file: NodeFile, folder: Path) -> Path:
+    """Where a node's audit log is."""
+    return folder / Path(file.privacy.audit_log).expanduser()
+
+
+def open_audit(file: NodeFile, folder: Path, *, read_only: bool = False) -> AuditLog:
+    """A node's audit log, which may be in trouble.
+
+    Raises:
+        AuditError: it cannot be read, or it is gone.
+    """
+    path = audit_file(file, folder)
+    if (lost := gone(path, folder)) is not None:
+        raise AuditError(path, f"{lost}: put it back, or `fedstill audit settle {folder}` starts it anew")
+    return AuditLog(path, read_only=read_only)
+
+
+def gone(path: Path, folder: Path | None) -> str | None:
+    """That an audit log (of a node's folder, if it has one) is not there, and how that is known, or None: it
+    is there, or there never was one."""
+    if path.exists():
+        return None
+    if path.with_name(f"{path.name}.head").exists():
+        return "is gone, and its head is there"
+    began = folder is not None and any(folder.glob(f"runs/*/{PLAN_FILE}"))
+    return "is gone, and its node's runs are there" if began else None
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What a node's data have cost so far, over all runs: events as text, releases without guarantee, and
+    what is wrong with the audit log."""
+
+    events: Mapping[str, int]
+    bare: int = 0
+    trouble: str | None = None
+
+
+def spent(file: NodeFile, folder: Path) -> Balance:
+    """What the audit log of a folder says; nothing where nothing has been charged yet.
+
+    Raises:
+        AuditError: the log cannot be read.
+    """
+    path = audit_file(file, folder)
+    if not path.exists():
+        return Balance({}, trouble=gone(path, folder))
+    with closing(AuditLog(path, read_only=True)) as audit:
+        told = audit.spent(DATA, ALL)
+        return Balance(told.total, told.bare_total, audit.trouble)

@@ -1,0 +1,333 @@
+"""The audit log of a node: everything that left it, was refused or was paid for, written before it leaves.
+
+One SQLite file holds an entry for each, over all runs.
+
+- *Durable.* An entry that was charged survives a kill and a power failure.
+- *Never less, never twice.* Whoever charges reads what was spent, asks whether the budget allows more, and
+  writes, all in one transaction that no other process comes between. The same release again, after a stop, is
+  the same entry; one that differs in a single bit is another.
+- *Whole.* Each entry has a hash over the one before and itself, and a head beside the file
+  (:mod:`fedstill.node.audit_head`) tells an older copy from the newest. That shows damage, and copies that
+  somebody has put back; who can write to the folder can write another log with another head.
+- *Trouble stops the node.* While anything is wrong nothing is charged, so nothing leaves, until the owner has
+  settled it; then what the head says was spent, and the entries do not, is charged again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.errors import ArgumentError
+from fedstill.node.audit_database import AuditError, Database
+from fedstill.node.audit_entries import BARE, BYTES, QUESTIONS, SETTLED, Entry, parsed
+from fedstill.node.audit_head import Head
+from fedstill.node.audit_totals import Spent, Sums
+
+__all__ = ["FILE", "AuditError", "AuditLog", "Spent"]
+
+FILE = "audit.sqlite"  # in a run's folder; a node's owner may name another
+MARK = 0x6665_6473  # "feds": this SQLite file is an audit log
+VERSION = 3
+SCHEMA = (
+    "CREATE TABLE entries (entry INTEGER PRIMARY KEY, line TEXT NOT NULL, hash TEXT NOT NULL)",
+    f"PRAGMA application_id = {MARK}",
+    f"PRAGMA user_version = {VERSION}",
+)
+
+
+class AuditLog:
+    """Entries in a file or, without one, in memory.
+
+    Several threads may use it, and several processes the file, which has to be on a disk of this machine
+    (SQLite's write-ahead log needs that). In trouble, it can still be read; ``trouble`` says what is wrong.
+
+    Args:
+        path: of the file; it and its head (``path`` + ``.head``) are made if neither is there.
+        durable: wait at each entry until the disk has it, and write the head with each. False survives a
+            kill, not a power failure, and the head is as new as the last opening or closing.
+        read_only: change nothing, not even the head.
+
+    Attributes:
+        sums: what the entries add up to.
+
+    Raises:
+        AuditError: the file cannot be read, or is no audit log.
+    """
+
+    def __init__(self, path: Path | None = None, *, durable: bool = True, read_only: bool = False) -> None:
+        self._durable, self._read_only = durable, read_only
+        self.trouble: str | None = None
+        self._open = True
+        self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
+        self._begin(path)
+
+    def open(self, path: Path | None) -> None:
+        """Go on with the entries of another file."""
+        self.close()
+        self._begin(path)
+        self._open = True
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    def charge(self, entry: Entry, check: Callable[[Spent], None] = lambda spent: None) -> int:
+        """Write a release down before it is handed over, or what it costs before it happens.
+
+        Args:
+            entry: to be written.
+            check: is given what the payer has spent before and may raise to refuse; then nothing is written.
+                Nobody else can spend in between. It is not asked about what is written already.
+
+        Returns:
+            The entry's number: where the same (of the same run, node, number, part, content, after and left)
+            was written before, which costs nothing more, that one's.
+
+        Raises:
+            AuditError: the log is in trouble, in use for too long, or cannot be written.
+            ArgumentError: the entry cannot be one.
+        """
+        _check(entry)
+        return self._write(entry, check, once=True)
+
+    def append(self, entry: Entry) -> None:
+        """Write down what costs nothing, also if it was written before: a refusal."""
+        self._write(entry, lambda spent: None, once=False)
+
+    def _write(self, entry: Entry, check: Callable[[Spent], None], once: bool) -> int:
+        with self._db.lock:
+            with self._db.turn():
+                self._follow()
+                number = self.sums.number(vars(entry)) if once else 0
+                if number:
+                    return number
+                check(self.sums.spent_by(entry.payer, entry.run))
+                written = self._insert(entry)
+            self._take(*written)
+            self._write_head()
+        return written[0]
+
+    def settle(self, because: str, *, gone: bool = False) -> None:
+        """The owner accepts the log as it is: write that down, with the reason.
+
+        What the head says was spent beyond what the entries show is charged again, to the same payers and
+        runs.
+
+        Args:
+            because: the reason, in words.
+            gone: whether the file was lost, so that it is sound for being new.
+
+        Raises:
+            ArgumentError: no reason.
+            AuditError: nothing is wrong, or the log cannot be written.
+        """
+        if not because.strip():
+            raise ArgumentError("because", because, "the reason, in words")
+        with self._db.lock:
+            with self._db.turn():
+                head = self._examine() or Head()
+                if self.trouble is None and not gone:
+                    raise AuditError(self._db.where, "nothing is wrong with it: nothing to settle")
+                lost = {
+                    names: more
+                    for names, counts in head.spent.items()
+                    if (more := counts - self.sums.spent.get(names, Counter()))
+                }
+                # Numbers that were used are not used again: the gap shows what is lost.
+                self._last = max(self._last, head.number)
+                for (payer, run), price in (lost or {("", ""): Counter[str]()}).items():
+                    bare, questions, left = price.pop(BARE, 0), price.pop(QUESTIONS, 0), price.pop(BYTES, 0)
+                    told = (run, payer, payer, self._last + 1, SETTLED, SETTLED)
+                    up = {BYTES: left} if left else {}
+                    entry = Entry(*told, rule=because, up=up, price=price, bare=bare, questions=questions)
+                    self._take(*self._insert(entry))
+                self._examine()
+            self.trouble = None  # the head, which is older than the settlement, is all that may be left
+            self._write_head(always=True)
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    def spent(self, payer: str, run: str) -> Spent:
+        """What a payer has spent so far, in one run and in all, also by what other processes have written."""
+        if self._open and self.trouble is None:
+            with self._db.reading():
+                self._catch_up()
+        return self.sums.spent_by(payer, run)
+
+    def summary(self, run: str | None = None) -> dict[str, Any]:
+        """Bytes and questions of one run, or of all: :meth:`fedstill.node.audit_entries.Sums.summary`."""
+        return self.sums.summary(run)
+
+    def entry(self, number: int) -> dict[str, Any]:
+        """One entry, as :meth:`entries` gives them."""
+        return next(self.entries(number, 1))
+
+    def entries(self, first: int = -(2**62), most: int = -1) -> Iterator[dict[str, Any]]:
+        """Entries from a number on, oldest first; so many, -1 is all. What cannot be read is left out.
+
+        Each has ``entry``, its number, ``at`` (UTC), what :class:`Entry` has, and ``hash``.
+        """
+        query = "SELECT entry, line, hash FROM entries WHERE entry >= ? ORDER BY entry LIMIT ?"
+        with self._db.reading():
+            found = self._db.execute(query, (first, most)).fetchall()
+        for number, line, hashed in found:
+            if (told := parsed(line)) is not None:
+                yield {"entry": number, **told, "hash": hashed}
+
+    def verify(self) -> None:
+        """Check every entry and the head; :class:`AuditError` says what is wrong first, and with which
+        entry."""
+        with self._db.reading():
+            self._examine()
+        self.require_sound()
+
+    def require_sound(self) -> None:
+        """Refuse a log in trouble, as every charge does, with :class:`AuditError`."""
+        if self.trouble is not None:
+            told = f"{self.trouble}; nothing leaves until its owner has settled it (`fedstill audit settle`)"
+            raise AuditError(self._db.where, told)
+
+    def close(self) -> None:
+        """Close the file; what the entries add up to can still be read."""
+        if self._open and not self._durable and self.trouble is None:
+            self._write_head(always=True)
+        self._open = False
+        self._db.close()
+
+    # --- opening and checking ---------------------------------------------------------------------------
+
+    def _begin(self, path: Path | None) -> None:
+        self._head = None if path is None else path.with_name(f"{path.name}.head")
+        self._db = Database(path, durable=self._durable, read_only=self._read_only)
+        try:
+            with self._db.reading() if self._read_only else self._db.turn():
+                self._make()
+                found = self._examine()
+        except AuditError:
+            self._db.close()
+            raise
+        if self.trouble is None and (found is None or found.number < self._last):
+            self._write_head(always=True)  # somebody was killed before it was written
+
+    def _make(self) -> None:
+        (mark,) = self._db.execute("PRAGMA application_id").fetchone()
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if mark != MARK and (tables or self._read_only):
+            raise AuditError(self._db.where, "is no audit log")
+        if mark == MARK and version != VERSION:
+            told = f"has the form of another version of fedstill: {version}, not {VERSION}"
+            raise AuditError(self._db.where, told)
+        for statement in SCHEMA if mark != MARK else ():
+            self._db.execute(statement)
+
+    def _examine(self) -> Head | None:
+        """Take up all entries anew and say what is wrong; the head. Within a transaction."""
+        found, damage = None, None
+        if self._head is not None:
+            try:
+                found = Head.read(self._head)
+            except (OSError, ValueError) as error:
+                damage = f"its head {self._head.name} is damaged: {error}"
+        self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
+        there = self._walk(-(2**62), 0 if found is None else found.number)
+        self.trouble = self.trouble or damage
+        if self.trouble is None and self._head is not None and found is None and self._last:
+            self.trouble = f"its head {self._head.name} is missing"
+        # A head older than the last settlement was settled with it.
+        if self.trouble is None and found is not None and found.number > self._settled:
+            if found.number > self._last:
+                ends = f"it ends at entry {self._last}, and its head at {found.number}"
+                self.trouble = f"is an older copy: {ends}"
+            elif found.hash != there:
+                self.trouble = f"entry {found.number} is not the one that its head names"
+        return found
+
+    def _walk(self, after: int, wanted: int = 0) -> str:
+        """Take up the entries after a number, each checked against the one before.
+
+        Returns:
+            The hash of a wanted one, over all entries as they are.
+        """
+        fault: str | None = None
+        there = ""
+        query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
+        for number, line, hashed in self._db.execute(query, (after,)):
+            told, chain = parsed(line), _link(self._hash, number, line)
+            if number != self._last + 1:
+                fault = fault or f"entry {self._last + 1} is missing"
+            if told is None or hashed != chain:
+                fault = fault or f"entry {number} is not as it was written"
+            elif told["part"] == SETTLED:  # by which everything before it, as it stands here, is accepted
+                fault, self._settled = None, number
+            self._take(number, chain, told)
+            there = chain if number == wanted else there
+        self.trouble = fault
+        return there
+
+    def _follow(self) -> None:
+        """Take up what other processes have written since; refuse what does not follow from what was here."""
+        if self.trouble is not None:  # the owner may have settled it meanwhile
+            self._examine()
+        self.require_sound()
+        if self._db.replaced():
+            raise AuditError(self._db.where, "was replaced by another file: start again, and it is checked")
+        self._catch_up()
+        self.require_sound()
+
+    def _catch_up(self) -> None:
+        mine = self._last, self._hash
+        if self._newest() == mine:
+            return
+        query = "SELECT entry, hash FROM entries WHERE entry = ?"
+        kept = not mine[0] or self._db.execute(query, mine[:1]).fetchone() == mine
+        self._walk(self._last)
+        self.trouble = self.trouble if kept else f"entry {mine[0]} is not as it was written"
+
+    def _newest(self) -> tuple[int, str]:
+        query = "SELECT entry, hash FROM entries ORDER BY entry DESC LIMIT 1"
+        return self._db.execute(query).fetchone() or (0, "")
+
+    def _insert(self, entry: Entry) -> tuple[int, str, Mapping[str, Any]]:
+        if self._read_only:
+            raise AuditError(self._db.where, "is open to be read only")
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        number, line = self._last + 1, entry.line(at)
+        chain = _link(self._hash, number, line)
+        self._db.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, chain))
+        return number, chain, vars(entry)
+
+    def _take(self, number: int, chain: str, told: Mapping[str, Any] | None) -> None:
+        self._last, self._hash = number, chain
+        if told is not None:
+            self.sums.add(number, told)
+
+    def _write_head(self, always: bool = False) -> None:
+        """Write the head, unless another process has gone on since, and does so itself."""
+        if self._head is None or self._read_only or not (always or self._durable):
+            return
+        with self._db.turn():
+            if self._newest() != (self._last, self._hash):
+                return
+            try:
+                Head(self._last, self._hash, self.sums.spent).write(self._head)
+            except OSError as error:
+                raise AuditError(self._head, f"cannot be written: {error.strerror}") from error
+
+
+def _link(before: str, number: int, line: str) -> str:
+    """The hash of an entry: BLAKE2b, 256 bits, over the hash before it, its number and its line."""
+    return hashlib.blake2b(f"{before} {number} {line}".encode(), digest_size=32).hexdigest()
+
+
+def _check(entry: Entry) -> None:
+    if not entry.run:
+        raise ArgumentError("run of an entry", entry.run, "its name")
+    if entry.part == SETTLED:
+        raise ArgumentError("part of an entry", entry.part, "that of an answer")
+    for event, times in entry.price.items():
+        if not event or type(times) is not int or times < 1:
+            raise ArgumentError("price of an entry", dict(entry.price), "events as text, 1 or more of each")

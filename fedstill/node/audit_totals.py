@@ -1,0 +1,119 @@
+"""What the entries of an audit log add up to."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedstill.node.audit_entries import ALL, ANSWER, BARE, BYTES, QUESTIONS, REFUSED, RELEASES, TRAINING
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What somebody has paid, in one run and in all: events as text and how often each.
+
+    ``bare`` are releases without guarantee. Each answer is a question, and each further gradient of it;
+    ``bytes`` have left in all runs.
+    """
+
+    run: Mapping[str, int]
+    total: Mapping[str, int]
+    bare_run: int = 0
+    bare_total: int = 0
+    questions_run: int = 0
+    questions: int = 0
+    bytes: int = 0
+
+
+class Sums:
+    """What entries add up to, in memory: a charge looks up and adds, however many there are.
+
+    Attributes:
+        spent: by payer and run (:data:`ALL` is all of them): events, and what limits count.
+        bytes: by run, node, way ("down" or "up") and kind, of what has left.
+    """
+
+    def __init__(self) -> None:
+        self.spent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        self.bytes: Counter[tuple[str, str, str, str]] = Counter()
+        self._known: dict[tuple[Any, ...], dict[tuple[str, str], int]] = defaultdict(dict)
+        self._asked: dict[tuple[str, int, str], str] = {}  # run, number and content -> the question's name
+        self._untold: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by run and node
+        self._charged: set[str] = set()  # runs
+
+    def add(self, number: int, told: Mapping[str, Any]) -> None:
+        """Count one entry, as :func:`parsed` gives it."""
+        run, node, part = told["run"], told["node"], told["part"]
+        if part == REFUSED:
+            return
+        self._charged.add(run)
+        cost = dict(told["price"])
+        counted = (QUESTIONS, told["questions"]), (BYTES, sum(told["up"].values())), (BARE, told["bare"])
+        cost.update({name: count for name, count in counted if count})
+        for name in (run, ALL):
+            spent = self.spent[told["payer"], name]
+            for event, times in cost.items():
+                spent[event] += times
+        self._known[_place(told)][told["content"], told["left"]] = number
+        if part == TRAINING:
+            self._untold[run, node].update(cost)
+        if part not in RELEASES:
+            return
+        if told["learned"]:
+            self._untold[run, node].subtract(told["learned"])
+        if part == ANSWER:
+            self._asked[run, told["number"], told["content"]] = told["question"]
+        for way in ("down", "up"):
+            for kind, size in told[way].items():
+                self.bytes[run, node, way, kind] += size
+
+    def spent_by(self, payer: str, run: str) -> Spent:
+        """What a payer has spent, in one run and in all."""
+        here, total = (Counter(self.spent.get((payer, name), ())) for name in (run, ALL))
+        bare_run, bare_total = here.pop(BARE, 0), total.pop(BARE, 0)
+        questions_run, questions = here.pop(QUESTIONS, 0), total.pop(QUESTIONS, 0)
+        here.pop(BYTES, 0)
+        left = total.pop(BYTES, 0)
+        return Spent(here, total, bare_run, bare_total, questions_run, questions, left)
+
+    def number(self, told: Mapping[str, Any]) -> int:
+        """The entry that says the same of the same release; 0 if there is none."""
+        return self._known.get(_place(told), {}).get((told["content"], told["left"]), 0)
+
+    def siblings(self, told: Mapping[str, Any]) -> list[str]:
+        """What was asked in the entries that differ from one, if at all, in what was asked and what left."""
+        return [content for content, _ in self._known.get(_place(told), ())]
+
+    def untold(self, run: str, node: str) -> dict[str, int]:
+        """What was charged for learning, and no server was told of yet."""
+        return dict(+self._untold[run, node])
+
+    def has_charged(self, run: str) -> bool:
+        """Whether anything of a run has left or is paid for."""
+        return run in self._charged
+
+    def summary(self, run: str | None = None) -> dict[str, Any]:
+        """Bytes ``up`` and ``down``, in all, ``by_kind`` and ``by_node``, and questions asked: in one run, or
+        in all."""
+        by_kind: dict[str, dict[str, int]] = {}
+        by_node: dict[str, dict[str, int]] = {}
+        total = {"up": 0, "down": 0}
+        for (of, node, way, kind), size in sorted(self.bytes.items()):
+            if run in (None, of):
+                for table, key in ((by_kind, kind), (by_node, node)):
+                    table.setdefault(key, {"up": 0, "down": 0})[way] += size
+                total[way] += size
+        names = [name for (of, _, _), name in self._asked.items() if run in (None, of)]
+        return {
+            **total,
+            "by_kind": by_kind,
+            "by_node": by_node,
+            "questions": len(names),  # one to K nodes, answered in parts, is one
+            "questions_by_name": dict(sorted(Counter(names).items())),
+        }
+
+
+def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
+    return told["run"], told["node"], told["number"], told["part"], told["after"]

@@ -1,0 +1,145 @@
+"""DP-SGD at a node: the steps by which its networks learn privately (:mod:`fedstill.privacy.dpsgd`).
+
+What training reports of its losses is for the node's owner alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute, as_laid_out
+from fedstill.data.augment import augmented
+from fedstill.node.node import Node
+from fedstill.privacy.dpsgd import (
+    PrivateLoss,
+    PrivateSteps,
+    PublicLoss,
+    clipped_sum,
+    digest,
+    moves,
+    public_gradient,
+    rate,
+    sample,
+)
+from fedstill.privacy.noise import Draws, add_noise
+from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine, set_lr
+from fedstill.tasks import Task
+
+# Inputs (B, C, H, W), each changed by itself, as it is and as the draws of the step say.
+Augment = Callable[[torch.Tensor, torch.Tensor, Draws], tuple[torch.Tensor, torch.Tensor]]
+Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes still at work, steps done, losses
+
+
+def step(
+    node: Node,
+    role: str,
+    dp: PrivateSteps,
+    rate: float,
+    *purpose: str | int,
+    private_loss: PrivateLoss,
+    batch: float,
+    public_loss: PublicLoss | None = None,
+    augment: Augment | None = None,
+) -> float:
+    """One private step of a node's network, with its optimiser, on the node's own data.
+
+    An empty sample is a step like any other: noise alone.
+
+    Args:
+        rate: at which each record is drawn.
+        purpose: names the step's draws, together with what the node is being asked.
+        batch: how many are drawn on average; the noisy sum of gradients is divided by it.
+        public_loss: is added to the mean of the private one; costs nothing.
+        augment: changes inputs and targets; what it does to one must not depend on others, nor on its place.
+
+    Returns:
+        The mean private loss of the drawn records, 0 if there are none. Not protected: for the owner alone.
+    """
+    module, optimiser = node.modules[role], node.optimisers[role]
+    names = (node.asking, *purpose)  # what is asked again otherwise is another release, with other noise
+    drawn = sample(node.data, rate, dp.draws(*names, "sample"))
+    trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
+    training = module.training
+    module.train()
+    inputs, targets = drawn.inputs, drawn.targets
+    if augment is not None and len(drawn):
+        inputs, targets = augment(inputs, targets, dp.draws(*names, "augment"))
+    total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip)
+    if dp.noise:
+        # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits on
+        # another machine, then so does all of its noise, and no difference of two steps is without noise.
+        noise = dp.draws(*names, "noise", digest(total)).normal(tuple(total.shape))
+        total = add_noise(total, noise, dp.noise * dp.clip)
+    gradient = total / batch
+    if public_loss is not None:
+        gradient = gradient + public_gradient(module, trained, public_loss)
+    module.train(training)
+    pieces = torch.split(gradient, [own.numel() for own in trained.values()])
+    for own, piece in zip(trained.values(), pieces, strict=True):
+        own.grad = as_laid_out(piece.view(own.shape), own)
+    optimiser.step()
+    optimiser.zero_grad()
+    return loss
+
+
+def train(
+    node: Node,
+    task: Task,
+    config: LocalConfig,
+    compute: Compute,
+    *,
+    dp: PrivateSteps,
+    span: Span = WHOLE,
+    start: int = 0,
+    steps: int | None = None,
+    report: Report | None = None,
+    purpose: str = "local",
+) -> int:
+    """Train a node's model privately: :func:`fedstill.node.local_training.train`, one node, one private step
+    each; a batch is an average here.
+
+    Each step's draws follow from its number, so a training that was stopped goes on as if it had not been.
+
+    Returns:
+        Steps of the span done in all.
+    """
+    total = max(config.steps(len(node.data)), span.of)
+    numbers = span.steps(total)
+    end = len(numbers) if steps is None else min(len(numbers), start + steps)
+    q = rate(len(node.data), config.batch)
+    for number in numbers[start:end]:
+        set_lr(node.optimisers["model"], cosine(number, total, config.lr, config.lr_end))
+        with compute.step(node.seed, node.name, purpose, number):
+            loss = step(
+                node,
+                "model",
+                dp,
+                q,
+                purpose,
+                number,
+                private_loss=_losses(task, config),
+                batch=q * len(node.data),
+                augment=_augment(task, config),
+            )
+        if report is not None:
+            report([node], number - numbers[0] + 1, torch.tensor([loss]))
+    return end
+
+
+def _losses(task: Task, config: LocalConfig) -> PrivateLoss:
+    """The task's loss of each example: each is a batch of one."""
+
+    def losses(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return task.loss(module(inputs).float().unsqueeze(1), targets.unsqueeze(1), config.smoothing)
+
+    return losses
+
+
+def _augment(task: Task, config: LocalConfig) -> Augment | None:
+    how = config.augment
+    if how == "none":
+        return None
+    return lambda inputs, targets, draws: augmented(task, inputs, targets, moves(inputs, draws), how)

@@ -1,0 +1,190 @@
+"""Local training: every model of a group trained on its own node's data, G steps at a time.
+
+One loop serves every method, every task and both engines. Nodes of unequal size take their own
+number of steps, each on its own cosine schedule; those with more to do come first in the stack, so
+that the ones that are done simply fall off its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.data.augment import augmented, drawn
+from fedstill.node import dp_training
+from fedstill.node.dp_training import Report
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group, stack
+from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine, set_lr
+from fedstill.tasks import Task
+
+# One step of the nodes still at work: group, the step's number, inputs (G, B, ...) and targets (G, B, ...)
+# to the losses (G,) that it has stepped on.
+Work = Callable[[Group, int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def make_optimiser(trained: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
+    """The optimiser of one network's parameters, as local training has it."""
+    if config.optimiser == "adam":
+        return torch.optim.Adam(trained, config.lr, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
+
+
+def prepare(nodes: Sequence[Node], config: LocalConfig, role: str = "model") -> None:
+    """Give each node a new optimiser for its network of a role.
+
+    A node whose network is frozen as a whole has nothing to train and gets none.
+    """
+    for node in nodes:
+        named = node.modules[role].named_parameters()
+        trained = [parameter for name, parameter in named if name not in node.frozen[role]]
+        if trained:
+            node.optimisers[role] = make_optimiser(trained, config)
+
+
+def train(
+    nodes: Sequence[Node],
+    task: Task,
+    config: LocalConfig,
+    compute: Compute,
+    *,
+    span: Span = WHOLE,
+    start: int = 0,
+    steps: int | None = None,
+    report: Report | None = None,
+    work: Work | None = None,
+    roles: Sequence[str] = ("model",),
+    purpose: str = "local",
+) -> int:
+    """Train networks of nodes of equal architecture on their own data. Every method's local training.
+
+    Args:
+        nodes: computed together as one group; give one for a plain loop. Each needs an optimiser for
+            each of the roles: :func:`prepare` makes the model's.
+        span: the part of each node's steps that is taken; the learning rate falls over all of them.
+        start: steps of the span done before, to go on after a stop.
+        steps: at most so many steps now, or None for all that are left.
+        report: called after each step.
+        work: what one step does; None is a step of the model on the task's loss.
+        roles: the networks that ``work`` trains. All others stand still, as in use.
+        purpose: names the random draws of the steps, apart from those of the batches.
+
+    Returns:
+        Steps of the span done in all.
+    """
+    private = nodes[0].private.get("model")
+    if private is not None:
+        if work is not None or len(nodes) > 1:
+            whose = f"privacy of {nodes[0].name}"
+            raise ArgumentError(whose, "dp-sgd", "a method that trains on the task's loss")
+        about = (nodes[0], task, config, compute)
+        where: dict[str, Any] = {"span": span, "start": start, "steps": steps}
+        return dp_training.train(*about, dp=private, report=report, purpose=purpose, **where)
+    totals = {node.name: max(config.steps(len(node.data)), span.of) for node in nodes}
+    spans = {node.name: span.steps(totals[node.name]) for node in nodes}
+    nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable: most work first
+    lengths = [len(spans[node.name]) for node in nodes]
+    firsts = [spans[node.name].start for node in nodes]
+    streams = [_Stream(node, task, config) for node in nodes]
+    group = Group(nodes)
+    for role in nodes[0].modules:
+        group.bench(role).train(role in roles)
+    work = work or plain(task, config)
+    end = lengths[0] if steps is None else min(lengths[0], start + steps)
+    for step in range(start, end):
+        active = sum(length > step for length in lengths)
+        batches = [
+            stream.batch(first + step) for stream, first in zip(streams[:active], firsts, strict=False)
+        ]
+        inputs = stack([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
+        targets = stack([targets for _, targets in batches])  # (active, batch, ...)
+        for node, first in zip(nodes[:active], firsts, strict=False):
+            rate = cosine(first + step, totals[node.name], config.lr, config.lr_end)
+            for role in roles:
+                set_lr(node.optimisers[role], rate)
+        number = firsts[0] + step
+        # The nodes of a group draw nothing from the global generator unless each stands alone.
+        with torch.enable_grad(), compute.step(nodes[0].seed, nodes[0].name, purpose, number):
+            losses = work(group, number, inputs, targets)  # (active,)
+        if report is not None:
+            report(nodes[:active], step + 1, losses.detach())
+    for role in nodes[0].modules:
+        group.bench(role).train(False)
+    return end
+
+
+def plain(task: Task, config: LocalConfig) -> Work:
+    """A step of each model on the task's own loss."""
+
+    def work(group: Group, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = task.loss(group.bench("model")(inputs), targets, config.smoothing)  # (G,)
+        group.step("model", losses)
+        return losses
+
+    return work
+
+
+class _Stream:
+    """Batches from one endless sequence of shuffled passes; which batch, follows from its number."""
+
+    def __init__(self, node: Node, task: Task, config: LocalConfig) -> None:
+        self.node, self.task, self.size, self.how = node, task, config.batch, config.augment
+        self._passes: dict[int, torch.Tensor] = {}
+
+    def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs ``(batch, C, H, W)`` and targets ``(batch, ...)`` of one batch."""
+        total = len(self.node.data)
+        first, last = number * self.size, (number + 1) * self.size
+        pieces = [
+            self._shuffled(turn)[max(first - turn * total, 0) : last - turn * total]
+            for turn in range(first // total, (last - 1) // total + 1)
+        ]
+        data = self.node.data.subset(torch.cat(pieces).to(self.node.data.inputs.device))
+        if self.how == "none":
+            return data.inputs, data.targets
+        draws = drawn(len(data), self.node.draw("augment", number))
+        return augmented(self.task, data.inputs, data.targets, draws, self.how)
+
+    def _shuffled(self, turn: int) -> torch.Tensor:
+        if turn not in self._passes:
+            self._passes = {kept: order for kept, order in self._passes.items() if kept == turn - 1}
+            self._passes[turn] = torch.randperm(len(self.node.data), generator=self.node.draw("pass", turn))
+        return self._passes[turn]
+
+
+def at_once(inputs: torch.Tensor) -> int:
+    """How many of some inputs are computed at once: 1000, and fewer where they are large pictures.
+
+    >>> at_once(torch.empty(1, 3, 32, 32)), at_once(torch.empty(1, 3, 256, 256))
+    (1000, 21)
+    """
+    return max(1, min(1000, 2**22 // max(inputs[0].numel(), 1)))
+
+
+def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
+    """A model's outputs on many inputs, in evaluation mode, without gradients: ``(N, ...)`` float32."""
+    training = model.training
+    model.eval()
+    with torch.no_grad(), compute.autocast():
+        outputs = torch.cat([model(part).float() for part in torch.split(inputs, at_once(inputs))])
+    model.train(training)
+    return outputs
+
+
+def train_round(nodes: Group, round: int, rounds: int, work: Work | None = None) -> None:
+    """One round's part of the local training of a group's models; ``work`` is a step, if not on the task's
+    loss.
+
+    The optimiser starts anew, since what it remembers belongs to weights that were replaced.
+    """
+    at = nodes.at
+    prepare(nodes.nodes, at.local)
+    span = Span.one(round, rounds)
+    train(nodes.nodes, at.task, at.local, at.compute, span=span, work=work)
+    for node in nodes.nodes:
+        node.optimisers.pop("model", None)

@@ -1,0 +1,173 @@
+"""How much memory a run may take at a node, what it will take, and a ceiling above which there is none.
+
+What a plan or a question will take is worked out on torch's meta device, which has no memory, before
+anything is made. What that cannot foresee (an owner's own code, say) meets the ceiling of the process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedstill.data.input_spec import COPIES, InputSpec, fits, of_example
+from fedstill.models import FORWARD, example
+
+SHARE = 0.75  # of a machine's memory, where its owner says nothing
+TRAINED = 4  # of each parameter: its weight, its gradient and what Adam remembers of it, twice
+OUT = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memory", re.IGNORECASE)
+
+
+def allowed(most: int | None, device: torch.device) -> int:
+    """Bytes that a run may take on a device under policy ``most_memory``; 0 is no limit."""
+    if most is not None:
+        return most
+    machine = int(SHARE * _machine())
+    if device.type != "cuda":
+        return machine
+    return min(machine, int(SHARE * torch.cuda.get_device_properties(device).total_memory))
+
+
+def _machine() -> int:
+    """Bytes of memory that this machine has, or the container that this process is in."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if Path(path).is_file():
+            text = Path(path).read_text().strip()
+            found += [int(text)] if text.isdecimal() else []  # "max" is none
+    return min(found)
+
+
+def limit_process(most: int, device: torch.device) -> None:
+    """Let this process have ``most`` bytes (0: no limit) beside what it has now: what asks for more is
+    refused.
+
+    The system sees to it on Linux (``RLIMIT_DATA``), and torch on a GPU. On other systems only what is worked
+    out beforehand is refused.
+    """
+    if not most:
+        return
+    if sys.platform == "linux":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        now = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        soft = most + (int(now[1]) * 1024 if now else 0)
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+        )
+    if device.type == "cuda":
+        share = most / torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is that there was no more memory."""
+    seen: list[BaseException] = []  # an error may be named as its own cause
+    while error is not None and error not in seen:
+        seen.append(error)
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and OUT.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+# --- what things take -----------------------------------------------------------------------------------
+
+
+def of_weights(model: nn.Module) -> int:
+    """Bytes of a network that is trained."""
+    return TRAINED * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+
+
+def of_input(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """Bytes that a network keeps of one input of a shape until its gradients are known, with its output.
+
+    Found on the meta device; of a network that cannot be computed there, with one input of zeros.
+
+    >>> of_input(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 2, 2))
+    36
+    """
+    training, device = model.training, next((own.device for own in model.parameters()), torch.device("cpu"))
+    model.eval()
+    try:
+        return _kept(model, shape, torch.device("meta"))
+    except (*FORWARD, NotImplementedError):
+        return _kept(model, shape, device)
+    finally:
+        model.train(training)
+
+
+def _kept(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> int:
+    """Bytes of all that is kept for the way back from one input, and of what comes out."""
+
+    def there(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device=device) if device.type == "meta" else tensor.detach()
+
+    leaves = {name: there(own).requires_grad_() for name, own in model.named_parameters()}
+    leaves |= {name: there(own) for name, own in model.named_buffers()}
+    owned = {_place(leaf) for leaf in leaves.values()}
+    kept: dict[int, torch.Tensor] = {}  # by where they lie, so that none is counted twice
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if _place(tensor) not in owned:
+            kept[_place(tensor)] = tensor
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        keep(functional_call(model, leaves, (example(shape, 1).to(device),)))
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, most: int) -> None:
+    """Refuse a network of ours, with what a batch of so many inputs keeps, before it has any memory.
+
+    Raises:
+        TooLarge: it would take more than ``most`` bytes; 0 is no limit.
+    """
+    if not most:
+        return
+    try:
+        with torch.device("meta"):
+            model = build()
+        need: float = of_weights(model) + batch * of_input(model, spec.shape)
+    except RuntimeError as error:
+        if "overflow" not in str(error).lower():
+            raise
+        need = math.inf
+    fits(_model(spec), need, most)
+
+
+def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, most: int) -> None:
+    """Refuse a run whose network, examples, a batch of these, and public inputs are too large together.
+
+    Raises:
+        TooLarge: they take more than ``most`` bytes; 0 is no limit.
+    """
+    if not most:
+        return
+    need = of_weights(model) + batch * of_input(model, spec.shape)
+    fits(_model(spec), need, most)
+    answers = public * (of_example(spec) + 2 * 4 * math.prod(spec.outputs))
+    fits(f"{public} public inputs with answers about them", need + answers, most)
+    own = COPIES * examples * of_example(spec)
+    fits("its data beside its model and public data", need + answers + own, most)
+
+
+def _model(spec: InputSpec) -> str:
+    sizes = " x ".join(map(str, spec.shape))
+    tokens = f", {spec.vocabulary} token ids" if spec.vocabulary else ""
+    return f"its model for inputs of {sizes}{tokens} and {len(spec.classes)} classes"

@@ -1,0 +1,84 @@
+"""What one message may cost a node in time and memory: whatever passes its owner's limits is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+from fedstill.core import deadline
+from fedstill.core.errors import QuestionRefused, TooLarge
+from fedstill.data.input_spec import InputSpec, fits
+from fedstill.data.public import Public
+from fedstill.node import memory_limits
+from fedstill.node.node import Node
+from fedstill.protocol.kinds import INDICES, INPUTS
+from fedstill.protocol.questions import Question
+from fedstill.protocol.wire_format import Tensors, size
+
+
+@contextmanager
+def limited(node: str, question: str, seconds: int = 0) -> Iterator[None]:
+    """Refuse what a node computes for a question once it takes more than ``seconds`` (0: no limit), or more
+    memory than there is.
+
+    Raises:
+        QuestionRefused: naming the policy's rule. A server may know what of its own was too large, and not
+            how much data or memory there are.
+    """
+    late = QuestionRefused(node, question, f"most_seconds: {seconds}, and it takes longer")
+    try:
+        with deadline.within(seconds, lambda: late):
+            yield
+    except Exception as error:
+        if isinstance(error, QuestionRefused) or not (
+            isinstance(error, TooLarge) or memory_limits.ran_out(error)
+        ):
+            raise
+        what = error.what if isinstance(error, TooLarge) else "it"
+        rule = f"most_memory: {what} would take more than the node's owner allows"
+        raise QuestionRefused(node, question, rule) from error
+
+
+class Sizes:
+    """What one node can be asked about at once, in ``most`` bytes; 0 is no limit."""
+
+    def __init__(self, node: Node, public: Public | None, spec: InputSpec, most: int) -> None:
+        self._node, self._public, self._spec, self._most = node, public, spec, most
+
+    def require(self, question: Question, tensors: Tensors) -> None:
+        """Refuse what is too much.
+
+        Raises:
+            QuestionRefused: rows that the public data do not have.
+            TooLarge: more inputs at once than the node's networks have memory for.
+        """
+        most = 0 if self._public is None else len(self._public)
+        indices = [name for name, kind in question.sends.items() if kind == INDICES]
+        for name in indices:
+            rows = tensors[name]
+            # Up to the end, which is no row itself, and where a range may stop.
+            if rows.numel() and not (most and 0 <= int(rows.min()) <= int(rows.max()) <= most):
+                rule = f"rows: {name} names rows outside the {most} of the public data"
+                raise QuestionRefused(self._node.name, question.name, rule)
+        rows_asked = max(
+            [0, *(len(tensors[name]) for name, kind in question.sends.items() if kind == INPUTS)]
+        )
+        if rows_asked and self._most:
+            need = rows_asked * self._each_input
+            fits(f"a question about {rows_asked} inputs at once", need, self._most)
+        named = sum(tensors[name].numel() for name in indices)
+        if named and self._public is not None:  # one may be named often, and is copied each time
+            each = size(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
+            fits(f"a question about {named} public inputs at once", named * each, self._most)
+
+    @cached_property
+    def _each_input(self) -> int:
+        """Bytes that the node's networks keep of one input that they are asked about."""
+        shape, modules = tuple(self._node.data.inputs.shape[1:]), self._node.modules
+        each = memory_limits.of_input(modules["model"], shape)
+        weight = next(modules["critic"].parameters()) if "critic" in modules else None
+        if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers
+            each += 2 * memory_limits.of_input(modules["critic"], (weight.shape[1], *shape[1:]))
+        return each

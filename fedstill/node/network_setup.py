@@ -1,0 +1,57 @@
+"""A network as a method needs it: on the device, whole or in two parts, and what tells kinds apart."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ModelError
+from fedstill.core.seeds import torch_generator
+from fedstill.models.extractor_head import features, split
+from fedstill.node.local_training import predict
+
+
+def fitted(
+    model: nn.Module,
+    compute: Compute,
+    shape: tuple[int, ...],
+    seed: int,
+    whose: str,
+    *,
+    parted: bool,
+    vocabulary: int = 0,
+) -> nn.Module:
+    """A network on the device; in extractor and head, if a method needs these.
+
+    Raises:
+        ModelError: it cannot be parted.
+    """
+    placed = compute.place(model)
+    if not parted:
+        return placed
+    parts = split(placed, whose)
+    x = torch.randn(2, *shape, generator=torch_generator(seed, "try"))
+    x = (x.abs() * vocabulary).long() % vocabulary if vocabulary else x
+    x = x.to(compute.device)
+    whole, in_parts = (predict(network, x, compute) for network in (placed, parts))
+    features(parts, x, whose, maps=whole.ndim > 2)
+    if not torch.allclose(whole, in_parts, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
+        raise ModelError(f"{whose} cannot be split: allowed is a head that follows its extractor")
+    return parts
+
+
+def architecture(model: nn.Module) -> str:
+    """A fingerprint of a network's layers and tensors, equal in every process; not of its weights.
+
+    >>> architecture(nn.Linear(2, 3)) == architecture(nn.Linear(2, 3)) != architecture(nn.Linear(2, 4))
+    True
+    """
+    hashed = hashlib.blake2b(digest_size=16)
+    for name, layer in model.named_modules():
+        hashed.update(f"{name} {type(layer).__qualname__} {layer.extra_repr()}\n".encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        hashed.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+    return hashed.hexdigest()

@@ -1,0 +1,258 @@
+"""Nodes computed together: every handler is written for a group, and a group of one is a plain node.
+
+Equal architectures can be stacked (one batched kernel serves G nodes) or taken one by one. Which,
+is only a matter of how nodes are parted into groups; what is computed is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedstill.core import deadline
+from fedstill.core.compute import as_laid_out, lay_out
+from fedstill.core.errors import QuestionRefused
+from fedstill.models.parameter_vector import load_vector, to_vector
+from fedstill.node.node import Node
+
+# Layers whose result depends on torch's global generator: their draws differ once stacked.
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
+
+
+def signature(module: nn.Module) -> tuple[Any, ...]:
+    """What must be equal for two modules to be computed by one stacked call.
+
+    Beside classes, parameter shapes and dtypes also all public attributes, since a user's ``forward``
+    may depend on them.
+    """
+    layers = tuple(
+        (
+            name,
+            type(layer).__module__,
+            type(layer).__qualname__,
+            layer.extra_repr(),
+            tuple(
+                sorted(
+                    # A long tensor's text leaves numbers out; an object's text has its address in it.
+                    (key, f"at {id(value)}" if hasattr(value, "shape") else repr(value))
+                    for key, value in vars(layer).items()
+                    if not key.startswith("_") and key != "training"
+                )
+            ),
+        )
+        for name, layer in module.named_modules()
+    )
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return layers, tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+
+
+class Bench:
+    """Modules of equal architecture: ``(G, B, ...)`` in, ``(G, B, ...)`` out.
+
+    With G above 1 the modules' parameters move into stacked tensors, one row a module; each module
+    keeps its parameters as views of its row, so optimisers and state dicts stay the node's own.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], frozen: frozenset[str] = frozenset()) -> None:
+        self.modules = list(modules)
+        self.frozen = frozen
+        self._training: bool | None = None
+        # The modules' own parameters; stacking changes what they refer to, not which they are.
+        self._own = [dict(module.named_parameters()) for module in self.modules]
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
+        if len(self.modules) > 1:
+            self._stack()
+
+    def train(self, mode: bool = True) -> None:
+        """Training mode with gradients to the parameters, or evaluation mode without."""
+        if mode is self._training:
+            return
+        self._training = mode
+        for module in self.modules:
+            module.train(mode)
+        stacked: Mapping[str, torch.Tensor] = self._parameters
+        for parameters in (*self._own, stacked):
+            for name, tensor in parameters.items():
+                tensor.requires_grad_(mode and name not in self.frozen)
+
+    def __call__(self, x: torch.Tensor, part: str = "") -> torch.Tensor:
+        """Module g on ``x[g]``; with fewer rows than modules, the first ones only.
+
+        Args:
+            x: ``(G, B, ...)``.
+            part: a submodule of each to compute instead of the whole, for example ``"head"``.
+        """
+        deadline.check()
+        base = self.modules[0].get_submodule(part)
+        if len(x) == 1:  # the stacked kernels would only cost
+            out: torch.Tensor = base(x[0])
+            return out.float().unsqueeze(0)
+        rows, start = len(x), f"{part}." if part else ""
+
+        def one(parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = functional_call(base, (parameters, buffers), (x,))
+            return result
+
+        parameters = _inside(self._parameters, start, rows)
+        buffers = _inside(self._buffers, start, rows)
+        stacked: torch.Tensor = vmap(one)(parameters, buffers, x.contiguous())
+        return stacked.float()
+
+    def trained(self, rows: int) -> dict[str, torch.Tensor]:
+        """The parameters in training of the first modules, by name: each ``(rows, ...)``, in the graph."""
+        if rows == 1:
+            return {name: own.unsqueeze(0) for name, own in self._own[0].items() if own.requires_grad}
+        return {name: tensor[:rows] for name, tensor in self._parameters.items() if tensor.requires_grad}
+
+    def current(self) -> bool:
+        """Whether the modules' parameters still lie here: a later bench of some of them moves them."""
+        if not self._parameters:  # alone
+            return True
+        name, rows = next(iter(self._parameters.items()))
+        return all(own[name].data_ptr() == row.data_ptr() for own, row in zip(self._own, rows, strict=True))
+
+    def backward(self, losses: torch.Tensor) -> None:
+        """Gradients of each module's own loss, ``losses`` (G,), into its parameters' ``grad``."""
+        alone = len(losses) == 1
+        leaves: dict[str, torch.Tensor] = {**self._own[0]} if alone else self._parameters
+        names = [name for name, leaf in leaves.items() if leaf.requires_grad]
+        grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+            losses.sum(), [leaves[name] for name in names], allow_unused=True
+        )
+        for name, grad in zip(names, grads, strict=True):
+            for row, own in enumerate(self._own[: len(losses)]):
+                mine = grad if alone or grad is None else grad[row]
+                own[name].grad = None if mine is None else as_laid_out(mine, own[name])
+
+    def _stack(self) -> None:
+        for name, _ in self.modules[0].named_parameters():
+            mine = [module.get_parameter(name) for module in self.modules]
+            # Contiguous, as vmap does not know channels last.
+            rows = torch.stack([parameter.detach() for parameter in mine]).contiguous()
+            for parameter, row in zip(mine, rows, strict=True):
+                parameter.data = row
+            self._parameters[name] = rows.requires_grad_(mine[0].requires_grad)
+        for name, _ in self.modules[0].named_buffers():
+            rows = torch.stack([module.get_buffer(name) for module in self.modules])
+            self._buffers[name] = rows
+            path, _, leaf = name.rpartition(".")
+            for module, row in zip(self.modules, rows, strict=True):
+                module.get_submodule(path)._buffers[leaf] = row
+
+
+class Group:
+    """G nodes whose networks have equal architectures, role by role."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+        self._benches: dict[str, Bench] = {}
+        self.at: Any = None  # what a method finds here (NodeSetting), while it answers
+        self.number = 0  # of the question that is answered, which names what is drawn for it
+
+    def knowing(self, at: Any, number: int = 0) -> Group:
+        """This group, answering question ``number`` of a method that finds ``at`` here."""
+        self.at, self.number = at, number
+        return self
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the nodes compute."""
+        return self.nodes[0].data.inputs.device
+
+    def bench(self, role: str) -> Bench:
+        """The group's networks of one role, computed as one."""
+        if role not in self._benches or not self._benches[role].current():
+            modules = [node.modules[role] for node in self.nodes]
+            self._benches[role] = Bench(modules, self.nodes[0].frozen[role])
+            for node in self.nodes:  # stacking has changed how the parameters lie in memory
+                if role in node.optimisers:
+                    lay_out(node.optimisers[role])
+        return self._benches[role]
+
+    def vectors(self, role: str, part: str = "") -> torch.Tensor:
+        """Each node's network of a role, or a part of it, as one vector: ``(G, P)``."""
+        self.bench(role)
+        return stack([to_vector(node.modules[role].get_submodule(part)) for node in self.nodes])
+
+    def load(self, role: str, vectors: torch.Tensor, part: str = "") -> None:
+        """Put vectors ``(G, P)`` into the nodes' networks of a role, or into a part of each."""
+        self.bench(role)
+        for node, vector in zip(self.nodes, vectors, strict=True):
+            load_vector(node.modules[role].get_submodule(part), vector)
+
+    def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each node's own random examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
+        parts = [node.sample(size, *purpose) for node in self.nodes]
+        return stack([part.inputs for part in parts]), stack([part.targets for part in parts])
+
+    def step(self, role: str, losses: torch.Tensor) -> None:
+        """One optimiser step of each node's network of a role, on its own loss; ``losses`` (G,).
+
+        Raises:
+            QuestionRefused: the network learns privately, and this step has no noise.
+        """
+        for node in self.nodes:
+            if role in node.private or "model" in node.private:
+                rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
+                raise QuestionRefused(node.name, "learn", rule)
+        self.bench(role).backward(losses)
+        for node in self.nodes[: len(losses)]:
+            node.optimisers[role].step()
+
+
+def _inside(tensors: Mapping[str, torch.Tensor], start: str, rows: int) -> dict[str, torch.Tensor]:
+    """What belongs to one submodule, under the names that it has there."""
+    return {name[len(start) :]: tensor[:rows] for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``torch.stack``, without its copy where there is one tensor only."""
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
+
+
+def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
+    """The nodes in lists of equal architectures, each list to be stacked or not as one pleases.
+
+    A node whose modules cannot be stacked, for what they draw or for what ``vmap`` cannot take, is a
+    list of its own; so is one whose networks learn with DP-SGD or are teachers.
+    """
+    kinds: dict[tuple[Any, ...], list[Node]] = {}
+    for node in nodes:
+        kind: tuple[Any, ...] = tuple(
+            (role, signature(module), node.frozen[role]) for role, module in node.modules.items()
+        )
+        layers = [layer for module in node.modules.values() for layer in module.modules()]
+        # Who learns privately, or has teachers, learns or is asked in its own way.
+        if node.private or node.teachers or any(isinstance(layer, RANDOM) for layer in layers):
+            kind = ("alone", node.name)
+        kinds.setdefault(kind, []).append(node)
+    for nodes_alike in kinds.values():
+        if len(nodes_alike) == 1 or _maps(nodes_alike[:2]):
+            yield nodes_alike
+        else:
+            yield from ([node] for node in nodes_alike)
+
+
+def _maps(pair: Sequence[Node]) -> bool:
+    """Whether ``vmap`` takes these nodes' models, in training and as they answer, tried on copies.
+
+    Only models are tried: the other networks are a method's own, and take inputs of their own.
+    """
+    group = Group([node.rehearsing() for node in pair])
+    x = group.sample(2, "try")[0]
+    try:
+        bench = group.bench("model")
+        for mode in (True, False):
+            bench.train(mode)
+            bench(x)
+    except RuntimeError:  # random draws, .item(), a branch on values: torch says so in many ways
+        return False
+    return True

@@ -1,0 +1,279 @@
+"""The folder of a node's owner: ``node.toml``, the data, the model and the secret that it names.
+
+No server can set anything that is read here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from fedstill.core import file_permissions, toml
+from fedstill.core.commented_toml import commented
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.config_tables import read_table
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
+from fedstill.core.registry import looking_in
+from fedstill.data import node_data
+from fedstill.data.input_spec import InputSpec
+from fedstill.node import startup_kit
+from fedstill.node.audit_file import spent
+from fedstill.node.gate import forbidden
+from fedstill.node.node_file import NodeFile
+from fedstill.node.owner_model import check_named, make_model, perceptual
+from fedstill.node.policy_checks import policy_faults, privacy_faults
+from fedstill.protocol.kinds import PRIVATE_DATA
+from fedstill.protocol.questions import Question
+from fedstill.tasks import TaskConfig
+
+T = TypeVar("T")
+
+FILE, SECRET = "node.toml", "secret"
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> NodeFile:
+    """The ``node.toml`` of a folder.
+
+    Raises:
+        FedstillError: there is none, or it says something that is not known or not allowed.
+    """
+    with looking_in(folder):
+        return read_table(NodeFile, _table(folder))
+
+
+def _table(folder: Path) -> dict[str, Any]:
+    path = folder / FILE
+    if not path.is_file():
+        raise FedstillError(f"{folder} has no {FILE}: `fedstill node init {folder}` writes one")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FedstillError(f"{path} is no UTF-8 text") from error
+    return toml.parse(text, source=str(path))
+
+
+def secret(folder: Path) -> int:
+    """The number that seeds the noise at this node's gate.
+
+    Raises:
+        FedstillError: there is none, it is no number, or others of this machine may read it.
+    """
+    path = folder / SECRET
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError as error:
+        told = f"put it back, or `fedstill node init {folder}` makes a new one"
+        raise FedstillError(f"{path} is missing: {told}") from error
+    except ValueError:
+        text = ""
+    if not text.isdecimal():
+        raise FedstillError(f"{path} holds no whole number from 0 up")
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise FedstillError(f"{path} can be read by others, who could take noise away: chmod 600 {path}")
+    return int(text)
+
+
+def make_compute(file: NodeFile) -> Compute:
+    """The node's device and precision; :class:`ArgumentError` where this machine has no such device."""
+    own = file.compute
+    engine = EngineConfig("one-by-one", own.device, own.precision, own.channels_last, own.threads)
+    try:
+        return Compute(engine)
+    except ArgumentError as error:
+        raise ArgumentError(error.name.replace("engine.", "compute."), error.value, error.allowed) from error
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+HEAD = """\
+# What this node is. It belongs to you: no server can read it or change it.
+# Paths count from the folder of this file. `fedstill node check` on this folder says what the node
+# is, what it would answer and refuse, and everything that is wrong.
+
+"""
+
+
+def init(folder: Path, name: str | None = None) -> bool:
+    """Write a ``node.toml`` with every option at its default, and a secret; or one that is lost anew.
+
+    Args:
+        folder: made here if it does not exist.
+        name: of the node; None is the folder's name.
+
+    Returns:
+        False if ``node.toml`` was there and is as it was: only the secret was missing, and is a new one.
+
+    Raises:
+        FedstillError: the folder has both already, or the name cannot be one.
+    """
+    if (folder / FILE).exists():
+        if (folder / SECRET).exists():
+            raise FedstillError(f"{folder / FILE} is there already: change it, or choose another folder")
+        if name is not None:
+            raise ArgumentError("--name", name, f"none where {folder / FILE} is there: it says the name")
+        _write_secret(folder)
+        return False
+    file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
+    file_permissions.make_folder(folder)
+    if not (folder / SECRET).exists():
+        _write_secret(folder)
+    file_permissions.replace(folder / FILE, (HEAD + commented(file)).encode())
+    return True
+
+
+def _write_secret(folder: Path) -> None:
+    with open(folder / SECRET, "x", encoding="ascii", opener=file_permissions.opener) as stream:
+        stream.write(f"{secrets.randbits(128)}\n")
+
+
+# --- checking -----------------------------------------------------------------------------------------
+
+
+def require_sound(file: NodeFile, data: TensorData, model: nn.Module) -> None:
+    """Refuse to answer with a policy or protection that `fedstill node check` calls a fault, naming all.
+
+    But for a budget without a mechanism: with that, the gate refuses each question that releases anything.
+    """
+    found = policy_faults(file.policy)
+    if file.privacy.protects:
+        found += privacy_faults(file.privacy, data, model)
+    if found:
+        raise FedstillError(f"{FILE}: {'; '.join(found)}")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What can be made of a folder, and all that is wrong with it. What a fault spoils is None.
+
+    Args:
+        file: the folder's ``node.toml``; what is wrong in it has its default.
+        spec: the server's, or that of the node's own data where none was given.
+        faults: one line each.
+        untold: why the data were not looked at, though nothing is wrong with them; empty: they were.
+    """
+
+    file: NodeFile | None
+    spec: InputSpec | None = None
+    data: TensorData | None = None
+    model: nn.Module | None = None
+    compute: Compute | None = None
+    faults: tuple[str, ...] = ()
+    untold: str = ""
+
+
+def faults(folder: Path, spec: InputSpec | None = None, *, quick: bool = False) -> list[str]:
+    """Every fault of a folder at once, each one line; see :func:`examine`."""
+    return list(examine(folder, spec, quick=quick).faults)
+
+
+def examine(
+    folder: Path, spec: InputSpec | None = None, *, task: TaskConfig | None = None, quick: bool = False
+) -> Examined:
+    """Load all that a folder names, and train nothing.
+
+    Args:
+        spec: what a server declares; without it shape and classes are taken from the data.
+        task: what a run is about, where its spec is not known; None is classification.
+        quick: load neither data nor model, only see that they are there.
+    """
+    with looking_in(folder):
+        return _examine(folder, spec, task, quick)
+
+
+def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quick: bool) -> Examined:
+    try:
+        table = _table(folder)
+    except FedstillError as error:
+        return Examined(None, faults=(str(error),))
+    file, found, spoilt = _forgiving(table)
+    untold: list[str] = []
+
+    def attempt(section: str, make: Callable[[], T]) -> T | None:
+        if section in spoilt:
+            return None
+        try:
+            return make()
+        except RunNeeded as error:
+            untold.append(str(error))
+        except FedstillError as error:
+            found.append(str(error))
+        except OSError as error:
+            found.append(f"{section}: {error.filename or folder}: {error.strerror or error}")
+        return None
+
+    attempt("secret", lambda: secret(folder))
+    data, known = None, None if quick else spec
+    if quick:
+        attempt("data", lambda: node_data.locate(file.data, folder))
+    elif (loaded := attempt("data", lambda: node_data.load(file.data, folder, spec, task))) is not None:
+        data, known = loaded
+    if known is not None:
+        model = attempt("model", lambda: make_model(file, folder, known))
+        attempt("model", lambda: perceptual(file, folder, known))
+    else:
+        model = attempt("model", lambda: check_named(file, folder))
+    compute = attempt("compute", lambda: make_compute(file))
+    if "policy" not in spoilt:
+        found += policy_faults(file.policy)
+    if "privacy" not in spoilt:
+        found += privacy_faults(file.privacy, data, model)
+        told = attempt("audit log", lambda: spent(file, folder))
+        if told is not None and told.trouble is not None:
+            settle = f"nothing leaves until `fedstill audit settle {folder}`"
+            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
+    if file.online:
+        found += startup_kit.faults(folder, None if "name" in spoilt else file.name)
+    return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold))
+
+
+def _forgiving(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
+    """What a table says, its faults, and the sections with wrong values, which say nothing any more."""
+    found: list[str] = []
+    spoilt: set[str] = set()
+    while True:
+        try:
+            return read_table(NodeFile, table), found, spoilt
+        except ArgumentError as error:
+            found.append(str(error))
+            if isinstance(error, UnknownName):
+                path = str(error.value)
+            else:
+                path = error.name.partition("[")[0]
+                spoilt.add(path.partition(".")[0])
+            if not _forget(table, path.split(".")) and path != "name":
+                table = {}  # it would be found for ever
+            table.setdefault("name", "unnamed")
+
+
+def _forget(table: Any, path: list[str]) -> bool:
+    """Take one value out of a table; whether it was there."""
+    for section in path[:-1]:
+        table = table.get(section) if isinstance(table, dict) else None
+    return isinstance(table, dict) and table.pop(path[-1], None) is not None
+
+
+def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Question]) -> dict[str, str]:
+    """The rule by which this node would refuse each of some questions that it does not answer, by name."""
+    predicts = not getattr(model, "differentiable", True)
+    rules = {}
+    for name, question in questions.items():
+        rule = forbidden(file.policy, question)
+        if PRIVATE_DATA in question.kinds().values():
+            rule = "private data: they never leave a node of its own, whatever its policy"
+        if rule is None and 0 < file.policy.most_rows < question.rows:
+            rule = f"most_rows: {file.policy.most_rows}, and it is about {question.rows}"
+        if rule is None and question.differentiable and predicts:
+            rule = "model: it predicts, and has no gradients"
+        if rule is not None:
+            rules[name] = rule
+    return rules

@@ -1,0 +1,46 @@
+"""Who may read what fedstill keeps in a node's folder: its owner alone.
+
+Files are made so (:mod:`fedstill.core.file_permissions`). Those of an earlier time, or of a copy, may lie
+open. They are not closed in silence: whoever could read them may have done so, and their owner is to know.
+Nor does the node stop for them, as it does for a secret or a key that others can read: refusing would take
+back nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+OTHERS = 0o077  # rights of the group and of everybody
+OWN = ("node.key", "node.log", "node.pid", "node.pub", "public", "runs", "salt")
+BESIDE = ("", "-wal", "-shm", ".head", ".head.part")  # ends of the names of an audit log's files
+
+
+def open_to_others(folder: Path, audit: Path) -> str | None:
+    """What others of this machine may get at, with the command that ends it, in one line; None: nothing.
+
+    What the folder holds of its owner's (node.toml, data, model) is the owner's to open.
+    """
+    files = [folder / name for name in OWN] + [audit.with_name(audit.name + end) for end in BESIDE]
+    found = [path for path in files if any(map(_is_open, _with_all_below(path)))]
+    names, cures = [path.name for path in found], []
+    if _is_open(folder):
+        names.insert(0, f"{folder}/")
+        cures.append(shlex.join(["chmod", "go=", str(folder)]))
+    if found:
+        cures.append(shlex.join(["chmod", "-R", "go=", *map(str, found)]))
+    return f"open to others of this machine: {', '.join(names)}; {' && '.join(cures)}" if names else None
+
+
+def _with_all_below(path: Path) -> Iterator[Path]:
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        yield from path.rglob("*")
+
+
+def _is_open(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & OTHERS)
+    except FileNotFoundError:  # there is none, or not any more: a node may be at work
+        return False

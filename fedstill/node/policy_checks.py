@@ -1,0 +1,76 @@
+"""What is wrong with an owner's policy and privacy, though each value by itself is allowed: one line each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from torch import nn
+
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.models import dp_compatibility
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.method import METHODS, Method
+from fedstill.protocol.questions import names
+from fedstill.tasks import TASKS
+
+
+def policy_faults(policy: PolicyConfig) -> list[str]:
+    """Methods and tasks that are not installed here; and questions that no method asks, being misspelt."""
+    found = []
+    for option, registry in (("methods", METHODS), ("tasks", TASKS)):
+        for name in getattr(policy, option):
+            try:
+                registry[name]
+            except FedstillError as error:
+                found.append(f"policy.{option}: {error}")
+    if found:
+        return found
+    named = [name for name in policy.questions if name != "*"]
+    if not named:  # all questions of all methods are not quickly found
+        return found
+    if any(
+        name not in METHODS.own and METHODS[name].questions is not Method.questions for name in policy.methods
+    ):
+        return found  # it may ask what nobody has declared
+    known = known_questions(policy.methods)
+    unknown = [name for name in named if name not in known]
+    return [str(UnknownName("question of policy.questions", name, sorted(known))) for name in unknown]
+
+
+def known_questions(methods: Iterable[str] = ()) -> frozenset[str]:
+    """The names of all questions that one of the package's own methods, or of some others, declares."""
+    return frozenset().union(*(names(METHODS[name]) for name in (*METHODS.own, *methods)))
+
+
+def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Module | None) -> list[str]:
+    """What keeps a mechanism from protecting anything, or from working with these data or this model, as far
+    as they could be read."""
+    if not config.protects:
+        if math.isinf(config.budget):
+            return []
+        told = "a mechanism, where a budget is set: without a guarantee nothing can leave"
+        return [str(ArgumentError("privacy.mechanism", config.called, told))]
+    found = []
+    part, main = next(iter(config.parts.items()), ("", None))
+    if main is not None and main.noise is None and math.isinf(config.budget):
+        told = f"finite, where privacy.{part}.noise is to be found from it: else nothing is protected"
+        found.append(ArgumentError("privacy.epsilon", config.epsilon, told))
+    found += config.faults()
+    if data is not None:
+        if config.group_size > 1 and data.groups is None:
+            told = "1, where data.group does not say whose each record is"
+            found.append(ArgumentError("privacy.group_size", config.group_size, told))
+        for name, delta in (("delta", config.delta), ("total_delta", config.total_delta)):
+            if delta is not None and delta * len(data) >= 1:
+                told = f"well below 1 / {len(data)}, one over the number of records"
+                found.append(ArgumentError(f"privacy.{name}", delta, told))
+    faults = [str(fault) for fault in found]
+    if "model" in config.learns and model is not None:
+        try:
+            dp_compatibility.check(model, "the model")
+        except FedstillError as error:
+            faults.append(f"privacy.mechanism {config.called}: {error}")
+    return faults

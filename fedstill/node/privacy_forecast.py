@@ -1,0 +1,161 @@
+"""What a run will cost a node, line by line, before anything is trained: as its mechanism will charge it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedstill.core.errors import FedstillError
+from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.privacy.accounting import epsilon, longest
+from fedstill.privacy.config import Accountant, PrivacyConfig
+from fedstill.privacy.events import Price, total
+from fedstill.protocol.local_config import LocalConfig
+
+TRAINING = "local training"
+EPOCHS, LEAST = "local.epochs", "local.least_steps"
+MOST_STEPS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that costs: a question or local training, the part of the node's protection that it pays for,
+    how often, and its price of one time; None: no guarantee."""
+
+    what: str
+    pays: str
+    times: int
+    price: Price | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will cost a node, at most: in lines, and all of them; None where something has no guarantee.
+
+    ``pld`` is epsilon of that, composed, and ``rdp`` the same by its Rényi bound, as a check.
+    """
+
+    lines: tuple[Line, ...]
+    price: Price | None
+    pld: float | None
+    rdp: float | None
+
+    def by(self, accountant: Accountant) -> float | None:
+        """Epsilon as a budget counts it."""
+        return self.rdp if accountant == "rdp" else self.pld
+
+
+def forecast(mechanism: Mechanism) -> Forecast:
+    """What the run that a mechanism was made for will be charged, as its method declares it.
+
+    Training is paid for with the first release that follows from it: where nothing is asked, nothing is paid.
+    """
+    if not mechanism.side.questions:
+        return Forecast((), Price(), 0.0, 0.0)
+    price, delta = total(mechanism.schedule()), mechanism.config.delta
+    if price is None or not mechanism.protects:
+        return Forecast(tuple(lines(mechanism)), None, None, None)
+    costs = epsilon(price, delta), epsilon(price, delta, "rdp")
+    return Forecast(tuple(lines(mechanism)), price, *costs)
+
+
+def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str | None:
+    """Why a node with a budget would refuse something of its run, whatever is left of it; or None. ``config``
+    is the owner's, where the mechanism's has noise in the place of what is to be found."""
+    config, questions = config or mechanism.config, mechanism.side.questions
+    if not questions or math.isinf(config.budget):
+        return None
+    for question in questions.values():
+        if (rule := unpriced(mechanism, question)) is not None:
+            return f"{question.name}: {rule}"
+    known, planned = mechanism.supposing().schedule(), mechanism.schedule()
+    for part in parts(mechanism):
+        if config.parts[part].noise is None and not known.get(part):
+            endless = ", ".join(name for name, asked in questions.items() if not asked.times)
+            told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
+            return f"privacy.{part}.noise is none, and {told}: give a number"
+    for part, table in config.parts.items():
+        if table.noise == 0 and planned.get(part, Price()) is None:
+            return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
+    if total(planned) is None:
+        return "a budget is set, and without noise on all that leaves nothing is guaranteed"
+    return None
+
+
+def parts(mechanism: Mechanism) -> list[str]:
+    """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
+    supposing = mechanism.supposing()
+    paid = {part for part, price in supposing.schedule().items() if price}
+    for question in mechanism.side.questions.values():  # also where nobody says how often it is asked
+        paid |= {part for part, price in supposing.once(question) if price}
+    return [part for part in mechanism.config.parts if part in paid]
+
+
+def lines(mechanism: Mechanism) -> Iterator[Line]:
+    """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
+    training = mechanism.schedule().get(mechanism.training, Price())
+    if training is None or training:
+        # Rounds part it among their questions, but it is the same steps.
+        times = 1 if training is None else sum(training.values())
+        yield Line(TRAINING, mechanism.training, times, None if training is None else Price(list(training)))
+    for question in mechanism.side.questions.values():
+        for pays, price in mechanism.once(question):
+            if price is None or price:
+                yield Line(question.name, pays, question.times, price)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """By what a run can be made longer: an option of its method (dotted), or how long a node trains."""
+
+    name: str
+    value: float
+
+    def turn(self, method: Any, local: LocalConfig, to: int) -> tuple[Any, LocalConfig]:
+        """Options of the method and of local training with another length."""
+        if self.name == EPOCHS:
+            return method, replace(local, epochs=float(to))
+        if self.name == LEAST:
+            return method, replace(local, least_steps=to)
+        return replace(method, **{self.name.removeprefix("method."): to}), local
+
+
+def find_knob(method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig], Price | None]) -> Knob:
+    """The first option by which a longer run costs more.
+
+    Raises:
+        FedstillError: there is none; it says why.
+    """
+    names = [name for name in method.longer if hasattr(method, name)]
+    knobs = [Knob(f"method.{name}", getattr(method, name)) for name in names]
+    knobs += [Knob(EPOCHS, local.epochs), Knob(LEAST, local.least_steps)]  # the latter where epochs are short
+    now = price(method, local)
+    for knob in knobs:
+        if price(*knob.turn(method, local, 2 * math.ceil(knob.value) + 1)) != now:
+            return knob
+    named = ", ".join(knob.name for knob in knobs)
+    told = f"whatever {named} are, this run costs the same"
+    raise FedstillError(f"{told}: leave --steps out, or one of --epsilon and --noise")
+
+
+def most_steps(mechanism_of: Callable[[int], Mechanism], limit: float) -> int:
+    """The longest run that costs at most epsilon ``limit``; 0 where none does. Mechanisms are given by
+    steps."""
+
+    def schedule(steps: int) -> Price:
+        return (total(mechanism_of(steps).schedule()) or Price()) if steps else Price()
+
+    config = mechanism_of(1).config
+    return longest(schedule, limit, config.delta, config.accountant, MOST_STEPS)
+
+
+def rounded_up(level: float) -> float:
+    """A noise level to four digits, and no lower.
+
+    >>> rounded_up(4.08014), rounded_up(1547.139), rounded_up(0.5)
+    (4.081, 1548.0, 0.5)
+    """
+    digits = 3 - math.floor(math.log10(level))
+    return round(math.ceil(round(level * 10.0**digits, 6)) / 10.0**digits, max(digits, 0))

@@ -1,0 +1,164 @@
+"""A node under its owner's protection: mechanism, private networks or teachers, and its gate's budgets."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from fedstill.core.config_tables import as_table
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.data.stratified_sampling import largest, limit_groups
+from fedstill.models import dp_compatibility
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.network_setup import architecture
+from fedstill.node.node import Node, frozen
+from fedstill.node.run_budgets import Budgets
+from fedstill.node.run_mechanism import Mechanism
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.pate_teachers import Teachers
+from fedstill.protocol.digests import digest
+from fedstill.protocol.method import method_name
+from fedstill.protocol.questions import NodeSetting, NodeSide
+
+# Options that change no answer.
+BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "audit_log")
+
+
+def wanted(config: PrivacyConfig) -> bool:
+    """Whether there is anything to protect with, or a budget to keep."""
+    return config.protects or math.isfinite(config.budget)
+
+
+def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
+    """What to say where an epsilon is of one record, and records belong together: of a patient, say.
+
+    The number is the nodes' own: a simulation may tell it, a node tells a server only that there are several.
+    """
+    alone = [config.protects and config.group_size == 1 for config in configs]
+    most = max((largest(part) for part, bare in zip(parts, alone, strict=True) if bare), default=1)
+    if most == 1:
+        return ()
+    whole = f"privacy.group_size = {most} protects all records of one together"
+    return (f"epsilon is of one record: a patient or slide has up to {most} at one node; {whole}",)
+
+
+def protect(
+    node: Node,
+    config: PrivacyConfig,
+    side: NodeSide,
+    method: Any,
+    setting: NodeSetting,
+    *,
+    secret: int,
+    salt: str = "",
+) -> None:
+    """Give a node's gate its budgets, and the node what its mechanism needs. Before anything is trained.
+
+    Args:
+        node: with its data and its first weights.
+        side: the part at the nodes of ``method``, which has not prepared the node yet.
+        secret: keys the noise.
+        salt: of the run: a real node makes one up for each; a simulation, which can be repeated, has none.
+
+    Raises:
+        FedstillError: mechanism, model and method do not go together, or no noise is enough.
+    """
+    data = node.data
+    if config.group_size > 1 and data.groups is None:
+        raise ArgumentError("privacy.group_size", config.group_size, "1 where records have no data.group")
+    several = largest(data) > 1
+    if data.groups is not None:
+        # Where each record is protected by itself, whose it is plays no part in anything.
+        data = limit_groups(data, config.group_size)
+        node.data = data = data if config.group_size > 1 else replace(data, groups=None)
+    frozen_whole = len(node.frozen["model"]) == sum(1 for _ in node.model.parameters())
+    if config.needs_training and frozen_whole:
+        allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
+        raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
+    mechanism = Mechanism(
+        node.name, config, side, setting.local, len(data), setting.task, secret=secret, salt=salt
+    )
+    mechanism.several = several
+    mechanism.binding = _binding(node, mechanism, method, setting, secret)
+    if "model" in config.learns:
+        dp_compatibility.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
+    node.private = mechanism.networks()
+    if parts := config.shards(data):
+        _teach(node, config, parts)
+    gate = node.gate
+    gate.budgets = Budgets(mechanism, gate.audit, gate.run, gate.payer)
+
+
+def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting, secret: int) -> str:
+    """A fingerprint of all that a node's answers follow from: its budgets are no part of it."""
+    data = node.data
+    tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
+    if data.groups is not None:
+        tensors["groups"] = data.groups
+    if setting.public is not None:  # questions about them only say which rows they mean
+        tensors["public"] = setting.public.inputs
+        if setting.public.labels is not None:
+            tensors["public labels"] = setting.public.labels
+    if setting.perceptual is not None:
+        tensors["perceptual"] = to_vector(setting.perceptual)
+    compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
+    protection = {name: of for name, of in as_table(mechanism.config).items() if name not in BUDGETS}
+    protected = (sorted(protection.items()), sorted(mechanism.levels.items()))
+    chosen = (method_name(method), sorted(as_table(method).items()))
+    kind = type(setting.task)
+    task = (kind.__module__, kind.__qualname__, setting.task.options())
+    options = (*chosen, mechanism.local, *protected, node.seed, compute, *task)
+    about = (architecture(node.model), sorted(node.frozen["model"]), *options)
+    # Keyed, since the audit log follows from it: a plain hash would let anybody try out what the records are.
+    key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()
+    text = f"{digest('binding', tensors)} {about!r}"
+    return hashlib.blake2b(text.encode(), key=key, digest_size=16).hexdigest()
+
+
+def check_priced(node: Node) -> None:
+    """Refuse a node whose data a method has changed since its protection was priced."""
+    budgets = node.gate.budgets
+    if budgets is not None and budgets.mechanism.protects and len(node.data) != budgets.mechanism.examples:
+        mechanism = budgets.mechanism.name
+        raise ArgumentError(
+            f"privacy.mechanism of {node.name}", mechanism, "none where public data join its own"
+        )
+
+
+def _teach(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> None:
+    """Copies of the node's model in its place, each with its own part of the records."""
+    networks = [copy.deepcopy(node.model) for _ in parts]
+    node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
+    node.frozen["model"] = frozen(node.model)
+    node.teachers = teachers_of(node, parts)
+
+
+def teachers_of(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
+    """The teachers of a node as nodes ``node-0/teacher-3``, each with its part of the records, to be trained
+    as any.
+
+    Their networks are those in the node's model, so that training them trains it. Teachers without records
+    are left out, and abstain.
+    """
+    model = cast(Teachers, node.model)
+    model.abstain(parts)
+    found = []
+    for index, part in enumerate(parts):
+        if not len(part):
+            continue
+        prefix, teacher = f"teachers.{index}.", copy.copy(node)
+        teacher.name = f"{node.name}/teacher-{index}"
+        teacher.data = node.data.subset(part.to(node.data.inputs.device))
+        teacher.modules = {"model": model.teachers[index]}
+        own = (name for name in node.frozen["model"] if name.startswith(prefix))
+        teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in own)}
+        teacher.optimisers, teacher.private, teacher.teachers = {}, {}, []
+        found.append(teacher)
+    return found

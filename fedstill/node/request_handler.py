@@ -1,0 +1,287 @@
+"""The request handler of a group of nodes: a question comes in, answers go out through the gates."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
+from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group, stack
+from fedstill.node.run_budgets import Budgets
+from fedstill.protocol.digests import chained, digest
+from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
+from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.wire_format import Tensors, WireConfig, refine, size, sizes
+
+KEPT = 4  # answers kept for a server that asks again because a reply was lost,
+KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
+
+
+@dataclass
+class _Answered:
+    """One question, from its answer until it is forgotten."""
+
+    question: Question
+    content: str  # digest of the question
+    asked: list[Asked]  # one a node, in the group's order
+    inputs: Tensors  # (G, ...) leaves of the graph
+    outputs: Mapping[str, Any]  # (G, ...), with the graph until the next question; a list of what is apart
+    releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
+    pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
+    pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
+    gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
+
+
+class RequestHandler:
+    """Answers questions for a group of nodes, each node's part through its own gate.
+
+    Asking again under the same number gives the same answer: no handler runs, nothing is counted. That
+    holds too when a gate failed half-way, say on a full disk: what was computed is kept, and asking again
+    releases what is outstanding.
+
+    Args:
+        last: the last number that each node has served, by name; shared by all that may serve a node, so
+            that it takes none twice.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        side: NodeSide,
+        compute: Compute,
+        last: dict[str, int] | None = None,
+        wire: WireConfig | None = None,
+    ) -> None:
+        self.group, self.side, self.compute = group, side, compute
+        self.wire = wire or WireConfig()
+        self._last = {node.name: -1 for node in group.nodes} if last is None else last
+        self._answered: OrderedDict[int, _Answered] = OrderedDict()
+        self._spoilt = ""  # the question at which a network may have learned half of what it should
+
+    def require_whole(self, what: str) -> None:
+        """Refuse to go on from networks that may have learned half of what they should.
+
+        Nor may such a state be kept: learning for the failed question is paid for once, and would be learned
+        once more on top of it.
+
+        Raises:
+            NodeFault: an earlier question failed while a network learned privately for it.
+        """
+        if self._spoilt:
+            reason = f"it failed at question {self._spoilt}: the run goes on from an earlier mark"
+            raise NodeFault(self.group.nodes[0].name, what, reason)
+
+    def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
+        """Each node's answer, in the group's order.
+
+        Args:
+            number: that the server gave it, rising from question to question.
+            differentiable: keep what :meth:`pull_back` needs.
+
+        Raises:
+            ArgumentError: no such question, or other tensors than it declares.
+            QuestionRefused: a gate's policy forbids it; then no node of the group has answered. Only a
+                limit on bytes may strike later, when the size of an answer is known.
+            QuestionMismatch: the number was used for another question or other content.
+            NodeFault: an earlier question failed while a network learned privately for it, perhaps half of
+                what it should, and that is not paid for.
+        """
+        self.require_whole(name)
+        arrived, tensors = tensors, refine(tensors)
+        question = self._question(name, tensors)
+        content = digest(name, arrived)
+        kept = self._answered.get(number)
+        if kept is None:
+            if any(number <= self._last[node.name] for node in self.group.nodes):
+                raise QuestionMismatch(self.group.nodes[0].name, name, number)
+            for node in self.group.nodes:
+                node.gate.read_values(question, tensors)
+            down = sizes(arrived, question.sends)
+            asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
+            for node, here in zip(self.group.nodes, asked, strict=True):
+                node.gate.admit(here, question, tensors)
+            budgets = self.group.nodes[0].gate.budgets if self.group.nodes[0].private else None
+            if budgets is not None and (question.trains or question.span is not None):
+                inputs, outputs, asked[0] = self._learn(budgets, question, asked[0], tensors, differentiable)
+            else:
+                inputs, outputs = self._compute(question, number, content, tensors, differentiable)
+            kept = _Answered(question, content, asked, inputs, outputs)
+            self._remember(number, kept)
+        elif kept.content != content:
+            raise QuestionMismatch(self.group.nodes[0].name, name, number)
+        for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
+            mine = {key: out[row].detach() for key, out in kept.outputs.items()}
+            kept.releases.append(
+                node.gate.release(kept.asked[row], ANSWER, mine, question, tensors, self.wire)
+            )
+        return kept.releases
+
+    def pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+        """Pull gradients that reached the answer, by node and name, back through each node's networks.
+
+        Returns:
+            By node, the gradients by the names of the question's inputs, ``(B, ...)``. Nodes of the group
+            that were given none release nothing.
+
+        Raises:
+            QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
+                one back before asking the next.
+        """
+        first = self.group.nodes[0].name
+        kept = self._answered.get(number)
+        if kept is None:
+            raise QuestionMismatch(first, "unknown", number)
+        name = kept.question.name
+        mine = {node.name: asked for node, asked in zip(self.group.nodes, kept.asked, strict=True)}
+        pulled = {
+            node: replace(
+                mine[node],
+                content=digest(name, pull),
+                after=mine[node].past,
+                down=sizes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
+            )
+            for node, pull in pulls.items()
+        }
+        wanted = kept.question.differentiable
+        if not kept.pulls:
+            arrived = {node: refine(pull) for node, pull in pulls.items()}
+            sample = next(iter(arrived.values()))
+            # What does not depend on the inputs (a mean over the node's own examples) has no way back.
+            stacked = {key: out for key, out in kept.outputs.items() if isinstance(out, torch.Tensor)}
+            names = [key for key, out in stacked.items() if out.requires_grad and key in sample]
+            if not names:  # asked without gradients, or pulled only after the next question
+                raise QuestionMismatch(first, name, number)
+            nothing = {key: torch.zeros_like(sample[key]) for key in names}
+            each = [arrived.get(node.name, nothing) for node in self.group.nodes]
+            grads = torch.autograd.grad(
+                [kept.outputs[key] for key in names],
+                [kept.inputs[key] for key in wanted],
+                [stack([pull[key] for pull in each]) for key in names],
+            )
+            kept.pulls, kept.pulled = list(grads), pulled
+            kept.inputs, kept.outputs = {}, {}  # the graph has done its work
+        elif pulled != kept.pulled:
+            raise QuestionMismatch(first, name, number)
+        for row, node in enumerate(self.group.nodes):
+            if node.name in pulls and node.name not in kept.gradients:
+                own = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
+                kept.gradients[node.name] = node.gate.release(
+                    pulled[node.name], GRADIENT, own, kept.question, {}, self.wire
+                )
+        return {node: kept.gradients[node] for node in pulls}
+
+    def _learn(
+        self, budgets: Budgets, question: Question, asked: Asked, tensors: Tensors, differentiable: bool
+    ) -> tuple[Tensors, Mapping[str, Any], Asked]:
+        """A handler's inputs and outputs where a network learns privately first, and that is charged.
+
+        What was learned before, as before a stop, is learned again with the same draws, and costs nothing
+        if it comes out the same to the last bit. If it does not (other threads, another machine), no draw may
+        serve twice: it is another attempt, on other records with other noise, and charged as such.
+        """
+        (node,) = self.group.nodes  # who learns privately is computed alone
+        number, content = asked.number, asked.content
+        attempt, known = budgets.attempt(asked, question, tensors)
+        before = copy.deepcopy(node.state()) if known else {}
+        self._spoilt = f"{number} ({question.name})"
+        while True:
+            inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
+            asked = replace(asked, learned=_learned(node, budgets))
+            if budgets.came_out(asked, question, attempt):
+                break
+            node.load(before)
+            attempt += 1
+            budgets.pay_learning(asked, question, tensors, attempt)
+        self._spoilt = ""
+        return inputs, outputs, asked
+
+    def _compute(
+        self,
+        question: Question,
+        number: int,
+        content: str,
+        tensors: Tensors,
+        differentiable: bool,
+        attempt: int = 0,
+    ) -> tuple[Tensors, Mapping[str, Any]]:
+        """A handler's inputs and outputs, ``(G, ...)`` each."""
+        arrived = question.take(tensors)
+        inputs = {
+            key: self._for_each(tensor, differentiable and key in question.differentiable)
+            for key, tensor in arrived.items()
+            if isinstance(tensor, torch.Tensor) and tensor.ndim
+        }
+        plain = {key: arrived[key] for key in arrived if key not in inputs}
+        values = {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in plain.items()}
+        first = self.group.nodes[0]
+        for node in self.group.nodes:
+            node.asking = chained(node.answered, f"{number} {content} {attempt}")
+        with (
+            self.compute.step(first.seed, first.name, question.name, number),
+            torch.set_grad_enabled(differentiable),
+        ):
+            self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
+            outputs = question.give(question.handler(self.group, number, **inputs, **values))
+        return inputs, outputs
+
+    def _question(self, name: str, tensors: Tensors) -> Question:
+        question = self.side.questions.get(name)
+        if question is None:
+            raise ArgumentError("question", name, f"one of {', '.join(self.side.questions)}")
+        if set(tensors) != set(question.sends):
+            raise ArgumentError(
+                f"tensors of question {name}", sorted(tensors), f"exactly {sorted(question.sends)}"
+            )
+        for key, kind in question.sends.items():
+            if kind == SCHEDULE and (tensors[key].ndim or tensors[key].dtype != torch.int64):
+                # A tensor in the place of a number could be priced as one round, and trained as two.
+                found = f"{tensors[key].dtype} of shape {tuple(tensors[key].shape)}"
+                raise ArgumentError(f"{key} of question {name}", found, "one whole number: int64, shape ()")
+        return question
+
+    def _for_each(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
+        """One copy a node, so that each node's gradient is its own: ``(B, ...)`` to ``(G, B, ...)``."""
+        each = tensor.detach().unsqueeze(0).expand(len(self.group), *tensor.shape)
+        return each.requires_grad_() if differentiable else each
+
+    def _remember(self, number: int, kept: _Answered) -> None:
+        for older in self._answered.values():  # their graphs
+            older.inputs, older.outputs = {}, {}
+        self._answered[number] = kept
+        for node, asked in zip(self.group.nodes, kept.asked, strict=True):
+            self._last[node.name] = number
+            node.answered = replace(asked, after=node.answered).past
+        while len(self._answered) > (KEPT if self._bytes_kept() <= KEPT_BYTES else 1):
+            self._answered.popitem(last=False)
+
+    def _bytes_kept(self) -> int:
+        releases = [release for kept in self._answered.values() for release in kept.releases]
+        return sum(size(tensor) for release in releases for tensor in release.values())
+
+
+def _asked(node: Node, question: Question, number: int, content: str, down: Mapping[str, int]) -> Asked:
+    """A question as it reaches a node."""
+    budgets = node.gate.budgets
+    if budgets is not None and "model" in node.private and not node.answered:
+        node.origin = budgets.seal(digest("origin", dict(node.model.state_dict())))
+        node.answered = node.origin  # all that it will answer follows from this
+    after = "" if question.constant else node.answered
+    return Asked(number, question.name, content, after, down, node.origin)
+
+
+def _learned(node: Node, budgets: Budgets) -> str:
+    """A fingerprint of the networks that learn privately, as they are now."""
+    tensors = {
+        f"{role}.{name}": tensor
+        for role in sorted(node.private.keys() & node.modules.keys())
+        for name, tensor in node.modules[role].state_dict().items()
+    }
+    return budgets.seal(digest("learned", tensors))

@@ -1,0 +1,201 @@
+"""What pays for a node's releases: budgets of a run and of its data, by what the audit log says was spent."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+
+from fedstill.core.errors import QuestionRefused
+from fedstill.node.audit_entries import ALL, ANSWER, BARE, LEARNED, TRAINING, Asked, Entry
+from fedstill.node.audit_log import AuditLog, Spent
+from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
+from fedstill.privacy.events import Price, as_text, from_text, total
+from fedstill.protocol.digests import chained
+from fedstill.protocol.questions import Question
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Budgets:
+    """Budgets of one node in one run, held against what the audit log says of its payer.
+
+    Nodes with one payer share its budgets, and what each of them releases is charged, however alike they are.
+    """
+
+    def __init__(self, mechanism: Mechanism, audit: AuditLog, run: str, payer: str) -> None:
+        self.mechanism, self.audit, self.run, self.payer = mechanism, audit, run, payer
+        config = mechanism.config
+        self.budget = Budget(config.epsilon, config.delta, config.accountant)
+        self.total_budget = Budget(*config.over_all, config.accountant)
+        self.first = total(mechanism.first())
+        self._objections: dict[str, str | None] = {}
+        self._paid: set[str] = set()  # what was learned before the first question, by fingerprint
+
+    def seal(self, text: str) -> str:
+        """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
+        return chained(f"{self.mechanism.binding} {self.mechanism.salt}", text)
+
+    # --- before anything is computed --------------------------------------------------------------------
+
+    def objection(self, question: Question) -> str | None:
+        """Why a question, or the run that its method declares, can never be paid for, or None."""
+        if question.name not in self._objections:
+            self._objections[question.name] = unpriced(self.mechanism, question)
+        return self._objections[question.name] or self._too_dear
+
+    @cached_property
+    def _too_dear(self) -> str | None:
+        """Why the run as declared cannot be paid for; what can be, its budgets know from then on."""
+        for question in self.mechanism.side.questions.values():
+            if (found := unpriced(self.mechanism, question)) is not None:
+                return f"{found}, in question {question.name}"
+        spent, price = self.audit.spent(self.payer, self.run), total(self.mechanism.schedule())
+        others = Counter(spent.total)
+        others.subtract(spent.run)
+        try:
+            self._refuse_bare(spent)
+            self.budget.check(Price(), price)
+            self.total_budget.check(from_text(+others), price)
+        except BudgetSpent as error:
+            return f"privacy budget: {error}"
+        return None
+
+    def afford(self, asked: Asked, question: Question, sent: Tensors) -> None:
+        """Refuse a question whose answer could not be paid for, before anything is computed.
+
+        Raises:
+            QuestionRefused: saying what is left, and what it would have cost.
+        """
+        shapes = self.mechanism.expected(question, sent)[ANSWER]
+        price = total(self.mechanism.bill(question, ANSWER, shapes, sent))
+        first_paid = asked.origin in self._paid or self._is_written(self._first(asked.origin))
+        if self.first != Price() and not first_paid:
+            price = None if price is None or self.first is None else price + self.first
+        learned = total(self.mechanism.learning(question, sent))
+        if price is not None and learned and self.attempts(asked, question, sent):
+            price = price - learned  # the answer was lost, and is asked for again
+        self.check(self.audit.spent(self.payer, self.run), price, question.name)
+
+    # --- what networks learn for a release --------------------------------------------------------------
+
+    def attempts(self, asked: Asked, question: Question, sent: Tensors) -> int:
+        """How often learning for this question has been charged: once for each result that differs."""
+        if total(self.mechanism.learning(question, sent)) == Price():
+            return 0
+        return self._siblings(self._learning(asked, question, sent, 0))
+
+    def attempt(self, asked: Asked, question: Question, sent: Tensors) -> tuple[int, bool]:
+        """The last attempt at learning for a question that is charged, and whether its result is known."""
+        attempt = max(self.attempts(asked, question, sent) - 1, 0)
+        return attempt, self._siblings(self._result(asked, question, 0)) > attempt
+
+    def came_out(self, asked: Asked, question: Question, attempt: int) -> bool:
+        """Whether an attempt came out as it did before, to the last bit; the first time, write that down."""
+        result = self._result(asked, question, attempt)
+        if self._siblings(result) > attempt:
+            return self._is_written(result)
+        self.audit.charge(result)
+        return True
+
+    def pay_learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> None:
+        """Charge what networks learn from the records for a question, before they do: on disk, or not at all.
+
+        Each ``attempt``, after others with other results, is paid for.
+
+        Raises:
+            QuestionRefused: it cannot be paid for.
+            AuditError: the log is not what it was, and its owner has not settled that.
+        """
+        if total(self.mechanism.learning(question, sent)) != Price():
+            self.pay_first(asked)
+            self._charge(self._learning(asked, question, sent, attempt), question.name)
+
+    def pay_first(self, asked: Asked) -> None:
+        """Charge the training before the first question, from which all that leaves follows."""
+        if self.first != Price() and asked.origin not in self._paid:
+            self._charge(self._first(asked.origin), asked.question)
+            self._paid.add(asked.origin)
+
+    def trained(self) -> bool:
+        """Whether the training before the first question has been paid for, whatever it has given."""
+        return self._siblings(self._first("")) > 0
+
+    def _learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> Entry:
+        bill = self.mechanism.learning(question, sent)
+        rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
+        after = chained(asked.after, asked.content)
+        return self._entry(asked.number, question.name, TRAINING, str(attempt), after, total(bill), rule)
+
+    def _result(self, asked: Asked, question: Question, attempt: int) -> Entry:
+        what, after = f"{attempt} {asked.learned}", chained(asked.after, asked.content)
+        rule = "what was learned, by its fingerprint"
+        return self._entry(asked.number, question.name, LEARNED, what, after, Price(), rule)
+
+    def _first(self, origin: str) -> Entry:
+        noise = self.mechanism.levels.get(self.mechanism.training, 0.0)
+        rule = f"DP-SGD of the model (noise {noise:.4g}), which all releases follow from"
+        return self._entry(-1, TRAINING, TRAINING, origin, "", self.first, rule)
+
+    def _entry(
+        self, number: int, question: str, part: str, what: str, after: str, price: Price | None, rule: str
+    ) -> Entry:
+        return Entry(
+            run=self.run,
+            payer=self.payer,
+            node=self.mechanism.node,
+            number=number,
+            question=question,
+            part=part,
+            content=self.seal(what),
+            after=after,
+            mechanism=self.mechanism.name,
+            rule=rule,
+            price=as_text(price or Price()),
+            bare=int(price is None),
+        )
+
+    def _siblings(self, entry: Entry) -> int:
+        return len(self.audit.sums.siblings(vars(entry)))
+
+    def _is_written(self, entry: Entry) -> bool:
+        return self.audit.sums.number(vars(entry)) > 0
+
+    def _charge(self, entry: Entry, question: str) -> None:
+        price = None if entry.bare else from_text(entry.price)
+        self.audit.charge(entry, lambda spent: self.check(spent, price, question))
+
+    # --- whether it can be paid -------------------------------------------------------------------------
+
+    def check(self, spent: Spent, price: Price | None, question: str) -> None:
+        """Refuse what would pass a budget, with :class:`QuestionRefused`."""
+        try:
+            self._refuse_bare(spent)
+            self.budget.check(from_text(spent.run), price)
+            self.total_budget.check(from_text(spent.total), price)
+        except BudgetSpent as error:
+            raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
+
+    def _refuse_bare(self, spent: Spent) -> None:
+        """What left without a guarantee has no price that a budget could have paid.
+
+        Raises:
+            BudgetSpent: naming the runs in which it left.
+        """
+        if spent.bare_run and self.budget.epsilon < math.inf:
+            way_out = "allowed is a new run, or privacy.epsilon = inf"
+            raise Unpriced(self.budget.epsilon, self.budget.delta, {self.run: spent.bare_run}, way_out)
+        total = self.total_budget
+        if spent.bare_total and total.epsilon < math.inf:
+            way_out = "its owner may set privacy.total_epsilon = inf, so that each run has its own budget"
+            totals = reversed(list(self.audit.sums.spent.items()))  # the latest run first
+            bare = {
+                run: counts[BARE]
+                for (payer, run), counts in totals
+                if payer == self.payer and run != ALL and counts[BARE]
+            }
+            raise Unpriced(total.epsilon, total.delta, bare, way_out)

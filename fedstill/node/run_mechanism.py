@@ -1,0 +1,294 @@
+"""What protects one node's records in one run: a rule for each tensor that leaves, noise, and prices.
+
+It follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and from what the method
+declares of its questions. It releases nothing and writes nothing: that is the gate's part.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.node.audit_entries import ANSWER, GRADIENT
+from fedstill.node.noise_calibration import Levels, find, supposed
+from fedstill.privacy import dpsgd
+from fedstill.privacy.config import PrivacyConfig, Release, StepsConfig
+from fedstill.privacy.dpsgd import PrivateSteps
+from fedstill.privacy.events import Bill, Price, add, total
+from fedstill.privacy.noise import Draws, make_draws
+from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, Rule
+from fedstill.privacy.statement import NO_GUARANTEE, Statement, state
+from fedstill.protocol.kinds import INPUTS, Kind
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.questions import NodeSide, Question
+from fedstill.tasks import Task
+
+Tensors = Mapping[str, torch.Tensor]
+Shape = tuple[int, ...]
+
+SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,000 images' sums in float32
+
+
+class Mechanism:
+    """Rules and prices of one node, of so many examples.
+
+    Args:
+        secret: keys the noise.
+        salt: of the run, so that no two runs have equal noise, however alike they are.
+
+    Attributes:
+        levels: of noise, as it is drawn.
+        binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
+            equal noise is never on two different answers. To be set before anything is drawn.
+        several: whether some records belong together though each is protected by itself, which is then said.
+
+    Raises:
+        ArgumentError: no noise is enough for the epsilon that is asked for.
+        QuestionRefused: the mechanism cannot protect a question of the method.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        config: PrivacyConfig,
+        side: NodeSide,
+        local: LocalConfig,
+        examples: int,
+        task: Task,
+        *,
+        secret: int = 0,
+        salt: str = "",
+    ) -> None:
+        self.node, self.config, self.side, self.local = node, config, side, local
+        self.examples, self.task, self._secret = examples, task, secret
+        self._all = local.steps(examples)  # of local training
+        self.binding, self.salt = "", salt
+        self.several = False
+        self._draws = make_draws(config.randomness)
+        self.training = config.learns.get("model", "training")  # what local training is billed as
+        self.name, self.protects = config.called, config.protects
+        for question in side.questions.values():
+            self._check(question)
+        self.levels = find(config, lambda levels: self._at(levels).schedule())
+
+    def _at(self, levels: Levels) -> Mechanism:
+        """The same with other noise."""
+        other = copy.copy(self)
+        other.levels = levels
+        return other
+
+    def supposing(self) -> Mechanism:
+        """The same with some noise wherever it is to be found: what has no guarantee with it, never has."""
+        return self._at(supposed(self.config))
+
+    def _check(self, question: Question) -> None:
+        """Refuse a question that the mechanism cannot protect, whatever the noise."""
+        rule, unknown = None, sorted(set(question.trains) - (set(self.config.learns) - {"model"}))
+        if self.protects and question.releases and question.reads is None:
+            rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
+        elif self.protects and unknown:
+            learned = f"it trains {', '.join(unknown)}, which learns without noise"
+            rule = f"mechanism {self.name} cannot protect it: {learned}"
+        else:
+            rule = self.config.refusal(question, self.task)
+        if rule is not None:
+            raise QuestionRefused(self.node, question.name, f"privacy: {rule}")
+
+    # --- what is done to releases ---------------------------------------------------------------------
+
+    def rule(self, question: Question, name: str) -> Rule:
+        """What is done to one tensor of an answer, or of the gradients that follow it."""
+        config, kind = self.config, question.kinds()[name]
+        pulled = name not in question.releases  # a gradient, whatever its kind is called
+        if not self.protects or question.reads is None:
+            return Exact()
+        # Gradients of what is computed from the records carry them, whatever the networks learned with.
+        reads = name in question.reads or kind.of == "records"
+        if pulled:
+            reads = any(
+                each.of == "records" or (part in question.reads and each.of != "counts")
+                for part, each in question.releases.items()
+            )
+        apart = name in question.apart  # its very size tells of the records, which no noise hides
+        # By how much a record moves a stranger's counts is not known.
+        if kind.of == "counts" and not (kind.package or apart):
+            if not reads:
+                return Derived("counts that have left with noise")
+            # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
+            least = int(not kind.by_class)
+            return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind), least)
+        if not reads and ("model" in config.learns or (kind.of == "critic" and not pulled and self._critics)):
+            # What it costs that they learn is billed where they do.
+            return Derived("networks that learn with DP-SGD")
+        if apart:
+            return Exact()
+        found = config.rule(Release(kind, pulled, reads), self.levels)
+        # What follows from what is paid for is known here, and to no mechanism.
+        return Exact() if isinstance(found, Derived) else found
+
+    def says(self, question: Question, name: str, shape: Sequence[int]) -> str:
+        """What is done to one tensor, in words that never say more than its price."""
+        rule = self.rule(question, name)
+        bare = self._price(rule, shape, None) is None and NO_GUARANTEE not in rule.text
+        return f"{rule.text}: {NO_GUARANTEE}" if bare else rule.text
+
+    @staticmethod
+    def _price(rule: Rule, shape: Sequence[int], noised: torch.Tensor | None) -> Price | None:
+        """What a rule asks for; something for nothing is no guarantee, but where it is paid for already."""
+        price = rule.price(shape) if noised is None else rule.paid(shape, noised)
+        free = price is not None and not price and math.prod(shape) > 0
+        return None if free and not isinstance(rule, Derived) else price
+
+    @property
+    def _critics(self) -> bool:
+        """Whether there are critics, which learn privately under every mechanism."""
+        return any("critic" in question.trains for question in self.side.questions.values())
+
+    def _moves(self, kind: Kind) -> float:
+        """By how much one record can move counts of a kind, in L1."""
+        if not kind.by_class:
+            return 1.0
+        return SHARED if self.task.kind == "map" else float(self.task.counted)
+
+    def draws(self, *names: str | int) -> Draws:
+        """Noise for one purpose: the same purpose gives the same noise.
+
+        Raises:
+            ArgumentError: what the answers follow from is not known.
+        """
+        if not self.binding:
+            raise ArgumentError("binding", self.binding, "a fingerprint, set before anything is drawn")
+        return self._draws(self._secret, self.node, self.binding, self.salt, *names)
+
+    def networks(self) -> Mapping[str, PrivateSteps]:
+        """The networks that learn with DP-SGD, by role, and how."""
+        return {role: self._steps(role) for role in self.config.learns}
+
+    def _steps(self, role: str) -> PrivateSteps:
+        def draws(*names: str | int) -> Draws:
+            return self.draws("dp-sgd", role, *names)
+
+        part = self.config.learns[role]
+        table: StepsConfig = getattr(self.config, part)
+        return PrivateSteps(self.levels[part], table.clip, draws, self.config.group_size)
+
+    def statement(self) -> Statement:
+        """What is said of all this."""
+        rules = {
+            f"{name} of {question.name}: {self.says(question, name, shape)}"
+            for question in self.side.questions.values()
+            for shapes in self.expected(question).values()
+            for name, shape in shapes.items()
+        }
+        schedule = self.schedule()
+        used = {part: level for part, level in self.levels.items() if schedule.get(part)}
+        return state(self.config, used, sorted(rules), several=self.several)
+
+    # --- what it costs --------------------------------------------------------------------------------
+
+    def bill(self, question: Question, part: str, shapes: Mapping[str, Sequence[int]], sent: Tensors) -> Bill:
+        """What one release of a part costs at most, with what is learned for it: shapes by name."""
+        bill = self.release(question, shapes)
+        for name, price in (self.learning(question, sent) if part == ANSWER else {}).items():
+            add(bill, name, price)
+        return bill
+
+    def release(
+        self, question: Question, shapes: Mapping[str, Sequence[int]], noised: Tensors | None = None
+    ) -> Bill:
+        """What one release costs by itself: at most; or as it turned out, if ``noised`` is what leaves, which
+        may say nothing in places, and cost less."""
+        bill = Bill()
+        for name, shape in shapes.items():
+            rule = self.rule(question, name)
+            add(bill, rule.pays, self._price(rule, shape, None if noised is None else noised[name]))
+        return bill
+
+    def learning(self, question: Question, sent: Tensors) -> Bill:
+        """What it costs that networks learn from the records before a question is answered."""
+        bill = Bill()
+        if self.protects and "critic" in question.trains:
+            bill[self.config.learns["critic"]] = self._learning("critic", max(question.rows, 1), 1)
+        if self.protects and question.span is not None:
+            bill[self.training] = self._local(len(question.span(sent).steps(self._all)))
+        return bill
+
+    def first(self) -> Bill:
+        """What the local training before the first question costs, whatever is asked about it later."""
+        span = self.side.first if self.side.learns else None
+        steps = 0 if span is None else len(span.steps(self._all))
+        return {self.training: self._local(steps)}
+
+    def schedule(self) -> Bill:
+        """What the whole run costs at most, as its method declares it."""
+        questions = self.side.questions.values()
+        rounds = sum(question.times for question in questions if question.span is not None)
+        # Rounds part the whole of the local training, and each takes a step at least.
+        bill = self.first()
+        if rounds:
+            parts = max(rounds, 0 if self.side.first is None else self.side.first.of)
+            bill = {self.training: self._local(max(self._all, parts))}
+        for question in questions:
+            for name, price in self.once(question):
+                add(bill, name, None if price is None else _times(price, question.times))
+        return bill
+
+    def once(self, question: Question) -> Iterator[tuple[str, Price | None]]:
+        """What asking a question once costs, by what pays: its share of local training is left out."""
+        unspanned = replace(question, span=None)
+        for part, shapes in self.expected(question).items():
+            yield from self.bill(unspanned, part, shapes, {}).items()
+
+    def expected(self, question: Question, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
+        """The shapes of what leaves for a question, by part: as declared, or as what was sent asks for.
+
+        Of pictures only how many there are: no price follows from their size.
+        """
+        inputs = [len(tensor) for name, tensor in (sent or {}).items() if question.sends.get(name) == INPUTS]
+        rows = max([question.rows, 1, *inputs])
+        classes = self.task.classes
+        answer: dict[str, Shape] = {}
+        for name, kind in question.releases.items():
+            answer[name] = (rows, classes) if kind.of in ("scores", "rows") else (rows,)
+            if kind.by_class:
+                answer[name] = (classes,)
+        gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}
+        return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
+
+    def _local(self, steps: int) -> Price | None:
+        """Steps of local training: where the model learns without noise, releases are paid for instead."""
+        if "model" not in self.config.learns or not steps:
+            return Price()
+        return self._learning("model", self.local.batch, steps)
+
+    def _learning(self, role: str, batch: int, steps: int) -> Price | None:
+        return dpsgd.price(self._steps(role), self.examples, batch, steps)
+
+
+def unpriced(mechanism: Mechanism, question: Question) -> str | None:
+    """Why a question has no price that a budget could pay, or None."""
+    if math.isinf(mechanism.config.budget):
+        return None
+    bare_question, supposing = replace(question, span=None), mechanism.supposing()
+    bare = sorted(
+        {
+            question.kinds()[name]
+            for part, shapes in mechanism.expected(question).items()
+            for name in shapes
+            if total(supposing.bill(bare_question, part, {name: shapes[name]}, {})) is None
+        }
+    )
+    if bare:
+        cures = "".join(f"; {kind.without}" for kind in bare if kind.without)
+        named = f"mechanism {mechanism.name} gives no guarantee for {', '.join(bare)}"
+        return f"privacy: a budget is set, and {named}{cures}"
+    return None
+
+
+def _times(price: Price, times: int) -> Price:
+    return Price({event: count * times for event, count in price.items()} if times else {})

@@ -1,0 +1,267 @@
+"""Rules: how one kind of tensor is bounded and noised before it leaves a node, and what that costs.
+
+The unit is one record (or one group of records) of the node, added or removed. A rule's ``bound`` makes sure
+that it cannot move what leaves any further than is charged, whatever the networks answer: what is no number
+is taken as 0, what is infinite as very large. So an answer's NaN does not leave either, and tells nothing.
+
+A price holds whatever was asked and answered before. Where a server chooses how much to ask by what it was
+told, or less is paid by what was told (the votes of a threshold), a budget that nothing may pass is sound
+under accountant "rdp" (Feldman, Zrnic, "Individual Privacy Accounting via a Renyi Filter", NeurIPS 2021),
+and for Gaussian noise alone under any exact one (Smith, Thakurta, "Fully Adaptive Composition for Gaussian
+Differential Privacy", 2022).
+
+The rule of votes is in ``pate.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+
+from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedstill.privacy.clipping import SLACK, numbers, rows_of, shorten
+from fedstill.privacy.events import Event, Price
+from fedstill.privacy.noise import Draws, add_noise
+
+
+class Rule(Protocol):
+    """What is done to one tensor of a release.
+
+    Attributes:
+        pays: the mechanism's table whose noise this is; "counts" and "other" have none.
+    """
+
+    pays: ClassVar[str] = "other"
+
+    @property
+    def text(self) -> str:
+        """What is done, in one line for the audit log and the report."""
+        ...
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor such that one record can move it no further than is charged: float32, its shape."""
+        ...
+
+    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """A bounded tensor as it leaves: float32 on its device, its shape."""
+        ...
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        """The most that a tensor of this shape can cost, before it is known; None: no guarantee."""
+        ...
+
+    def paid(self, shape: Sequence[int], noised: torch.Tensor) -> Price | None:
+        """What it has cost, by its shape and what leaves: no more than :meth:`price`, and mostly that."""
+        return self.price(shape)
+
+
+class _AsItIs(Rule, Protocol):
+    """Nothing is done to the tensor."""
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return tensor
+
+
+@dataclass(frozen=True)
+class Exact(_AsItIs):
+    """What leaves as it is, without any guarantee."""
+
+    @property
+    def text(self) -> str:
+        return "exact: no guarantee"
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        """None: no guarantee, which is not the same as nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Derived(_AsItIs):
+    """What follows from something that is paid for already, and from nothing else of the records.
+
+    Post-processing (Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Prop. 2.1).
+
+    Args:
+        of: what it follows from, as in "a model trained with DP-SGD".
+    """
+
+    of: str
+
+    @property
+    def text(self) -> str:
+        return f"follows from {self.of}, paid for there"
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        """Nothing more."""
+        return Price()
+
+
+@dataclass(frozen=True)
+class NoisyCounts(Checked, Rule):
+    """Numbers of records, in all or by class, with Laplace noise, as whole numbers from ``least`` up.
+
+    Assumes that one record moves the tensor by ``moves`` in L1 at most: by 1 where it is counted once, or in
+    parts that sum to 1 (an image's share of pixels of each class); by the number of labels where it may have
+    all of them. Then noise of this scale costs an epsilon of moves / scale (Dwork, Roth 2014, Thm. 3.6), and
+    a group of records costs as many times that. Rounding what is noisy, and leaving out what is below 0, is
+    post-processing. Nothing is rounded before: of parts, that could move every count by a whole one. At scale
+    0 there is no noise, and no guarantee.
+    """
+
+    under: ClassVar[str] = "counts"
+    pays: ClassVar[str] = "counts"
+
+    scale: NonNegativeFloat
+    group: PositiveInt = 1
+    moves: PositiveFloat = 1.0
+    least: int = 0
+
+    @property
+    def text(self) -> str:
+        if self.scale == 0:
+            return Exact().text
+        several = f", a record counting in {self.moves:g}" if self.moves > 1 else ""
+        return f"Laplace noise of scale {self.scale:g} on each count{several}"
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Numbers from 0 up."""
+        return numbers(tensor).clamp(min=0)
+
+    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Whole numbers: servers refuse a number of examples that is none."""
+        if self.scale == 0:
+            return tensor
+        return add_noise(tensor, draws.laplace(tensor.shape), self.scale).round().clamp(min=self.least)
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        """One event, however many classes."""
+        if self.scale == 0:
+            return None
+        return Price({Event("laplace", self.scale / (self.group * self.moves)): 1})
+
+
+@dataclass(frozen=True)
+class NoisyRows(Checked, Rule):
+    """Answers of a network that was trained without protection, bounded and with noise.
+
+    Nothing is known of how far one record (or any number of them) moves such a network, so a row is taken to
+    move as far as its bound lets it: each of n values by 2 bound, or the row by 2 bound in L2.
+
+    - laplace: L1 sensitivity 2 bound n a row. Each row is an event of its own; a row's noise is no worse than
+      that of one number that moves as far (let its values move one after another: Dong, Roth, Su,
+      "Gaussian Differential Privacy", JRSS-B 2022, on groups; for Laplace noise the steps add up exactly).
+    - gaussian: all B rows are one statistic that moves by 2 bound sqrt(B) in L2.
+
+    Assumes nothing of data or network; the questions may be chosen by who asks.
+
+    Args:
+        how: laplace or gaussian.
+        scale: of the noise: scale or standard deviation, in units of the answers; 0: none, no guarantee.
+        bound_to: of each value's magnitude (laplace), or of each row's L2 norm (gaussian); 0: no bound, and
+            no guarantee whatever the noise.
+    """
+
+    under: ClassVar[str] = "outputs"
+    pays: ClassVar[str] = "outputs"
+
+    how: Literal["laplace", "gaussian"]
+    scale: NonNegativeFloat
+    bound_to: NonNegativeFloat
+
+    @property
+    def text(self) -> str:
+        what = "each value" if self.how == "laplace" else "each row's L2 norm"
+        noise = f"{self.how.title()} noise of scale {self.scale:g}" if self.scale else "no noise"
+        bound = f"{what} at most {self.bound_to:g}" if self.bound_to else "no bound"
+        return f"{noise}, {bound}" + ("" if self._guarantees else ": no guarantee")
+
+    @property
+    def _guarantees(self) -> bool:
+        return self.scale > 0 and self.bound_to > 0
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Values or rows within the bound."""
+        if self.bound_to == 0:
+            return tensor.detach().float()
+        if self.how == "laplace":
+            most = self.bound_to * SLACK
+            return numbers(tensor).clamp(-most, most)
+        return shorten(tensor, self.bound_to)
+
+    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """With noise on each value."""
+        if self.scale == 0:
+            return tensor
+        unit = draws.laplace if self.how == "laplace" else draws.normal
+        return add_noise(tensor, unit(tensor.shape), self.scale)
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        """An event for each row (laplace), or one for all of them (gaussian)."""
+        rows, values = rows_of(shape)
+        if not self._guarantees:
+            return None
+        if rows * values == 0:
+            return Price()
+        if self.how == "laplace":
+            return Price({Event("laplace", self.scale / (2 * self.bound_to * values)): rows})
+        return Price({Event("gaussian", self.scale / (2 * self.bound_to * math.sqrt(rows))): 1})
+
+
+@dataclass(frozen=True)
+class Sanitised(Checked, Rule):
+    """Gradients with respect to each input of a question, clipped and with Gaussian noise.
+
+    Chen, Orekondy, Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
+    Generators", NeurIPS 2020, Thm. 4.1: (lambda, 2 B lambda / sigma^2)-RDP for B inputs. A record may turn
+    an input's whole gradient round, by 2 clip; all B, as one statistic, by 2 clip sqrt(B) in L2. Gaussian
+    noise of sigma clip on that is just this: lambda (2 clip sqrt(B))^2 / (2 (sigma clip)^2).
+    Nothing is gained by sampling: every gradient is of a network that has seen every record.
+
+    For m > 1 teachers on disjoint parts of the records, assumes the tensor to be the mean of their
+    gradients, each of them clipped for each input: one record moves one teacher's, and the mean by
+    2 clip / m. Clipping the mean once more moves no two gradients apart (a projection on a ball).
+
+    Args:
+        clip: largest L2 norm of an input's gradient, above 0.
+        sigma: standard deviation of the noise on each number, over the clip; 0: none, no guarantee.
+        teachers: m; 1: a network that was trained without protection.
+    """
+
+    under: ClassVar[str] = "gradients"
+    pays: ClassVar[str] = "gradients"
+
+    clip: PositiveFloat
+    sigma: NonNegativeFloat
+    teachers: PositiveInt = 1
+
+    @property
+    def text(self) -> str:
+        mean = f"mean of {self.teachers} teachers' gradients, " if self.teachers > 1 else ""
+        noise = f"Gaussian noise {self.sigma:g} x clip" if self.sigma else "no noise: no guarantee"
+        return f"{mean}each input's clipped to {self.clip:g}, {noise}"
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Each input's gradient within the clip: ``(B, ...)``."""
+        return shorten(tensor, self.clip)
+
+    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """With Gaussian noise on each number."""
+        if self.sigma == 0:
+            return tensor
+        return add_noise(tensor, draws.normal(tensor.shape), self.sigma * self.clip)
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        """One event for all inputs."""
+        rows, values = rows_of(shape)
+        if self.sigma == 0:
+            return None
+        if rows * values == 0:
+            return Price()
+        return Price({Event("gaussian", self.sigma * self.teachers / (2 * math.sqrt(rows))): 1})

@@ -1,0 +1,156 @@
+"""What a server declares to its nodes before it asks anything: the run, the method, the input spec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fedstill.core.config_tables import read_table
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.public import Public
+from fedstill.protocol.digests import digest
+from fedstill.protocol.method import METHODS
+from fedstill.protocol.wire_format import WireConfig
+
+PROTOCOL = 5  # of the messages between a server and a node
+PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as its nodes get to know it. It names no data, no model and no policy: those are the nodes'.
+
+    Args:
+        run: names the run; the same again is the same run, which goes on.
+        method: its ``name`` and options.
+        spec: of inputs and classes.
+        wire: in which form tensors travel.
+        public: fingerprint of the public data, ``""`` without any.
+        public_note: the public data's name and what else is known of them.
+
+    Raises:
+        ArgumentError: the run's name is no name, the method is not known or has other options.
+    """
+
+    run: str
+    method: Mapping[str, Any]
+    spec: InputSpec
+    wire: WireConfig = field(default_factory=WireConfig)
+    public: str = ""
+    public_note: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        # It names a folder at every node.
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
+            raise ArgumentError("run", self.run, "up to 100 letters, digits, '.', '_' and '-'")
+        if self.public and not re.fullmatch(r"[0-9a-f]{32}", self.public):
+            raise ArgumentError("public", self.public, "a fingerprint of 32 hexadecimal digits")
+        self.config()
+
+    def config(self) -> Any:
+        """The method's config, read and checked."""
+        name = self.method.get("name")
+        if not isinstance(name, str):
+            raise ArgumentError("method.name", name, "a text")
+        options = {key: value for key, value in self.method.items() if key != "name"}
+        for key, value in options.items():
+            if isinstance(value, int) and abs(value) > 2**53:  # which no size, and no count, is
+                raise ArgumentError(f"method.{key}", value, "a number up to 2**53")
+        return read_table(METHODS[name], options, "method.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives the same plan back."""
+        return {
+            "protocol": PROTOCOL,
+            "run": self.run,
+            "method": dict(self.method),
+            "spec": self.spec.to_dict(),
+            "wire": {"inputs": self.wire.inputs, "gradients": self.wire.gradients},
+            "public": self.public,
+            "public_note": list(self.public_note),
+        }
+
+    @classmethod
+    def from_dict(cls, table: Any, methods: Collection[str] = (), tasks: Collection[str] = ()) -> Plan:
+        """The plan that JSON values describe.
+
+        Args:
+            table: the values, as somebody sent them.
+            methods, tasks: names that may be looked up beside the package's own. Nothing is imported for any
+                other.
+
+        Raises:
+            ArgumentError: they do not describe one, or are of another version of the protocol.
+        """
+        if not isinstance(table, Mapping):
+            raise ArgumentError("plan", type(table).__name__, "a table")
+        if table.get("protocol") != PROTOCOL:
+            raise ArgumentError(
+                "protocol", table.get("protocol"), f"{PROTOCOL}: a server of the same version"
+            )
+        known = {"protocol", *(part.name for part in fields(cls))}
+        if set(table) != known or not isinstance(table["method"], Mapping):
+            raise ArgumentError("plan", sorted(table), f"exactly {sorted(known)}")
+        for name in ("run", "public"):
+            if not isinstance(table[name], str):
+                raise ArgumentError(name, table[name], "a text")
+        note = table["public_note"]
+        if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
+            raise ArgumentError("public_note", note, "two texts")
+        METHODS.require(table["method"].get("name"), methods, "method.name", "policy.methods")
+        if not isinstance(table["wire"], Mapping):
+            raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
+        wire = read_table(WireConfig, table["wire"], "wire.")
+        spec = InputSpec.from_dict(table["spec"], tasks)
+        return cls(table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]))
+
+
+def fingerprint(public: Public | None) -> str:
+    """What public data are told apart by; ``""`` is none."""
+    if public is None:
+        return ""
+    return digest("public", public_tensors(public))
+
+
+def read_public(plan: Plan, tensors: Mapping[str, Any], most: int) -> Public | None:
+    """The public data of a plan from tensors that came; ``most`` inputs are taken, 0 is no limit.
+
+    Raises:
+        DataError: they are not those of the plan, or such as no sound server sends.
+    """
+    public = None
+    if "inputs" in tensors:
+        public = Public(plan.public_note[0], tensors["inputs"], tensors.get("labels"), plan.public_note[1])
+        check_public(public, plan.spec, most)
+    if fingerprint(public) != plan.public:
+        raise DataError("the public data that came are not those of the plan")
+    return public
+
+
+def check_public(public: Public, spec: InputSpec, most: int) -> None:
+    """Refuse public data that no sound server sends; ``most`` inputs are taken, 0 is no limit.
+
+    Raises:
+        DataError: other inputs than the spec's, too many, NaN, or labels that the task has none of.
+    """
+    found = public.inputs
+    if tuple(found.shape[1:]) != spec.shape or not len(found):
+        shape = f"(N, {', '.join(map(str, spec.shape))})"
+        raise DataError(f"public inputs are of shape {tuple(found.shape)}: allowed are {shape}")
+    if most and len(found) > most:
+        raise DataError(f"public data have {len(found)} inputs: allowed are {most}, by policy most_rows")
+    task = spec.make_task()
+    labels = task.blank(len(found), spec.shape) if public.labels is None else public.labels
+    task.check(TensorData(found, labels), "public data")
+    if spec.vocabulary and int(found.max()) >= spec.vocabulary:
+        raise DataError(f"public data hold token {int(found.max())}: allowed is below {spec.vocabulary}")
+
+
+def public_tensors(public: Public) -> dict[str, Any]:
+    """Public data as named tensors: ``inputs``, and ``labels`` where there are some."""
+    labels = {} if public.labels is None else {"labels": public.labels}
+    return {"inputs": public.inputs, **labels}

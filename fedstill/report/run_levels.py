@@ -1,0 +1,138 @@
+"""The levels that a run is judged by: the lines of its table, in the terminal and on its page."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedstill.core.text_format import MISSING, human_bytes, human_seconds, number
+from fedstill.report import table_formats
+from fedstill.report.metric_text import bare_text, head, in_a_sentence, spread_text
+from fedstill.report.result import CENTRAL, OverNodes, Result
+from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNBROKEN = "\u00a0"  # a space at which no line ends
+
+NEEDS: Mapping[str, str] = {
+    "same_architecture": "same architecture",
+    "public": "public data",
+    "public_labels": "labels of it",
+    "split": "extractor and head",
+    "student_kind": "student like a node's model",
+}
+
+
+def needs_words(needs: Mapping[str, object]) -> tuple[str, ...]:
+    """What a method needs, in words."""
+    return tuple(word for key, word in NEEDS.items() if needs.get(key) is True)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One model, or the nodes' models, with all of the task's figures; the first one is in percent."""
+
+    name: str
+    meaning: str
+    measured: tuple[OverNodes, ...]
+    is_ours: bool = False  # what the method is judged by
+
+    @property
+    def value(self) -> float | None:
+        """What models are judged by."""
+        return self.measured[0].mean
+
+
+def comparison(result: Result) -> list[Level]:
+    """The lines that a run is judged by, in the order of the papers' tables.
+
+    What a method does not have (a node's model trained alone, an ensemble) its result holds as null, and
+    there is no line; what a result does not hold at all was not measured.
+    """
+    central = f"{result.judged} ({result.method_title})"
+    ours = Level(central, CENTRAL[result.central][1], _one(result, result.reached), is_ours=True)
+    levels = []
+    if "standalone" not in result.missing:
+        alone = "each node alone, on its own data"
+        levels.append(_over_nodes(result, "standalone mean", alone, result.standalone))
+    if result.central == "nodes":  # the same models
+        mean = _over_nodes(result, central, ours.meaning, result.local)
+        own = zip(mean.measured, ours.measured, strict=True)
+        measured = tuple(dataclasses.replace(each, mean=told.mean) for each, told in own)
+        levels, ours = [], dataclasses.replace(mean, measured=measured, is_ours=True)
+    elif "standalone" in result.missing and result.metric.key in result.local:
+        own_models = "each node's own model, at the end"
+        levels.append(_over_nodes(result, "nodes' own models", own_models, result.local))
+    levels.append(ours)
+    if "ensemble" not in result.missing and result.central != "ensemble":
+        together = _among(result, "the nodes' models, answering together", result.ensemble.get("nodes"))
+        levels.append(Level("teachers' ensemble", together, _one(result, result.ensemble)))
+    alone = "one model, if all data lay in one place"
+    return [*levels, Level("centralised", alone, _one(result, result.centralised))]
+
+
+def _one(result: Result, record: Mapping[str, Any]) -> tuple[OverNodes, ...]:
+    return tuple(OverNodes(mean=number(record, figure.key)) for figure in result.figures)
+
+
+def _over_nodes(result: Result, name: str, meaning: str, record: Mapping[str, OverNodes]) -> Level:
+    measured = tuple(record.get(figure.key, OverNodes()) for figure in result.figures)
+    return Level(name, _among(result, meaning, measured[0].nodes), measured)
+
+
+def _among(result: Result, meaning: str, nodes: tuple[str, ...] | None) -> str:
+    return meaning if nodes is None else f"{meaning} (only {', '.join(map(result.written, nodes))})"
+
+
+def print_table(record: Mapping[str, Any], console: Console) -> None:
+    """Print the table at the end of a run, from the content of ``result.json``."""
+    from rich.text import Text
+
+    result = Result.of(record)
+    several = len(result.figures) > 1  # then units stand above, to make room
+    columns = [Column(in_a_sentence(head(figure, units=several))) for figure in result.figures]
+    write = bare_text if several else spread_text
+    rows = [
+        Row(
+            level.name,
+            [Cell(write(figure, each)) for figure, each in zip(result.figures, level.measured, strict=True)],
+            accent=level.is_ours,
+        )
+        for level in comparison(result)
+    ]
+    console.print(Text(result.name or "run", style="italic"))
+    table_formats.print_rows(Table("", "", columns, rows), console)
+    for label, value, _ in totals(result):
+        # Under each other where the terminal is narrow, and no figure parted from its unit.
+        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value or MISSING)
+        told = textwrap.fill(
+            f"  {label + ':':<19}{unbroken}",
+            width=console.width,
+            subsequent_indent=" " * 21,
+            break_on_hyphens=False,
+        )
+        console.print(Text(told.replace(UNBROKEN, " ")), soft_wrap=True)
+
+
+def totals(result: Result) -> list[Fact]:
+    """What a whole run cost, and how its nodes were reached where they were elsewhere."""
+    from fedstill.report.link_costs import message_cost, time_split
+    from fedstill.report.privacy_section import in_words
+
+    up, down, seconds = result.bytes.up, result.came_down, result.seconds.total
+    told = [
+        Fact("left the nodes", MISSING if up is None else human_bytes(up)),
+        Fact("came to the nodes", MISSING if down is None else human_bytes(down)),
+        Fact("privacy", in_words(result) or MISSING),
+        Fact("time", MISSING if seconds is None else human_seconds(seconds)),
+        Fact("of it", time_split(result)),
+        Fact("messages", message_cost(result)),
+        *(Fact(event.node, event.told) for event in result.events),
+    ]
+    return [fact for fact in told if fact.value is not None]

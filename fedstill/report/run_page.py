@@ -1,0 +1,208 @@
+"""The page of a run: one HTML file that holds everything and loads nothing.
+
+A run's folder goes in, ``report.html`` comes out. The page runs no script and its own content
+security policy forbids it to load anything, so it can be opened, mailed and archived anywhere.
+Names and texts in the folder come from users and nodes: everything is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from fedstill.core.text_format import human_bytes, human_seconds, points
+from fedstill.report import (
+    drawing,
+    leakage_section,
+    link_costs,
+    pictures,
+    privacy_section,
+    run_figures,
+    run_tables,
+)
+from fedstill.report.metric_text import bare, in_a_sentence, spread_text, told
+from fedstill.report.result import OverNodes, Result
+from fedstill.report.run_files import RunFiles
+from fedstill.report.run_levels import comparison
+from fedstill.report.run_text import facts, plain_sentence
+from fedstill.report.table_formats import Fact
+from fedstill.report.templates import environment, size
+
+MOST_PANELS = 24  # small plots of local training
+
+# What a node's counts are, by the task's kind: a heading, a sentence, whether they sum to its examples.
+HELD: Mapping[str, tuple[str, str, bool]] = {
+    "": ("The classes each node holds", "Training examples of each class at each node", True),
+    "labels": (
+        "The findings each node holds",
+        "Training examples with each finding at each node (one may have several, or none)",
+        False,
+    ),
+    "map": (
+        "What each node's images show",
+        "Training images at each node, each parted over the classes as its pixels are",
+        True,
+    ),
+    "image": ("The images each node holds", "Training images at each node", True),
+}
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into a run's folder, from the files in it, and return its path.
+
+    Only ``result.json`` must exist; what other files would have shown is marked "not measured". The same
+    files give the same bytes. Raises RunFolderError where a file is broken.
+    """
+    page = environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
+    target = folder / "report.html"
+    target.write_text(page, encoding="utf-8", newline="\n")
+    return target
+
+
+def _view(run: RunFiles) -> dict[str, Any]:
+    folder, result, metrics = run.folder, run.result, run.metrics
+    config = folder / "config.toml"
+    samples, levels, course = pictures.samples(folder), comparison(result), run_figures.course_of(run)
+    held, local = HELD.get(result.kind, HELD[""]), run_figures.local_of(run)
+    left_out = list(local)[MOST_PANELS : len(metrics.local)]
+    drawn = {name: values for name, values in local.items() if name not in left_out}
+    return {
+        "result": result,
+        "sentence": plain_sentence(result, run.audited, made_up=bool(samples)),
+        "context": _context(result),
+        "key_figures": _key_figures(result),
+        "metric": {"title": result.metric.title, "name": in_a_sentence(result.metric.title)},
+        "levels": levels,
+        "reached": run_tables.reached(result),
+        "course": course,
+        "course_drawn": course and drawing.responsive(partial(run_figures.course, course), "course"),
+        "processes": "each node was a process of its own" if result.link else "all nodes ran in one process",
+        "held": held,
+        "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
+        "findings": run_tables.findings(result),
+        "sites": run_tables.sites(result),
+        "pictures": pictures.section(folder, result),
+        "noisy_counts": privacy_section.counts_are_noisy(result),
+        "samples": samples,
+        "losses": _panels(metrics.losses),
+        "local": _panels(drawn, share_axis=True),
+        "centralised_drawn": bool(metrics.centralised),
+        "local_left_out": len(left_out),
+        "traffic": run_tables.traffic(result, run.audited),
+        "link": link_costs.time_table(result),
+        "link_bar": link_costs.time_bar(result),
+        "message_cost": link_costs.message_cost(result),
+        "privacy": privacy_section.section(result, run.audited),
+        "leakage": leakage_section.section(folder, result),
+        "nodes": run_tables.nodes(result),
+        "facts": facts(result),
+        "config": config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
+    }
+
+
+def _key_figures(result: Result) -> list[Fact]:
+    metric, name, reached = result.metric, in_a_sentence(result.metric.title), result.value
+    up, down, tests = result.bytes.up, result.came_down, result.data.test
+    total, distillation = result.seconds.total, result.seconds.distillation
+    title = {"student": f"Student {name}", "virtual": f"{metric.title} of the average",
+             "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
+    wire, ways, part = None, "", ""
+    if up is not None and down is not None:
+        left, came = (_unbroken(human_bytes(count)) for count in (up, down))
+        wire, ways = size(up + down), f"{left} left the nodes, {came} came to them"
+    if distillation is not None:
+        what = "in rounds" if result.turn == "round" else "distillation"
+        part = f"{_unbroken(human_seconds(distillation))} of it {what}"
+    return [
+        Fact(
+            title[result.central],
+            None if reached is None else told(metric, reached),
+            "" if tests is None else f"on {_tested(result, tests)}",
+        ),
+        _gain(result),
+        Fact("Crossed the wire", wire, ways),
+        Fact("Time", None if total is None else re.sub(r"(?<=\d) ", "\u00a0", human_seconds(total)), part),
+    ]
+
+
+def _gain(result: Result) -> Fact:
+    """What the run adds to nodes that are alone; where there is no such figure, what nodes reach."""
+    metric, first = result.metric, comparison(result)[0]
+    one, alone = first.measured[0], result.standalone.get(result.metric.key, OverNodes()).mean
+    if result.central == "nodes" or (alone is None and first.name == "nodes' own models"):
+        spread = "" if one.std is None else f"\u00b1 {bare(metric, one.std)} over the nodes"
+        return Fact("Nodes' own models", None if one.mean is None else told(metric, one.mean), spread)
+    gain, note = None, "" if alone is None else f"a node alone reaches {_unbroken(spread_text(metric, one))}"
+    if result.value is not None and alone is not None:
+        gain = Markup('{} <span class="unit">points</span>').format(points(result.value - alone))
+    return Fact("Gain over standalone", gain, note)
+
+
+def _tested(result: Result, examples: int) -> str:
+    cases, case = result.data.test_cases, result.data.case
+    if cases is None:
+        return f"{examples:,} test examples"
+    return f"{cases:,} test {case}{'' if cases == 1 else 's'} ({examples:,} examples)"
+
+
+def _unbroken(figure: str) -> str:
+    """A figure that no line break parts from its unit or its spread: "71.8% ± 6.5" is one."""
+    return figure.replace(" ", "\u00a0")
+
+
+def _context(result: Result) -> str | None:
+    """The data and how it was split; a run from Python names no data: its nodes' examples are counted."""
+    held = [node.examples for node in result.nodes]
+    known = [count for count in held if count is not None]
+    train, test = result.data.train, result.data.test
+    if train is None and known and len(known) == len(held):
+        train = sum(known)
+    told_of = {"training": train, "test": test}
+    counts = [f"{count:,} {label}" for label, count in told_of.items() if count is not None]
+    size = f"{' and '.join(counts)} examples" if counts else ""
+    shape = result.data.shape
+    if size and shape:
+        size += " of " + " \u00d7 ".join(str(side) for side in shape) + (" tokens" if len(shape) == 1 else "")
+    what = ", ".join(part for part in (result.data.name, size) if part)
+
+    how = result.split.about or result.split.how
+    values = result.split.values
+    if values and len(values) == len(held):
+        each = ", ".join(f"{node.name} has {value}" for node, value in zip(result.nodes, values, strict=True))
+        how = f"by {result.split.column}: {each}"
+    note = result.data.note
+    public, rows = result.public.name, result.public.examples
+    if public is not None and rows is not None:
+        public += f", {rows:,} examples"
+    sentences = [
+        what and f"Data: {what}",
+        how and f"Split over the nodes: {how}",
+        note and note[0].upper() + note[1:],
+        public and f"Public data: {public}",
+        result.public.note,
+    ]
+    return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence) or None
+
+
+def _panels(
+    series: Mapping[str, Mapping[float, float | None]], share_axis: bool = False
+) -> list[dict[str, Any]]:
+    lines = {name: run_figures.finite(values) for name, values in series.items()}
+    everything = [value for line in lines.values() for _, value in line]
+    span = (min(everything), max(everything)) if share_axis and everything else None
+    panels = []
+    for name, values in series.items():
+        line, plot = lines[name], None
+        last = values[max(values)]
+        if line:
+            with drawing.style():
+                plot = drawing.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
+        told = "not finite" if last is None else f"{last:.3g}"
+        lost = len(values) - len(line)
+        panels.append({"name": name, "last": told, "plot": plot, "lost": lost})
+    return panels

@@ -1,0 +1,259 @@
+"""A run whose nodes are processes of their own on this machine: a rehearsal of a real federation.
+
+It is a simulation in everything but the place: data, split, models and policies come from one
+configuration. They are written into one folder a node, and from there on everything goes the way of a real
+federation. At the end, since it is a rehearsal, the nodes' folders are looked into for the figures that
+only a simulation knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from safetensors.torch import save_file
+
+from fedstill.core import file_permissions
+from fedstill.core.checkpoint import load_state
+from fedstill.core.config_tables import as_table
+from fedstill.core.errors import DeployError
+from fedstill.core.progress import following
+from fedstill.core.run_writer import holding
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.user_data import usual_folders
+from fedstill.federation import flare_site
+from fedstill.federation.admin import Admin
+from fedstill.federation.flare import NODES, RUNS
+from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, write_json
+from fedstill.federation.provision import provision, require_flare
+from fedstill.federation.run_status import PROGRESS, STOPPED
+from fedstill.node.audit_log import FILE
+from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.run_folder import SALT
+from fedstill.protocol.method import METHODS, method_name
+from fedstill.runs.config import RunConfig
+from fedstill.runs.deployed import job_of, raise_if_stopped, run_name
+from fedstill.runs.simulation import Simulation
+from fedstill.tasks import TASKS
+
+UP = 60.0  # seconds for the processes of a rehearsal to find each other
+
+
+def rehearse(config: RunConfig, simulation: Simulation, out: Path, progress: bool) -> dict[str, Any]:
+    """Run a simulation's nodes as processes of their own on this machine.
+
+    Args:
+        config: the run, with ``engine.name`` ``flare`` or ``flare-poc``.
+        simulation: made of it.
+        out: the run's folder; everything of the federation lies in ``out/federation``.
+        progress: show bars on a terminal.
+
+    Returns:
+        The figures, as a simulation's own run gives them, with what the link cost.
+
+    Raises:
+        FedstillError: FLARE is missing, or a node or the server stopped; the run can go on.
+        RunFolderError: another process is at work on the run.
+    """
+    require_flare()
+    if config.engine.name == "flare":
+        print("Without --startup-kit this is a simulation, in FLARE's simulator.", file=sys.stderr)
+    with holding(out, "run"):
+        home = out / "federation"
+        names = [node.name for node in simulation.nodes]
+        run = run_name(config, out)
+        if not (home / "nodes").exists():
+            part = home / "nodes.part"
+            shutil.rmtree(part, ignore_errors=True)
+            write_nodes(config, simulation, part)
+            part.rename(home / "nodes")
+        started = time.monotonic()
+        served = home / "runs" / run
+        if not (served / "result.json").exists():
+            with following(served / PROGRESS, progress):
+                if config.engine.name == "flare":
+                    _simulate(config, run, names, home)
+                else:
+                    _deploy_here(config, run, names, home)
+            raise_if_stopped(served, out)
+        seconds = time.monotonic() - started
+        return _looked_into(simulation, out, served, home / "nodes", run, seconds)
+
+
+# --- a rehearsal's nodes ------------------------------------------------------------------------------
+
+
+def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None:
+    """One folder a node, as its owner would have it: node.toml, data, first weights, secret.
+
+    Args:
+        config: the run.
+        simulation: made of it; its nodes have learned nothing yet.
+        folder: where to.
+    """
+    for index, node in enumerate(simulation.nodes):
+        own = folder / node.name
+        file_permissions.make_folder(folder)
+        own.mkdir(file_permissions.FOLDER)
+        part = simulation.setting.parts[index]
+        tensors = {"inputs": part.inputs, "targets": part.targets}
+        if part.groups is not None:
+            tensors["groups"] = part.groups
+        for name in ("data.safetensors", "model.safetensors"):
+            file_permissions.touch(own / name)
+        save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, own / "data.safetensors")
+        model = simulation.setting.models[index]
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        save_file(weights, own / "model.safetensors")
+        names, features = config.nodes.models, config.nodes.perceptual
+        engine = config.engine
+        # Nodes of one machine share its cores: more threads would only wait for each other.
+        threads = engine.threads or max((os.cpu_count() or 1) // len(simulation.nodes), 1)
+        file = NodeFile(
+            name=node.name,
+            seed=config.seed,
+            data=PrivateConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
+            model=OwnModelConfig(
+                names[index % len(names)],
+                weights="model.safetensors",
+                perceptual=str(Path(features).expanduser().resolve()) if features else "",
+            ),
+            local=config.nodes.local,
+            policy=_allowing(config),
+            privacy=config.nodes.privacy,
+            compute=ComputeConfig(engine.device, engine.precision, engine.channels_last, threads),
+        )
+        file_permissions.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
+        file_permissions.replace(own / "secret", f"{simulation.secret(node.name)}\n".encode())
+        file_permissions.touch(own / SALT)  # the simulation has none
+
+
+def _allowing(config: RunConfig) -> PolicyConfig:
+    """The policy of a rehearsal's nodes: whoever rehearses a method and a task has installed them, and allows
+    them."""
+    policy, method, task = config.nodes.policy, method_name(config.method), config.task.called
+    if not METHODS.allows(method, policy.methods):
+        policy = replace(policy, methods=(*policy.methods, method))
+    if not TASKS.allows(task, policy.tasks):
+        policy = replace(policy, tasks=(*policy.tasks, task))
+    return policy
+
+
+def _looked_into(
+    simulation: Simulation, out: Path, served: Path, nodes: Path, run: str, seconds: float
+) -> dict[str, Any]:
+    """The figures of a simulation, from what the server and the nodes of a rehearsal remember."""
+    saved = load_state(served / "state.safetensors")
+    states: dict[str, dict[str, Any]] = {}
+    for node in simulation.nodes:
+        path = _latest(nodes / node.name / "runs" / run, saved["mark"])
+        if path is not None:
+            states[node.name] = load_state(path)["node"]
+            # Of a node that was left out as it still learned:
+            for optimisers in (states[node.name]["optimisers"], *states[node.name]["teachers"]):
+                optimisers.pop("model", None)
+    live = json.loads((served / "result.json").read_text(encoding="utf-8"))
+    for name in (FILE, "metrics.jsonl"):
+        shutil.copy2(served / name, out / name)
+    figures = simulation.adopt(out, saved, states)
+    figures["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}
+    figures["seconds"]["total"] = seconds + figures["seconds"]["centralised"]
+    starting = max(seconds - live["seconds"]["total"], 0.0)
+    link = {**live["link"], "starting": starting}
+    link["share"] = link["link"] / max(starting + live["seconds"]["total"], 1e-9)
+    figures |= {"link": link, "events": live["events"]}
+    figures["engine"]["name"] = live["engine"]["name"]
+    return figures
+
+
+def _latest(folder: Path, mark: int) -> Path | None:
+    """Where a node was at a mark; if it had been left out by then, where it was last."""
+    marks = {int(path.stem.removeprefix("mark-")): path for path in folder.glob("mark-*.safetensors")}
+    reached = [number for number in marks if number <= mark]
+    if reached:
+        return marks[max(reached)]
+    learning = folder / "learning.safetensors"
+    return learning if learning.exists() else None
+
+
+# --- FLARE on this machine ----------------------------------------------------------------------------
+
+
+def _simulate(config: RunConfig, run: str, names: Sequence[str], home: Path) -> None:
+    """FLARE's simulator: a process for the server and one for each node, without certificates."""
+    work = home / "simulator"
+    shutil.rmtree(work, ignore_errors=True)
+    job = job_of(config, run, names, names, work / "job")
+    environment = {
+        **_surroundings(),
+        RUNS: str((home / "runs").resolve()),
+        NODES: str((home / "nodes").resolve()),
+        "PYTHONPATH": flare_site.python_path(os.environ.get("PYTHONPATH", "")),
+    }
+    allowed = {"format_version": 2, "class_allow_list": [*SERVER_CLASSES, *NODE_CLASSES]}
+    write_json(work / "w" / "local" / "resources.json", allowed)
+    words = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(work / "w")]
+    words += ["-c", ",".join(names), "-t", str(len(names)), "-l", "concise"]
+    with (home / "simulator.log").open("wb") as log:
+        code = subprocess.run(words, env=environment, stdout=log, stderr=log, check=False).returncode
+    served = home / "runs" / run
+    if code and not (served / STOPPED).exists():
+        raise DeployError(f"FLARE's simulator ended with {code}: see {home / 'simulator.log'}")
+
+
+def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) -> None:
+    """A federation deployed on this machine: kits, certificates, one process a site, mutual TLS.
+
+    It is made anew each time: its kits are nobody else's, and its port may be another's by now.
+    """
+    deployed, owners = home / "flare", [home / "nodes" / name for name in names]
+    if (deployed / "admin").exists():
+        for place in (
+            flare_site.server(deployed),
+            *(flare_site.node(own) for own in owners if (own / "kit").exists()),
+        ):
+            flare_site.stop(place)  # of a rehearsal that was killed
+    shutil.rmtree(deployed, ignore_errors=True)
+    provision(deployed, "localhost", list(names), heartbeat=2.0, dead_after=20.0)
+    for own in owners:
+        shutil.rmtree(own / "kit", ignore_errors=True)
+        shutil.move(deployed / "nodes" / own.name, own / "kit")
+    (home / "runs").mkdir(exist_ok=True)
+    (deployed / "runs").symlink_to((home / "runs").resolve(), target_is_directory=True)
+    with contextlib.ExitStack() as stack:
+        silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        silent["env"] = _surroundings()
+        for here in (flare_site.server(deployed), *map(flare_site.node, owners)):
+            stack.callback(flare_site.stop, here)
+            flare_site.start(here, **silent)
+        admin = stack.enter_context(Admin(deployed / "admin", patience=UP))
+        admin.wait_for(names, UP)
+        job = admin.submit(job_of(config, run, names, names, home / "job"))
+        status = admin.wait(job, float("inf"), every=0.5)
+    served = home / "runs" / run
+    if not (served / "result.json").exists() and not (served / STOPPED).exists():
+        raise DeployError(f"the job ended as {status} and left no result: see {deployed / 'server.log'}")
+
+
+def _surroundings() -> dict[str, str]:
+    """The environment of FLARE's processes: threads that wait leave the processor to other processes, and
+    data are looked for where this process looks, whatever folder they work in."""
+    data = os.pathsep.join(str(folder.resolve()) for folder in usual_folders())
+    return {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        **os.environ,
+        "GOMP_SPINCOUNT": "0",
+        "FEDSTILL_DATA": data,
+    }

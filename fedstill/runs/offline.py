@@ -1,0 +1,195 @@
+"""A run by files: all its questions, and the student and report that the nodes' answers give.
+
+What carries a file from the one to the other is people's affair. The same node side, gate and audit log
+answer as in a live run (:mod:`fedstill.federation.offline_node`), and the same loop learns, to the same
+figures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.config_tables import options
+from fedstill.core.errors import ArgumentError, BundleError
+from fedstill.core.progress import Bars
+from fedstill.core.run_writer import write_text
+from fedstill.data.config import check_measured_on_test
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.loader import load
+from fedstill.data.public import Public, load_public
+from fedstill.federation.offline_files import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
+from fedstill.federation.offline_link import Files
+from fedstill.federation.replies import Hello, read
+from fedstill.protocol.method import METHODS, method_name
+from fedstill.protocol.run_plan import Plan, fingerprint
+from fedstill.runs.config import RunConfig, to_dict, to_toml
+from fedstill.runs.remote_run import Served
+from fedstill.runs.run import COMMAND, check_folder, machine_and_date
+from fedstill.runs.setting import check_method
+
+BEGUN = "files.json"  # in the run's folder: of which files it is
+# Options that may be chosen when all answers are in, beside those that the method names: whatever is here
+# changes neither what was asked nor what the nodes did.
+LATER = (
+    *("name", "student", "engine", "evaluation", "link.wait", "link.quorum", "link.outlier"),
+    *("data.root", "data.download", "public.root"),  # where the same data lie on this machine
+)
+
+
+def make(config: RunConfig) -> Questions:
+    """All that a run will ask; nothing is trained and nobody is asked.
+
+    Raises:
+        MethodRefused: the method needs public data, and there are none.
+        ArgumentError: a method or an option of it that asks again after the first answers.
+    """
+    method = config.method
+    if not method.one_round:
+        allowed = [name for name, other in METHODS.working().items() if other.one_round]
+        raise ArgumentError(
+            "method.name",
+            method_name(method),
+            f"one that asks all at once, as files are carried once: {', '.join(allowed)}",
+        )
+    check_measured_on_test(config.data)
+    data = load(config.data, config.task)
+    _, public = load_public(config.public, data, config.task)
+    spec = InputSpec.of(config.task, data)
+    check_method(method, spec.make_task(), public)
+    if public is not None and not method.needs().public_labels:  # labels go nowhere without need
+        public = Public(public.name, public.inputs, None, public.note)
+    plan = Plan(
+        QUESTIONS,
+        to_dict(config)["method"],
+        spec,
+        public=fingerprint(public),
+        public_note=("", "") if public is None else (public.name, public.note),
+    )
+    return Questions(plan, public, tuple(method.asks(public, config.seed)))
+
+
+def distil(
+    config: RunConfig,
+    questions: Path,
+    answers: Sequence[Path],
+    out: Path,
+    *,
+    keys: Mapping[str, str] | None = None,
+    command: str = "",
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Student and report from the nodes' answers; whoever was stopped does it again, and it goes on.
+
+    Args:
+        config: the run whose questions these are. Options that change nothing at the nodes may be others.
+        questions: the file.
+        answers: one file a node.
+        out: the run's folder.
+        keys: fingerprints of the nodes' keys by name; None takes any, and the result says so.
+        command: the exact command that repeats it, for the report.
+        progress: show bars on a terminal.
+
+    Returns:
+        What ``result.json`` holds.
+
+    Raises:
+        BundleError: a file cannot be believed, or does not belong to the others.
+        ArgumentError: an option is not the one that the nodes were asked with.
+        RunFolderError: the folder holds something else.
+    """
+    given = read_questions(questions, methods=[method_name(config.method)], tasks=[config.task.called])
+    _same_questions(config, given, questions)
+    read = [read_answers(path, given, keys) for path in answers]
+    files = Files(given, read)
+    told = {
+        "questions": {
+            "sha256": given.sha256,
+            "bytes": questions.stat().st_size,
+            "signed_by": given.signer,
+            "public_inputs": 0 if given.public is None else len(given.public),
+        },
+        "answers": [_about(files.bundles[node]) for node in files.nodes],
+        "missing": [node for node in keys or () if node not in files.nodes],
+    }
+    _take_up(out, {**told, "config": to_toml(config)})
+    whole = replace(config, link=replace(config.link, inputs="float32", gradients="float32"))  # as in files
+    run = Served(whole, files, given.plan.run)
+    figures = run.run(out, bars=Bars(progress))
+    figures["engine"]["name"] = "files"
+    del figures["link"], figures["seconds"]["local_training"], figures["seconds"]["centralised"]
+    result = {**run.about(), **figures, "files": told, "command": command, **machine_and_date()}
+    write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
+    run.records.finish(result, run.setting.student if run.has_student else None)
+    return result
+
+
+def check_later(asked: RunConfig, config: RunConfig) -> None:
+    """Refuse options that questions were asked with, or that only nodes have, once the questions are out.
+
+    Args:
+        asked: the run as the questions were made from it.
+        config: the run as it is to learn from the answers.
+
+    Raises:
+        ArgumentError: naming the first such option, and what it was.
+    """
+    method = config.method
+    free = (*LATER, *(f"method.{name}" for name in method.later))
+    tables = to_dict(asked), to_dict(config)
+    for name in options(config):
+        path = name.split(".")
+        before, now = (reduce(dict.__getitem__, path, table) for table in tables)
+        if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
+            raise ArgumentError(name, now, f"{before!r}, which the questions were made with")
+
+
+def _same_questions(config: RunConfig, given: Questions, path: Path) -> None:
+    """Refuse a run that would have asked something else.
+
+    Raises:
+        ArgumentError: an option of the method is another one.
+        BundleError: data or seed are others.
+    """
+    mine, method = make(config), config.method
+    for name, value in given.plan.method.items():
+        own = mine.plan.method.get(name)
+        if own != value and name not in method.later:
+            raise ArgumentError(f"method.{name}", own, f"{value!r}, which the nodes were asked with")
+    if mine.contents() != given.contents() or replace(mine.plan, method=given.plan.method) != given.plan:
+        raise BundleError(
+            f"{path} does not hold what this run asks: its data, public data or seed are others"
+        )
+
+
+def _about(node: NodeAnswers) -> dict[str, Any]:
+    """What a result says of one file of answers."""
+    return {
+        "node": node.header.node,
+        "sha256": node.sha256,
+        "bytes": node.path.stat().st_size,
+        "signed_by": node.signer,
+        "key_known": node.trusted,
+        "asker_known": node.header.compared,
+        "policy": asdict(node.header.policy),
+        "noise": node.replies.mechanisms(),
+        "versions": dict(read(Hello, node.replies.hello).versions),
+    }
+
+
+def _take_up(out: Path, told: Mapping[str, Any]) -> None:
+    """Make the run's folder, or find in it the same run, not finished yet.
+
+    Raises:
+        RunFolderError: it holds something else.
+    """
+    path, text = out / BEGUN, json.dumps(told, indent=2) + "\n"
+    if path.exists() and not (out / "result.json").exists() and path.read_text(encoding="utf-8") == text:
+        return
+    check_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)

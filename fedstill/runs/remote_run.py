@@ -1,0 +1,162 @@
+"""A run whose nodes are elsewhere: its server has a method, a student and test data of its own.
+
+It knows no node's data, model or policy, and cannot name them. Its folder is a run's folder like any other;
+a run that was stopped in it goes on from it, and its nodes go back to the mark that it had reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.loader import load
+from fedstill.data.public import load_public
+from fedstill.federation.meter import Meter
+from fedstill.federation.remote import Remote
+from fedstill.federation.replies import NOTHING
+from fedstill.federation.transport import Link
+from fedstill.methods._histogram import LabelHistogram
+from fedstill.methods._server import Server
+from fedstill.node.network_setup import architecture
+from fedstill.privacy.statement import Statement
+from fedstill.protocol.kinds import LABEL_COUNTS
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import side_of
+from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.run_plan import Plan, fingerprint
+from fedstill.protocol.wire_format import WireConfig
+from fedstill.runs.assemble import about, servers
+from fedstill.runs.config import RunConfig, to_dict
+from fedstill.runs.loop import Run
+from fedstill.runs.setting import check_networks
+
+
+class Served(Run):
+    """A run at the server, ready to begin.
+
+    Args:
+        config: the run. Its tables ``nodes`` and ``split`` are not read, but for ``nodes.local``, by which a
+            server trains that does so by itself.
+        link: to the nodes.
+        name: by which the nodes know the run again.
+
+    Raises:
+        FedstillError: data, student and method do not fit together.
+    """
+
+    _begun: Server
+
+    def __init__(self, config: RunConfig, link: Link, name: str) -> None:
+        self.config = config
+        self.data = load(config.data, config.task, train_needed=False)
+        _, public = load_public(config.public, self.data, config.task)
+        super().__init__(servers(config, self.data, public))
+        plan = Plan(
+            name,
+            to_dict(config)["method"],
+            InputSpec.of(config.task, self.data),
+            WireConfig(config.link.inputs, config.link.gradients),
+            fingerprint(public),
+            ("", "") if public is None else (public.name, public.note),
+        )
+        # What the nodes are asked is the method's declaration; what they have is not known here.
+        self.side = side_of(self.method, NodeSetting(self.task, LocalConfig(), self.compute, self.public))
+        self.federation = Remote(
+            link, plan, self.side.questions, config.link, self.audit, self.compute, public
+        )
+        self.federation.waits = lambda nodes: self.bars.wait_for(nodes)
+
+    def about(self) -> dict[str, Any]:
+        """What the result says beside the figures."""
+        split = {"how": "as it is", "nodes": len(self.federation.nodes)}
+        return about(self.config, self.data, None, split)
+
+    # --- the loop's parts -----------------------------------------------------------------------------
+
+    def _open(self, saved: Mapping[str, Any]) -> None:
+        if saved:
+            self.federation.meter = Meter(**saved["meter"])
+        self.federation.join()
+        kind, joined = architecture(self.student), self.federation.about
+        alike = {name: told.architecture == kind for name, told in joined.items()}
+        # Of several architectures a server knows no other network than its student.
+        same = self.needs.same_architecture or self.needs.student_kind
+        needs, frozen = replace(self.needs, same_architecture=same), {n: joined[n].frozen for n in joined}
+        check_networks(self.method.title, needs, frozen, alike)
+        # Made before anything is trained: it refuses what a node would refuse later.
+        self._begun = self._server(self.federation, self.student, ((self.federation.nodes, self.student),))
+
+    def _learn(self) -> None:
+        with self.clock.phase("local_training"):
+            self.federation.learn(lambda percent: self.bars.show("local training", percent, 100))
+
+    def _serve(self, saved: Mapping[str, Any]) -> Server:
+        server = self._begun
+        # Also without a saved state: nodes may have answered before the server was stopped.
+        self.federation.recall(saved["mark"] if saved else 0)
+        if saved:
+            server.take_up(saved["server"])
+        return server
+
+    def _take_turns(self, server: Server) -> None:
+        super()._take_turns(server)
+        self._save()  # all nodes and the server at one mark, as a rehearsal is looked into
+
+    def _nodes(self) -> Mapping[str, Any]:
+        """First the nodes remember: the server's mark is always one of theirs."""
+        mark = self.federation.number
+        self.federation.remember(mark)
+        return {"mark": mark, "meter": asdict(self.federation.meter)}
+
+    def _train_centrally(self, saved: Mapping[str, Any]) -> None:
+        """No data of any node are here."""
+
+    def _close(self) -> None:
+        self.federation.leave()
+
+    def look(self) -> Mapping[str, float]:
+        """What the server can measure by itself: its student on its own test data."""
+        if not self.has_student:
+            return {}
+        metric = self.task.metric
+        return {metric: self.evaluation.metrics(self.evaluation.outputs(self.student))[metric]}
+
+    # --- what the result says -------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """See :class:`~fedstill.runs.loop.Run`; and what the link cost."""
+        self.notes = self._said()
+        figures = super().figures()
+        total, training = figures["seconds"]["total"], figures["seconds"]["local_training"]
+        return {**figures, "link": self.federation.meter.figures(total, training)}
+
+    def _statements(self) -> Mapping[str, Statement]:
+        return {name: told.privacy for name, told in self.federation.about.items()}
+
+    def _about_nodes(self) -> list[dict[str, Any]]:
+        return [self._about(name) for name in self.federation.nodes]
+
+    def _about(self, name: str) -> dict[str, Any]:
+        """What a node said of itself, and the label counts that it answered."""
+        node = self.federation.about.get(name, NOTHING)
+        told = LabelHistogram.among(self.server.state) if LABEL_COUNTS in self.side.leaves() else None
+        row = None if told is None or name not in told.names else told.of([name])
+        return {
+            "name": name,
+            "model": node.model,
+            "parameters": node.parameters,
+            "examples": None if row is None else round(float(row.sizes[0])),
+            "label_counts": None if row is None else [round(float(count)) for count in row.counts[0]],
+            "versions": dict(node.versions) or None,
+        }
+
+    def _said(self) -> list[str]:
+        """What nodes said is switched off there, each once; by whom, unless all said it."""
+        said: dict[str, list[str]] = {}
+        for node, told in self.federation.about.items():
+            for note in told.notes:
+                said.setdefault(note, []).append(node)
+        everyone = len(self.federation.about)
+        return [n if len(who) == everyone else f"{', '.join(who)}: {n}" for n, who in said.items()]

@@ -1,0 +1,165 @@
+"""What the models of a simulation reach, now and then and at its end.
+
+Only a simulation can know much of it: here, in the centralised mark and in the losses of local training,
+nodes' data and networks are read past their gates. The student learns from none of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedstill.core.errors import ArgumentError
+from fedstill.federation.federation import Answers
+from fedstill.methods._histogram import LabelHistogram
+from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.node import local_training
+from fedstill.node.node import Node
+from fedstill.privacy.statement import Statement
+from fedstill.protocol.local_config import WHOLE
+from fedstill.runs.evaluation import Metrics, Outputs, deviation, mean, number, plain
+from fedstill.runs.loop import parameter_count
+from fedstill.runs.simulation_nodes import Prepared
+
+
+class Measured(Prepared, ABC):
+    """Measures a simulation's models as they stand, once its server has been made."""
+
+    def look(self) -> Mapping[str, float]:
+        """What the method is judged by, and the nodes' own models, as they are now."""
+        metric = self.task.metric
+        told = {metric: self._central()[metric]}
+        if self.side.learns:
+            told[f"local_{metric}"] = mean([{metric: value} for value in self._score_shares()])[metric]
+        return told
+
+    def answers(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """See :class:`~fedstill.runs.loop.Run`; also of a model or an ensemble made only to be measured."""
+        if self.method.central == "virtual":
+            virtual = copy.deepcopy(self.student)
+            load_vector(virtual, self._average())
+            return local_training.predict(virtual, inputs, self.compute)
+        return self._ensemble(inputs) if self.method.central == "ensemble" else super().answers(inputs)
+
+    # --- the parts of the figures ---------------------------------------------------------------------
+
+    def _outputs(self) -> Outputs:
+        look = self.evaluation
+        own = {node.name: look.outputs(node.model) for node in self.known} if self.side.learns else {}
+        marked = None if self.mark is None else look.outputs(self.mark.model)
+        return Outputs(self.answers(self.test.inputs), own, marked)
+
+    def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
+        look, ensembled = self.evaluation, self._ensemble(self.test.inputs)
+        each = [look.metrics(outputs, node=name) for name, outputs in told.own.items()]
+        return {
+            "local": (
+                {**self._spreads(each), "share": self._spread(self._score_shares(told.own))}
+                if self.side.learns
+                else None
+            ),
+            "standalone": self._spreads(each) if self.side.first == WHOLE else None,
+            "ensemble": (
+                None
+                if ensembled is None
+                else {**plain(look.metrics(ensembled)), **self._only(self._teachers())}
+            ),
+            "centralised": (
+                {self.task.metric: None} if told.marked is None else plain(look.metrics(told.marked))
+            ),
+        }
+
+    def _about_nodes(self) -> list[dict[str, Any]]:
+        """Each node: what it holds, and with what it learned."""
+        one = self.setting
+        names = one.model_names or [type(node.model).__name__ for node in self.nodes]
+        return [
+            {
+                "name": node.name,
+                "model": name,
+                "parameters": parameter_count(node.model),
+                "examples": len(part),
+                "label_counts": [round(float(count)) for count in self.task.counts(part)],
+                **({"site": one.values[place]} if one.values else {}),
+            }
+            for place, (node, name, part) in enumerate(zip(self.nodes, names, one.parts, strict=True))
+        ]
+
+    def _grouped(self) -> Mapping[str, Any]:
+        return {"stacked_over_one_by_one": self.ratios, "groups": self.groups}
+
+    def _statements(self) -> Mapping[str, Statement]:
+        holders = {node.name: node.gate.budgets for node in self.nodes}
+        return {name: each.mechanism.statement() for name, each in holders.items() if each is not None}
+
+    # --- models ---------------------------------------------------------------------------------------
+
+    def _central(self) -> Metrics:
+        """The central model's metrics, or of what stands for it."""
+        outputs = self.answers(self.test.inputs)
+        if outputs is not None:
+            return self.evaluation.metrics(outputs)
+        look = self.evaluation
+        return mean([look.metrics(look.outputs(node.model), node=node.name) for node in self.known])
+
+    def _average(self) -> torch.Tensor:
+        """All local models as one, weighed by their data (FedMD-CG, section 3.1): made only to evaluate."""
+        sizes = torch.tensor([float(len(node.data)) for node in self.known], device=self.compute.device)
+        return weighted_mean(torch.stack([to_vector(node.model) for node in self.known]), sizes)
+
+    def _score_shares(self, own: Mapping[str, torch.Tensor] | None = None) -> list[float]:
+        """Each node's own model on its own share of the test set; ``own``: what they answer on all of it."""
+        look, found = self.evaluation, []
+        shares = {node.name: look.share(at, len(self.nodes)) for at, node in enumerate(self.nodes)}
+        for node in self.known:
+            rows = shares[node.name]
+            outputs = look.outputs(node.model, rows) if own is None else own[node.name][rows]
+            found.append(look.metrics(outputs, rows, node=node.name)[self.task.metric])
+        return found
+
+    def _ensemble(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """The teachers' ensemble on real inputs, weighed as the method weighs it, if it has one."""
+        teachers = self._teachers() if self.side.look is not None else []
+        if self.side.look is None or not teachers:
+            return None
+        names = tuple(node.name for node in teachers)
+        parts = []
+        with torch.no_grad(), self.compute.autocast():
+            for some in torch.split(inputs, local_training.at_once(inputs)):
+                told: object = self.side.look(teachers, some)
+                if not isinstance(told, Mapping):
+                    allowed = "answers by name, as {'logits': (K, B, C)}"
+                    raise ArgumentError(f"look of {self.method.title}", type(told).__name__, allowed)
+                part = self.server.ensemble(Answers(-1, names, told))
+                if part is None:
+                    return None
+                parts.append(part)
+        return torch.cat(parts)
+
+    def _teachers(self) -> list[Node]:
+        """The nodes that the ensemble is made of: all that have not been left out, as far as they can be
+        weighed."""
+        told, present = LabelHistogram.among(self.server.state), self.server.federation.present
+        names = present if told is None else told.names
+        return [node for node in self.known if node.name in present and node.name in names]
+
+    def _only(self, nodes: Sequence[Node]) -> dict[str, Any]:
+        """Says over which nodes a figure is, where these are not all."""
+        return {} if len(nodes) == len(self.nodes) else {"nodes": [node.name for node in nodes]}
+
+    def _spread(self, values: Sequence[float]) -> dict[str, Any]:
+        """Mean and standard deviation over the nodes; those of which nothing is known have None."""
+        each = dict(zip((node.name for node in self.known), map(number, values), strict=True))
+        return {
+            "mean": number(mean([{"it": value} for value in values])["it"]),
+            "std": number(deviation(values)),
+            "per_node": [each.get(node.name) for node in self.nodes],
+            **self._only(self.known),
+        }
+
+    def _spreads(self, each: Sequence[Metrics]) -> dict[str, Any]:
+        return {key: self._spread([metrics[key] for metrics in each]) for key in each[0]}

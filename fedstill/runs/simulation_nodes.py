@@ -1,0 +1,127 @@
+"""A simulation's nodes, student and method made ready: every check that can be made beforehand has been made.
+
+Everything is checked before anything is written.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedstill.core.seeds import derive, seeded
+from fedstill.federation.inprocess import InProcess
+from fedstill.methods._server import Server
+from fedstill.node import local_training
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.node_group import signature
+from fedstill.node.protection import check_priced, protect, unit_notes, wanted
+from fedstill.privacy.config import NoPrivacy
+from fedstill.protocol.method import side_of
+from fedstill.protocol.questions import NodeSetting
+from fedstill.runs.evaluation import Evaluation
+from fedstill.runs.loop import Run
+from fedstill.runs.setting import Setting, check_networks, check_nodes
+
+
+class Prepared(Run, ABC):
+    """Nodes, student and method of a setting, ready to begin.
+
+    Args:
+        setting: with data, models and policies of the nodes.
+
+    Attributes:
+        nodes: all of them.
+        known: those whose models can be measured: all, but for what was left out of a rehearsal.
+
+    Raises:
+        FedstillError: data, models, policies and method do not fit together.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        names, policies = check_nodes(setting)
+        privacies = list(setting.privacies) or [NoPrivacy()] * len(names)
+        self.nodes = [
+            Node(
+                name,
+                part,
+                self._fitted(model, f"model of {name}"),
+                Gate(name, policy, self.audit),
+                setting.seed,
+            )
+            for name, part, model, policy in zip(
+                names,
+                [part.to(self.compute.device) for part in setting.parts],
+                setting.models,
+                policies,
+                strict=True,
+            )
+        ]
+        learned = {node.name: node.data for node in self.nodes}
+        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
+        kind = signature(self.student)
+        check_networks(
+            self.method.title,
+            self.needs,
+            {node.name: len(node.frozen["model"]) == len([*node.model.parameters()]) for node in self.nodes},
+            {node.name: signature(node.model) == kind for node in self.nodes},
+        )
+        self.kinds = self._kinds()
+        self.at_nodes = NodeSetting(
+            self.task, setting.local, self.compute, self.public, self._perceptual_features()
+        )
+        self.side = side_of(self.method, self.at_nodes)
+        self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
+        for node, privacy in zip(self.nodes, privacies, strict=True):
+            if wanted(privacy):
+                key = self.secret(node.name)
+                protect(node, privacy, self.side, self.method, self.at_nodes, secret=key)
+        self.learners = [learner for node in self.nodes for learner in node.learners]
+        self.side.prepare(self.nodes)
+        for node in self.nodes:
+            check_priced(node)
+            for module in node.modules.values():
+                self.compute.place(module)
+        if self.side.first is not None:
+            local_training.prepare(self.learners, setting.local)
+        # Would every node answer what the method asks, and do the options go with task, student and public
+        # data? The server itself knows, so one is made and let go.
+        with seeded(setting.seed, "trial server"):
+            self.make_server([[node] for node in self.nodes], copy.deepcopy(self.student))
+        self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
+        self.groups: dict[str, list[list[str]]] = {}  # chosen once, and kept over stops
+        self.ratios: dict[str, dict[str, float]] = {}
+        self.mark: Node | None = None
+        self.known = self.nodes
+
+    def secret(self, name: str) -> int:
+        """What keys the noise at a node: no secret in a simulation, whose seed is known."""
+        return derive(self.setting.seed, name, "gate")
+
+    def make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
+        """The method's program at the server, at its beginning; with another student, if one is given."""
+        federation = InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
+        return self._server(federation, self.student if student is None else student, self.kinds)
+
+    def _perceptual_features(self) -> nn.Module | None:
+        if not self.setting.perceptual:
+            return None
+        from fedstill.models.vgg import load_vgg
+
+        scale = [part.flatten().tolist() for part in (self.mean, self.std)]
+        return self.compute.place(load_vgg(Path(self.setting.perceptual), *scale))
+
+    def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
+        """The nodes' names by architecture, with a network of each in its first state."""
+        kinds: dict[tuple[Any, ...], list[Node]] = {}
+        for node in self.nodes:
+            kinds.setdefault(signature(node.model), []).append(node)
+        return tuple(
+            (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
+        )

@@ -1,0 +1,179 @@
+"""All attacks on a run, in one file and one section of its report."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedstill.attacks.attack import Attack, Found, Pictures, Row, Strip, Target
+from fedstill.attacks.attack_runner import attack
+from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.gradient_inversion import GradientInversion
+from fedstill.attacks.label_counts import LabelCounts
+from fedstill.attacks.rerun import Release
+from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
+from fedstill.report import write_report
+from tests.attacks.runs import FEDAVG, FEDIOD, made
+
+QUICK = {
+    "inversion": {"victims": 2, "attacks": ["idlg"]},
+    "membership": {"shadows": 4, "records": 60, "answers": 64},
+    "copying": {"images": 40, "drawings": 49, "pairs": 3},
+}
+CONFIG = LeakageConfig.from_table(QUICK)
+
+
+@pytest.fixture(scope="module")
+def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
+    attack(folder, CONFIG, command="fedstill attack here")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = made(tmp_path_factory.mktemp("runs") / "fedavg", FEDAVG)
+    attack(folder, CONFIG)
+    return folder
+
+
+def told(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "leakage.json").read_text())
+    return found
+
+
+def parts(found: dict[str, Any]) -> dict[str, Any]:
+    """What each attack got, by its name."""
+    return {each["name"]: each["found"] for each in found["attacks"]}
+
+
+def test_answers_meet_the_attacks_on_answers(fediod: Path) -> None:
+    found = told(fediod)
+    assert found["audit"] is None
+    assert found["epsilon"] is None
+    assert found["command"] == "fedstill attack here"
+    got = parts(found)
+    assert list(got) == ["membership", "copying", "counts"]
+    assert [target["of"] for target in got["membership"]["targets"]] == ["student", "answers of node-0"]
+    assert got["copying"]["images"] == 40
+    assert len(got["copying"]["spaces"][0]["pairs"]) == 3
+    assert set(got["copying"]["distances"][0]["nodes"]) == {"node-0", "node-1", "node-2"}
+    assert 1 <= got["copying"]["scores"]["adapted"] <= 10
+    assert [node["exact"] for node in got["counts"]["nodes"]] == [True] * 3
+    assert {"attack": "inversion", "reason": "gradient inversion needs parameters, and none leave"} in found[
+        "skipped"
+    ]
+    pictures = load_file(str(fediod / "leakage.safetensors"))
+    assert pictures["copying.generated"].shape == (3, 1, 8, 8)
+    assert {picture.dtype for picture in pictures.values()} == {torch.uint8}
+
+
+def test_parameters_meet_the_attacks_on_parameters(fedavg: Path) -> None:
+    found = told(fedavg)
+    assert list(parts(found)) == ["inversion", "membership"]
+    assert parts(found)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
+    skipped = {each["attack"] for each in found["skipped"]}
+    assert skipped == {"copying", "counts", "membership through answers"}
+    assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
+
+
+def test_the_same_seed_gets_the_same(fedavg: Path) -> None:
+    first = parts(told(fedavg))
+    again = parts(json.loads(json.dumps(attack(fedavg, CONFIG))))
+    assert _without_seconds(again) == _without_seconds(first)
+
+
+def _without_seconds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_seconds(each) for key, each in value.items() if key != "seconds"}
+    return [_without_seconds(each) for each in value] if isinstance(value, list) else value
+
+
+def test_sentences_say_what_was_got_and_at_what_strength(fediod: Path, fedavg: Path) -> None:
+    by_answers, by_parameters = (told(folder)["sentence"] for folder in (fediod, fedavg))
+    assert by_answers.startswith("FedIOD: critic, gradients, label counts, logits left the nodes.")
+    assert "exactly how many examples of each class" in by_answers
+    assert "iDLG would have recovered images from all parameters at" in by_parameters
+    assert "chance is 50" in by_parameters
+    for words in (by_answers, by_parameters):
+        assert "safe" not in words
+    low = {**parts(told(fedavg))["inversion"], "guess": 12.0}
+    low["attacks"] = [{**low["attacks"][0], "psnr": {"mean": 12.5, "std": 0.0, "per_image": [12.5]}}]
+    assert "no better than a guess" in GradientInversion().sentence(low)
+
+
+def test_settings_are_a_table_and_back() -> None:
+    assert LeakageConfig.from_table(CONFIG.to_table()) == CONFIG
+    with pytest.raises(UnknownName, match=r"leakage\.membership\.shadow"):
+        LeakageConfig.from_table({"membership": {"shadow": 4}})
+    with pytest.raises(UnknownName, match="unknown attack 'guessing'"):
+        LeakageConfig.from_table({"attacks": ["guessing"]})
+    with pytest.raises(
+        ArgumentError, match=r"leakage\.copying is .*none, as it is not among leakage.attacks"
+    ):
+        LeakageConfig.from_table({"attacks": ["counts"], "copying": {"pairs": 3}})
+    for twice in ((), (LabelCounts(), LabelCounts())):
+        with pytest.raises(ArgumentError, match=r"attacks is .* each once"):
+            LeakageConfig(twice)
+    with pytest.raises(ArgumentError, match="seed"):
+        LeakageConfig(seed=-1)
+
+
+@dataclass(frozen=True)
+class Keeper(Attack):
+    """Counts what left, and finds what JSON cannot hold where it is asked to."""
+
+    title: ClassVar[str] = "How often nodes were heard"
+    odd: bool = False
+
+    def keeps(self, release: Release) -> bool:
+        return release.question == "examine" and release.part == "answer"
+
+    def run(self, target: Target) -> Found:
+        if self.odd:
+            return Found({"student": target.student})
+        count = Counter(release.node for release in target.releases)
+        same = all(set(release.kinds) == set(release.tensors) for release in target.releases)
+        return Found({"heard": count, "same": same}, {"first": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)})
+
+    def rows(self, part: Any) -> Iterator[Row]:
+        for node, count in part["heard"].items():
+            yield Row(who=node, figure="releases", value=count, without="none")
+
+    def pictures(self, part: Any) -> tuple[Pictures]:
+        return (Pictures(title="one", heads=("a",), strips=(Strip(head="first", stack="first"),)),)
+
+
+def test_an_attack_hears_the_releases_that_it_keeps(fediod: Path, tmp_path: Path) -> None:
+    for file in fediod.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    name = "tests.attacks.test_attack_runner:Keeper"
+    found = attack(tmp_path, LeakageConfig.from_table({"attacks": [name]}))
+    (only,) = found["attacks"]
+    assert only["found"] == {"heard": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
+    assert only["sentence"] == (
+        "How often nodes were heard: releases of node-0 6 (without it none); releases of node-1 6 "
+        "(without it none); releases of node-2 6 (without it none)."
+    )
+    assert only["pictures"][0]["strips"][0]["stack"] == f"{name}.first"
+    assert list(load_file(str(tmp_path / "leakage.safetensors"))) == [f"{name}.first"]
+    assert 'alt="first"' in write_report(tmp_path).read_text()
+    with pytest.raises(ArgumentError, match=r"Keeper found is .*: allowed is what JSON can hold"):
+        attack(tmp_path, LeakageConfig((Keeper(odd=True),)))
+    assert told(tmp_path)["attacks"] == [only]  # what was there is still there
+    assert list(parts(attack(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]
+    assert not (tmp_path / "leakage.safetensors").exists()  # those of the attack before are gone
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no finished run"):
+        attack(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,113 @@
+"""FID, KID and inception scores: by hand, against others' code, and in order of quality."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedstill.attacks.generative_metrics import frechet, inception_score, inception_scores, kernel_distance
+from fedstill.core.errors import DataError
+
+
+def gauss(count: int, seed: int, size: int = 5) -> torch.Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def mixed(count: int, seed: int, size: int = 5) -> torch.Tensor:
+    """Vectors whose dimensions depend on each other, far from zero."""
+    return gauss(count, seed, size) @ gauss(size, seed + 500, size) + gauss(1, seed + 900, size)
+
+
+# --- FID and KID ------------------------------------------------------------------------------------
+
+
+def test_fid_by_hand() -> None:
+    """Independent dimensions: (m_x - m_y)^2 + (s_x - s_y)^2 of each, summed."""
+    corners = torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])  # variances 4/3
+    other = corners * torch.tensor([3.0, 0.5]) + torch.tensor([1.0, -2.0])
+    expected = 1 + 4 + 4 / 3 * ((1 - 3) ** 2 + (1 - 0.5) ** 2)
+    assert frechet(corners, other) == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 999), st.integers(3, 30), st.integers(3, 30), st.integers(1, 6))
+def test_fid_does_not_care_for_order_or_rotation(seed: int, n: int, m: int, size: int) -> None:
+    x, y = mixed(n, seed, size), mixed(m, seed + 1, size)
+    found = frechet(x, y)
+    assert found >= 0
+    assert frechet(y, x) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    rotation = torch.linalg.qr(gauss(size, seed, size))[0]
+    assert frechet(x @ rotation, y @ rotation) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    assert frechet(x, x) == pytest.approx(0, abs=1e-5)
+
+
+def test_fid_far_from_zero_keeps_its_digits() -> None:
+    x, y = mixed(40, 0), mixed(60, 1)
+    assert frechet(x + 1e7, y + 1e7) == pytest.approx(frechet(x, y), rel=1e-6)
+
+
+def test_kid_as_torchmetrics_has_it() -> None:
+    from torchmetrics.image.kid import poly_mmd
+
+    x, y = mixed(40, 0), mixed(40, 1)
+    assert kernel_distance(x, y) == pytest.approx(float(poly_mmd(x, y)), rel=1e-9)
+
+
+# --- inception scores -------------------------------------------------------------------------------
+
+
+def test_inception_score_by_hand() -> None:
+    """p(y | x) = (3/4, 1/4) and (1/4, 3/4), p(y) = (1/2, 1/2): KL is 3/4 ln 3/2 + 1/4 ln 1/2 of both."""
+    logits = torch.tensor([[0.75, 0.25], [0.25, 0.75]], dtype=torch.float64).log()
+    expected = math.exp(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert inception_score(logits) == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 999), st.integers(2, 40), st.integers(2, 10), st.sampled_from([0.1, 3.0, 1e4]))
+def test_inception_score_as_torchmetrics_has_it(seed: int, n: int, classes: int, scale: float) -> None:
+    from torchmetrics.image.inception import InceptionScore
+
+    class Given(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    logits = scale * gauss(n, seed, classes)
+    found = inception_score(logits)
+    assert 1 - 1e-9 <= found <= min(n, classes) + 1e-9
+    if scale < 1e4:  # where torchmetrics has 0 log 0
+        metric = InceptionScore(feature=Given(), splits=1)
+        metric.update(logits)
+        assert found == pytest.approx(float(metric.compute()[0]), rel=1e-6)
+
+
+class Knows(nn.Module):
+    """Tells the brightness of an image as one of some classes, and all beyond as the last."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.of = nn.Parameter(torch.arange(classes).float())
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = len(self.of) - 1
+        told: torch.Tensor = -1e3 * (x.mean((1, 2, 3)).clamp(max=last).unsqueeze(1) - self.of).square()
+        return self.drop(told)
+
+
+def test_each_model_scores_by_its_own_answers() -> None:
+    images = torch.arange(4.0).repeat_interleave(5).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    models = {"north": Knows(4), "south": Knows(1)}
+    found = inception_scores(images, models)
+    assert found == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
+    assert models["north"].training, "as it was"
+
+
+def test_what_is_no_score_is_refused() -> None:
+    with pytest.raises(DataError, match="NaN"):
+        inception_score(torch.full((2, 3), math.nan))

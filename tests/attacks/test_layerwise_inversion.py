@@ -1,0 +1,167 @@
+"""Layer by layer: what a network with max pooling gives away although matching its gradient fails."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.attacks import layerwise_inversion
+from fedstill.attacks.gradient_matching import IDLG, invert
+from fedstill.attacks.layerwise_inversion import factors, invert_layers
+from fedstill.attacks.updates import Observed, Part, shared
+from fedstill.core.errors import ArgumentError
+from fedstill.data import load, named
+from fedstill.models import build
+from fedstill.models.extractor_head import split
+from tests.attacks.runs import PACKS, needs_fashion, released
+
+
+def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    data = load(named("fashion-mnist", root=str(PACKS))).train
+    return data.inputs[first : first + count], data.targets[first : first + count]
+
+
+def believing(release: Observed, extractor: nn.Module) -> Observed:
+    """The same release, to an adversary who takes the node's extractor for that of another network."""
+    model = copy.deepcopy(release.model)
+    split(model, "model").extractor.load_state_dict(split(extractor, "other").extractor.state_dict())
+    return replace(release, model=model)
+
+
+def pictures(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, 1, 28, 28, generator=generator) * 2 - 1, torch.arange(count) % 10
+
+
+def furthest(found: torch.Tensor, true: torch.Tensor) -> float:
+    """How far, relatively, the true row is that none of the found ones is near."""
+    return float(((found[:, None] - true).norm(dim=2) / true.norm(dim=1)).amin(0).max())
+
+
+# --- what follows without any search --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_features_and_slopes_of_each_image_follow_exactly(count: int, precision: torch.dtype) -> None:
+    inputs, targets = pictures(count)
+    model = build("lenet5", (1, 28, 28), 10, 0).to(precision)
+    release = released(model, inputs.to(precision), targets)
+    found, deltas = factors(release.target["7.weight"], release.target["7.bias"], count)
+    true = split(model, "model").extractor(inputs.to(precision)).detach().double()
+    assert furthest(found, true) < 1e-4
+    assert int((found > 0).sum()) == int((true > 0).sum()), "rounding must not make units fire"
+    torch.testing.assert_close(deltas.sum(0), release.target["7.bias"].double(), rtol=0, atol=1e-6)
+
+
+def test_factors_by_hand() -> None:
+    inputs = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])
+    slopes = torch.tensor([[1.0, 2.0, 0.0, 0.0, -1.0], [0.0, 0.0, 4.0, -2.0, 1.0]])
+    found, deltas = factors(slopes.T @ inputs, slopes.sum(0), 2)
+    assert furthest(found, inputs.double()) < 1e-6
+    assert furthest(deltas, slopes.double()) < 1e-6
+
+
+def test_more_images_than_the_gradient_has_directions_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="count is 2"):
+        factors(torch.ones(4, 3), torch.ones(4), 2)
+
+
+def test_slopes_without_zeros_do_not_tell_images_apart() -> None:
+    draw = torch.Generator().manual_seed(0)
+    slopes, inputs = torch.randn(2, 30, generator=draw), torch.rand(2, 40, generator=draw)
+    with pytest.raises(ArgumentError, match=r"count is 2.*zeros"):
+        factors(slopes.T @ inputs, slopes.sum(0), 2)
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_each_image_of_a_batch_has_its_own_label(part: Part, smoothing: float) -> None:
+    inputs, _ = pictures(5)
+    targets = torch.tensor([3, 0, 9, 3, 1])
+    model = build("lenet5", (1, 28, 28), 10, 0)
+    release = released(model, inputs, targets, part, smoothing)
+    found, deltas = factors(release.target["7.weight"], release.target["7.bias"], 5)
+    true = split(model, "model").extractor(inputs).detach().double()
+    order = (found[:, None] - true).norm(dim=2).argmin(0)
+    assert layerwise_inversion._labels(release, found, deltas)[order].equal(targets)
+
+
+# --- the softened network -------------------------------------------------------------------------
+
+
+def test_sharpened_it_is_the_network_and_its_gradient() -> None:
+    inputs, targets = pictures(3)
+    model = build("lenet5", (1, 28, 28), 10, 0).double()
+    x = inputs.double()
+    release = released(model, x, targets)
+    blocks, linear = layerwise_inversion._parts(model, x)
+    assert linear == "7"
+    outputs = layerwise_inversion._outputs(blocks, x)
+    torch.testing.assert_close(outputs.flatten(1), split(model, "model").extractor(x).detach())
+    features = outputs.flatten(1).requires_grad_()
+    loss = nn.functional.cross_entropy(split(model, "model").head(features), targets)
+    (pulls,) = torch.autograd.grad(loss, features)
+    slopes = tuple(release.target[name] for name in shared(model, "extractor"))
+    known = layerwise_inversion._Known(outputs, pulls.view_as(outputs), slopes)
+    assert float(layerwise_inversion._misfit(blocks, x, known, 1e7)) < 1e-8
+    assert float(layerwise_inversion._misfit(blocks, x, known, 1.0)) > 0.1
+    assert float(layerwise_inversion._misfit(blocks, x.flip(0), known, 1e7)) > 0.1
+
+
+# --- strength -------------------------------------------------------------------------------------
+
+
+@needs_fashion
+def test_it_gets_what_matching_gradients_does_not_and_less_when_weakened() -> None:
+    model = build("lenet5", (1, 28, 28), 10, 0)
+    image, label = fashion(6, 1)
+    release = released(model, image, label)
+    strong = invert_layers(release, (1, 28, 28), 1, steps=300).against(image)
+    weak = invert_layers(release, (1, 28, 28), 1, steps=40).against(image)
+    plain = invert(release, (1, 28, 28), 1, replace(IDLG, restarts=1, steps=10)).against(image)
+    assert strong.labels.equal(label)
+    assert strong.psnr[0] > 30
+    assert weak.psnr[0] < 17
+    assert plain.psnr[0] < 13
+
+
+@needs_fashion
+@pytest.mark.parametrize(("count", "bound"), [(2, 17), (4, 14.5)])
+def test_batches_come_back(count: int, bound: float) -> None:
+    images, targets = fashion(20, count)
+    release = released(build("lenet5", (1, 28, 28), 10, 0), images, targets)
+    found = invert_layers(release, (1, 28, 28), count, steps=400).against(images)
+    assert sum(found.psnr) / count > bound, found.psnr
+    assert found.labels.equal(targets)
+
+
+@needs_fashion
+def test_of_a_head_alone_it_gets_more_the_wider_the_extractor_and_nothing_with_another_one() -> None:
+    images, targets = fashion(0, 3)
+    got: dict[str, float] = {}
+    for width in (6, 24):
+        model, other = (build(f"lenet5:{width}", (1, 28, 28), 10, seed) for seed in (0, 1))
+        release = released(model, images, targets, "head")
+        for known, view in {"known": release, "another": believing(release, other)}.items():
+            if (width, known) != (6, "another"):
+                found = invert_layers(view, (1, 28, 28), 3, steps=120).against(images)
+                got[f"{known} {width}"] = sum(found.psnr) / 3
+    assert got["known 24"] > 17
+    assert got["another 24"] + 1.5 < got["known 6"] < got["known 24"] - 5
+    assert got["another 24"] < 9
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sigmoid-lenet", "small-cnn:4", "mlp:8", "resnet8:4"])
+def test_other_networks_are_refused(name: str) -> None:
+    inputs, targets = pictures(1)
+    release = released(build(name, (1, 28, 28), 10, 0), inputs, targets)
+    with pytest.raises(ArgumentError, match=r"release.model is .*Conv2d, ReLU, MaxPool2d"):
+        invert_layers(release, (1, 28, 28), 1)

@@ -1,0 +1,174 @@
+"""Shadow models: who learns from what, and that all at once is the same as one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedstill.attacks.membership_scores import Seen, lira, rmia
+from fedstill.attacks.roc import rates
+from fedstill.attacks.shadow_models import halves, proxies, together
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import derive, torch_generator
+from fedstill.data import Digits, load
+from fedstill.models import build
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.local_training import predict
+from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.tasks.classification import Classification
+from tests.attacks.runs import look
+
+TASK, LOCAL = Classification(3), LocalConfig(epochs=6, batch=5, smoothing=0.0)
+
+
+def records(n: int = 20) -> TensorData:
+    generator = torch_generator(0, "records")
+    return TensorData(
+        torch.randn(n, 1, 4, 4, generator=generator), torch.randint(3, (n,), generator=generator)
+    )
+
+
+def make(seed: int) -> nn.Module:
+    return build("mlp:8", (1, 4, 4), 3, seed)
+
+
+def engine(name: str) -> Compute:
+    return Compute(EngineConfig(name="stacked" if name == "stacked" else "one-by-one"))
+
+
+# --- halves -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 50), st.integers(0, 6), st.integers(0, 2**32))
+def test_each_record_is_in_half_of_the_models(n: int, pairs: int, seed: int) -> None:
+    inside = halves(n, 2 * pairs, seed)
+    assert inside.shape == (2 * pairs, n)
+    assert inside.sum(0).tolist() == [pairs] * n
+    assert inside.sum(1).tolist() == [n // 2, n - n // 2] * pairs
+    assert torch.equal(inside, halves(n, 2 * pairs, seed))
+
+
+def test_halves_are_drawn_anew_for_each_pair_and_seed() -> None:
+    inside = halves(100, 4, 0)
+    assert not torch.equal(inside[0], inside[2])
+    assert not torch.equal(inside, halves(100, 4, 1))
+
+
+# --- training ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["stacked", "one-by-one"])
+def test_all_at_once_is_the_local_training_of_a_node(name: str) -> None:
+    pool, inside = records(), halves(20, 4, 0)
+    models = together(make, pool, inside, TASK, LOCAL, 3, compute=engine(name))
+    for number, (model, row) in enumerate(zip(models, inside, strict=True)):
+        node_name, compute = f"shadow-{number}", Compute()
+        network = make(derive(3, "shadow", number))
+        node = Node(node_name, pool.subset(row.nonzero().flatten()), network, _gate(node_name), 3)
+        local_training.prepare([node], LOCAL)
+        local_training.train([node], TASK, LOCAL, compute)
+        for mine, theirs in zip(model.parameters(), network.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_learns_from_its_own_records_and_from_no_other() -> None:
+    pool, inside = records(), halves(20, 2, 0)
+    changed = pool.inputs.clone()
+    changed[inside[1]] += 1.0
+    one = together(make, pool, inside, TASK, LOCAL, 0, compute=engine("stacked"))
+    two = together(make, TensorData(changed, pool.targets), inside, TASK, LOCAL, 0, compute=engine("stacked"))
+    assert all(map(torch.equal, one[0].parameters(), two[0].parameters()))
+    assert not any(map(torch.equal, one[1].parameters(), two[1].parameters()))
+
+
+def test_a_model_without_a_record_is_refused() -> None:
+    pool, inside = records(), halves(20, 2, 0)
+    with pytest.raises(ArgumentError, match="a model without a record"):
+        together(make, pool, inside & inside[:1], TASK, LOCAL, 0)
+
+
+def _gate(name: str) -> Gate:
+    return Gate(name, PolicyConfig(), AuditLog())
+
+
+TEN = Classification(10)
+COMPUTE = Compute(EngineConfig(name="stacked"))
+N, SHADOWS = 100, 8
+DISTIL = LocalConfig(epochs=60, batch=100, lr=3e-3, smoothing=0.0)
+
+
+def network(seed: int) -> nn.Module:
+    return build("mlp:64", (1, 8, 8), 10, seed)
+
+
+class World:
+    """A node that overfitted 100 digits of 200, a server with shadows, and 500 digits that nobody owns."""
+
+    def __init__(self) -> None:
+        data = load(Digits())
+        order = torch.randperm(len(data.train), generator=torch_generator(0, "proxies"))
+        self.pool = data.train.subset(order[: 2 * N])
+        self.public = data.train.subset(order[2 * N : 2 * N + 500])
+        self.inside, self.theirs = halves(2 * N, 2, 1)[0], halves(2 * N, SHADOWS, 2)
+        local = LocalConfig(epochs=300, batch=N, lr=3e-3, smoothing=0.0)
+        masks = torch.cat([self.inside[None], self.theirs])
+        self.node, *self.shadows = together(network, self.pool, masks, TEN, local, 0, compute=COMPUTE)
+
+    def says(self, inputs: torch.Tensor) -> torch.Tensor:
+        return predict(self.node, inputs, COMPUTE)
+
+    def proxied(self, answers: torch.Tensor) -> tuple[list[nn.Module], Seen]:
+        inputs = self.public.inputs
+        copies = proxies(network, inputs, answers, self.shadows, TEN, 5, local=DISTIL, compute=COMPUTE)
+        return copies, look(copies[0], copies[1:], self.pool, self.theirs, COMPUTE)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+def test_a_proxy_says_what_was_said_up_to_what_softmax_does_not_see(world: World) -> None:
+    inputs = world.public.inputs[:100]
+    answers = torch.stack([world.says(inputs), predict(world.shadows[0], inputs, COMPUTE)])
+    local = LocalConfig(epochs=400, batch=100, lr=3e-3, smoothing=0.0)
+    copies = proxies(
+        network, inputs, answers[0] + 3.0, world.shadows[:1], TEN, 0, local=local, compute=COMPUTE
+    )
+    told = torch.stack([predict(proxy, inputs, COMPUTE) for proxy in copies])
+    told, answers = (values - values.mean(2, keepdim=True) for values in (told, answers))
+    errors = (told - answers).square().mean((1, 2)) / answers.var((1, 2))
+    swapped = (told - answers.flip(0)).square().mean((1, 2)) / answers.var((1, 2))
+    assert errors.max() < 0.02
+    assert swapped.min() > 2 * errors.max(), "each copies its own"
+
+
+def test_a_proxy_gives_its_nodes_records_away(world: World) -> None:
+    copies, seen = world.proxied(world.says(world.public.inputs))
+    found = rates(lira(seen), world.inside)
+    assert len(copies) == 1 + SHADOWS
+    assert found["auc"]["value"] > 0.7
+    # RMIA's population is one that was not asked about: to those the proxies were fitted.
+    others = look(copies[0], copies[1:], load(Digits()).test)
+    assert rates(rmia(seen, others), world.inside)["auc"]["value"] > 0.7
+    direct = look(world.node, world.shadows, world.pool, world.theirs)
+    assert found["auc"]["value"] < rates(lira(direct), world.inside)["auc"]["value"]
+
+
+def test_less_is_told_by_answers_to_other_questions(world: World) -> None:
+    _, seen = world.proxied(world.says(world.public.inputs).roll(1, 0))
+    assert rates(lira(seen), world.inside)["auc"]["value"] < 0.65
+
+
+def test_answers_of_another_number_than_questions_are_refused(world: World) -> None:
+    with pytest.raises(ArgumentError, match="answers"):
+        proxies(network, world.public.inputs, torch.zeros(3, 10), [], TEN, 0)

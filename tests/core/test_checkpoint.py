@@ -1,0 +1,136 @@
+"""A state comes back as it was, and a crash while writing leaves the one before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedstill.core import checkpoint as state_module
+from fedstill.core.checkpoint import load_state, save_state
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Same types, same values, tensors by value, dtype and shape."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def there_and_back(value: Any, folder: Path) -> Any:
+    save_state(folder / "state", value)
+    return load_state(folder / "state")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"tensor": "a dict whose key looks like the format's own", "dict": [["list", 1]]},
+        [torch.tensor(3.5), torch.zeros(0, 3), torch.arange(6).view(2, 3), torch.tensor([True, False])],
+        [torch.ones(2, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.uint8)],
+        {"not contiguous": torch.arange(6).view(2, 3).T, "a view": torch.arange(9)[2:4]},
+    ],
+)
+def test_nested_states_come_back(value: Any, tmp_path: Path) -> None:
+    assert equal(there_and_back(value, tmp_path), value)
+
+
+KEYS = st.one_of(st.text(max_size=4), st.integers(-5, 5))
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False),
+        st.text(max_size=5),
+        st.lists(st.floats(width=32, allow_nan=False), max_size=3).map(torch.tensor),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_any_nested_state_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    assert equal(there_and_back(value, tmp_path_factory.getbasetemp()), value)
+
+
+def test_tensors_that_share_memory_come_back_each_on_its_own(tmp_path: Path) -> None:
+    shared = torch.arange(4.0)
+    back = there_and_back({"all": shared, "part": shared[1:3]}, tmp_path)
+    back["all"][1] = 9
+    assert back["part"].tolist() == [1, 2]
+
+
+def test_an_optimiser_goes_on_from_its_state(tmp_path: Path) -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        return model, torch.optim.Adam(model.parameters(), 0.1, betas=(0.5, 0.999))
+
+    def step(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        optimiser.zero_grad()
+        model(torch.arange(6.0).view(2, 3)).square().sum().backward()
+        optimiser.step()
+
+    model, optimiser = made()
+    step(model, optimiser)
+    kept = {"model": dict(model.state_dict()), "optimiser": optimiser.state_dict()}
+    save_state(tmp_path / "state", kept)
+    step(model, optimiser)
+
+    again, its_optimiser = made()
+    kept = load_state(tmp_path / "state")
+    again.load_state_dict(kept["model"])
+    its_optimiser.load_state_dict(kept["optimiser"])
+    step(again, its_optimiser)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), {"deep": [{"er": b"bytes"}]}])
+def test_what_cannot_be_kept_is_refused_and_the_old_file_stays(value: Any, tmp_path: Path) -> None:
+    save_state(tmp_path / "state", {"old": 1})
+    with pytest.raises(TypeError, match=r"set|object|bytes"):
+        save_state(tmp_path / "state", value)
+    assert load_state(tmp_path / "state") == {"old": 1}
+
+
+def test_a_crash_before_the_move_leaves_the_old_file_and_the_next_save_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    save_state(tmp_path / "state", {"old": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(state_module.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_state(tmp_path / "state", {"new": 2})
+    assert load_state(tmp_path / "state") == {"old": 1}
+    save_state(tmp_path / "state", {"new": 2})
+    assert load_state(tmp_path / "state") == {"new": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_no_pickle_is_in_the_file(tmp_path: Path) -> None:
+    save_state(tmp_path / "state", {"a": (1, torch.ones(1))})
+    raw = (tmp_path / "state").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert set(header) == {"__metadata__", "0"}
+    assert len(raw) == 8 + int.from_bytes(raw[:8], "little") + 4

@@ -1,0 +1,158 @@
+"""A run's files: metrics follow the state that they were saved with, and saving stays cheap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedstill.core import run_writer as records_module
+from fedstill.core.errors import RunFolderError
+from fedstill.core.run_writer import SECONDS_BETWEEN, STATE, Records
+
+
+class Clock:
+    """Stands in for the time module; saving takes ``cost`` seconds of it."""
+
+    def __init__(self) -> None:
+        self.now, self.cost = 1000.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock, save_state = Clock(), records_module.save_state
+
+    def save(*args: Any) -> None:
+        save_state(*args)
+        clock.now += clock.cost
+
+    monkeypatch.setattr(records_module, "time", clock)
+    monkeypatch.setattr(records_module, "save_state", save)
+    return clock
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_without_a_folder_everything_stays_in_memory() -> None:
+    records = Records(None)
+    records.metric({"step": 1})
+    records.save({"a": 1})
+    records.finish({}, nn.Linear(1, 1))
+    assert records.metrics == [{"step": 1}]
+    assert records.load() == {}
+    assert not records.due()
+
+
+def test_state_metrics_and_samples_come_back(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    records.metric({"step": 1, "loss": 0.5})
+    records.samples["000001"] = torch.arange(4, dtype=torch.uint8)
+    records.save({"done": 1, "nested": {0: torch.ones(2)}})
+
+    again = Records(tmp_path)
+    state = again.load()
+    assert state["done"] == 1
+    assert torch.equal(state["nested"][0], torch.ones(2))
+    assert again.metrics == [{"step": 1, "loss": 0.5}]
+    assert torch.equal(again.samples["000001"], records.samples["000001"])
+
+
+def test_metrics_written_after_the_last_state_are_cut_and_written_anew(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for step in (1, 2):
+        records.metric({"step": step, "run": "first"})
+    records.save({"done": 2})
+    with (tmp_path / "metrics.jsonl").open("a") as file:  # killed after these, before their state
+        file.write('{"step":3,"run":"first"}\n{"step":4,"ru')
+
+    again = Records(tmp_path)
+    again.load()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    for step in (3, 4):
+        again.metric({"step": step, "run": "second"})
+    again.save({"done": 4})
+    runs = [(line["step"], line["run"]) for line in lines(tmp_path)]
+    assert runs == [(1, "first"), (2, "first"), (3, "second"), (4, "second")]
+    assert again.metrics == lines(tmp_path)
+
+
+def test_a_state_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    records = Records(tmp_path)
+    records.metric({"step": 1})
+    records.save({"done": 1})
+    records.metric({"step": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(records_module, "save_state", fail)
+        with pytest.raises(OSError, match="no space"):
+            records.save({"done": 2})
+    again = Records(tmp_path)
+    assert again.load()["done"] == 1
+    assert lines(tmp_path) == [{"step": 1}]
+
+
+def test_a_state_is_due_after_a_while_and_not_again_right_after_saving(tmp_path: Path, clock: Clock) -> None:
+    records = Records(tmp_path)
+    assert not records.due()
+    clock.now += SECONDS_BETWEEN + 0.1
+    assert records.due()
+    records.save({})
+    assert not records.due()
+    clock.now += SECONDS_BETWEEN + 0.1
+    assert records.due()
+
+
+def test_where_saving_takes_long_it_happens_seldom(tmp_path: Path, clock: Clock) -> None:
+    records = Records(tmp_path)
+    clock.cost = 2 * SECONDS_BETWEEN
+    records.save({})
+    clock.now += 5 * SECONDS_BETWEEN
+    assert not records.due(), "saving would take more than a tenth of the time"
+    clock.now += 100 * SECONDS_BETWEEN
+    assert records.due()
+    clock.cost = 0.0  # the disk has recovered
+    records.save({})
+    clock.now += SECONDS_BETWEEN + 0.1
+    assert records.due()
+
+
+def test_finish_writes_the_results_and_drops_the_state(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    records.metric({"step": 1})
+    records.samples["000001"] = torch.arange(4, dtype=torch.uint8)
+    records.save({"done": 1})
+    records.metric({"step": 2})
+    student = nn.Linear(2, 1)
+    records.finish({"student": {"accuracy": 97.5}}, student)
+
+    assert json.loads((tmp_path / "result.json").read_text()) == {"student": {"accuracy": 97.5}}
+    assert torch.equal(load_file(tmp_path / "student.safetensors")["weight"], student.weight)
+    assert load_file(tmp_path / "samples.safetensors")["000001"].tolist() == [0, 1, 2, 3]
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert not (tmp_path / STATE).exists()
+
+
+def test_metrics_that_were_lost_stop_a_run_that_would_go_on(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for step in range(3):
+        records.metric({"step": step})
+    records.save({})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(RunFolderError, match=r"2 lines, and the state counts 3"):
+        Records(tmp_path).load()

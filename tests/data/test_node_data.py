@@ -1,0 +1,321 @@
+"""One owner's data: known pixels become known tensors, and what does not fit is one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError, FedstillError
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.node_data import load
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.tasks.classification import ClassificationConfig
+
+HALF = (0.5,)
+PETS = InputSpec(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
+DIGITS = InputSpec(ClassificationConfig(), tuple(map(str, range(10))), (1, 4, 8), HALF, HALF)
+PIXELS = np.arange(2 * 32, dtype=np.uint8).reshape(2, 4, 8)  # (N, H, W)
+NORMALISED = torch.tensor(PIXELS / 255 * 2 - 1).float().view(2, 1, 4, 8)
+
+
+def npz(folder: Path, **arrays: Any) -> PrivateConfig:
+    np.savez(folder / "mine.npz", **arrays)
+    return PrivateConfig(path="mine.npz")
+
+
+def png(path: Path, image: np.ndarray[Any, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(path)
+
+
+def csv_of_pixels(folder: Path, labels: list[str], scale: float = 1.0, name: str = "label") -> PrivateConfig:
+    header = ",".join([name, *(f"p{i}" for i in range(32))])
+    rows = [
+        ",".join([label, *(f"{value * scale:g}" for value in PIXELS[n].flatten())])
+        for n, label in enumerate(labels)
+    ]
+    (folder / "mine.csv").write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return PrivateConfig(source="csv", path="mine.csv")
+
+
+# --- npz ----------------------------------------------------------------------------------------------
+
+
+def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None:
+    as_bytes, spec = load(npz(tmp_path, images=PIXELS, labels=[2, 0]), tmp_path, PETS)
+    as_floats, _ = load(npz(tmp_path, images=PIXELS / 255, labels=[2, 0]), tmp_path, PETS)
+    assert spec == PETS
+    assert as_bytes.inputs.dtype == torch.float32
+    torch.testing.assert_close(as_bytes.inputs, NORMALISED)
+    torch.testing.assert_close(as_floats.inputs, NORMALISED)
+    assert as_bytes.targets.tolist() == [2, 0]
+    assert as_bytes.targets.dtype == torch.int64
+
+
+def test_the_servers_normalisation_is_used(tmp_path: Path) -> None:
+    spec = InputSpec(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
+    data, _ = load(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
+    torch.testing.assert_close(data.inputs[1, 0, 0, 0].item(), (32 / 255 - 0.25) / 0.125)
+
+
+def test_classes_count_by_name_and_may_be_missing(tmp_path: Path) -> None:
+    config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cat"])
+    assert load(config, tmp_path, PETS)[0].targets.tolist() == [2, 0]
+    config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cow"])
+    with pytest.raises(DataError, match="has a class 'cow': allowed are cat, dog, eel"):
+        load(config, tmp_path, PETS)
+    # A class that is named and does not occur is nobody's concern.
+    config = npz(tmp_path, images=PIXELS, labels=[0, 0], classes=["eel", "cow"])
+    assert load(config, tmp_path, PETS)[0].targets.tolist() == [2, 2]
+
+
+def test_numbers_are_class_numbers_even_where_classes_are_named_by_numbers(tmp_path: Path) -> None:
+    spec = InputSpec(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
+    config = npz(tmp_path, images=PIXELS, labels=[1, 2])
+    assert load(config, tmp_path, spec)[0].targets.tolist() == [1, 2]
+    with pytest.raises(DataError, match=r"label 3 of example 0 is outside 0..2"):
+        load(npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, spec)
+
+
+def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
+    spec = InputSpec(ClassificationConfig(), PETS.classes, (3, 8, 8), (0.5,) * 3, (0.5,) * 3)
+    flat = np.full((2, 4, 8), 51, dtype=np.uint8)
+    config = npz(tmp_path, images=flat, labels=[0, 1])
+    allowed = r"images are 1 x 4 x 8 \(channels, height, width\): allowed is 3 x 8 x 8; data.fit = true"
+    with pytest.raises(DataError, match=allowed):
+        load(config, tmp_path, spec)
+    data, _ = load(PrivateConfig(path="mine.npz", fit=True), tmp_path, spec)
+    assert data.inputs.shape == (2, 3, 8, 8)
+    torch.testing.assert_close(data.inputs, torch.full((2, 3, 8, 8), 0.2 * 2 - 1))
+
+
+def test_without_a_server_data_tell_their_own_spec(tmp_path: Path) -> None:
+    config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["a", "b"])
+    data, spec = load(config, tmp_path)
+    assert spec == InputSpec(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
+    torch.testing.assert_close(data.inputs, NORMALISED)
+    with pytest.raises(DataError, match="one class does not tell which others there are"):
+        load(npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("npz", "data.path 'none.here': there is no file "),
+        ("csv", "data.path 'none.here': there is no file "),
+        ("folder", "data.path 'none.here': there is no folder "),
+    ],
+)
+def test_what_is_not_there_is_named(tmp_path: Path, source: str, line: str) -> None:
+    with pytest.raises(DataError, match=line):
+        load(PrivateConfig(source=source, path="none.here"), tmp_path, PETS)
+
+
+# --- csv ----------------------------------------------------------------------------------------------
+
+
+def test_a_csv_of_pixels(tmp_path: Path) -> None:
+    data, _ = load(csv_of_pixels(tmp_path, ["dog", "cat"]), tmp_path, PETS)
+    torch.testing.assert_close(data.inputs, NORMALISED)
+    assert data.targets.tolist() == [1, 0]
+    data, _ = load(csv_of_pixels(tmp_path, ["7", "3"]), tmp_path, DIGITS)
+    assert data.targets.tolist() == [7, 3]
+    data, _ = load(csv_of_pixels(tmp_path, ["2", "0"]), tmp_path, PETS)  # no class is named by a number
+    assert data.targets.tolist() == [2, 0]
+
+
+def test_pixels_of_a_csv_are_bytes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"1 examples hold NaN or values outside 0..255, the first is .* 1"):
+        load(csv_of_pixels(tmp_path, ["dog", "cat"], scale=5.0), tmp_path, PETS)
+    with pytest.raises(DataError, match=r"no value is above 1: allowed are pixels from 0 to 255"):
+        load(csv_of_pixels(tmp_path, ["dog", "cat"], scale=1 / 255), tmp_path, PETS)
+
+
+def test_a_csv_of_image_files(tmp_path: Path) -> None:
+    png(tmp_path / "in" / "one.png", PIXELS[0])
+    png(tmp_path / "in" / "two.png", PIXELS[1])
+    (tmp_path / "in" / "list.csv").write_text(
+        "file,age,kind\none.png,40,eel\ntwo.png,50,cat\n\n", encoding="utf-8"
+    )
+    config = PrivateConfig(source="csv", path="in/list.csv", label="kind", image="file")
+    data, _ = load(config, tmp_path, PETS)
+    torch.testing.assert_close(data.inputs, NORMALISED)
+    assert data.targets.tolist() == [2, 0]
+    png(tmp_path / "in" / "two.png", PIXELS[1][:2])
+    with pytest.raises(DataError, match=r"image 'two.png': is 1 x 2 x 8, but .* 'one.png' is 1 x 4 x 8"):
+        load(config, tmp_path, PETS)
+    (tmp_path / "in" / "two.png").unlink()
+    with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):
+        load(config, tmp_path, PETS)
+
+
+def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
+    square = PIXELS[:, :, :4]
+    rows = [
+        f"{label},{','.join(map(str, image.flatten()))}" for label, image in zip("20", square, strict=True)
+    ]
+    header = ",".join(["label", *(f"p{i}" for i in range(16))])
+    (tmp_path / "mine.csv").write_text("\n".join([header, *rows]), encoding="utf-8")
+    data, spec = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path)
+    assert (spec.shape, spec.classes) == ((1, 4, 4), ("0", "1", "2"))
+    assert data.targets.tolist() == [2, 0]
+    torch.testing.assert_close(data.inputs, NORMALISED[..., :4])
+    config = csv_of_pixels(tmp_path, ["dog", "cat"])
+    with pytest.raises(DataError, match="has 32 pixels a line: allowed is a square number"):
+        load(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("kind,a\ncat,1\n", "data.label is 'label': allowed is one column of .*, which has kind, a"),
+        ("label,a,label\ncat,1,cat\n", "data.label is 'label': allowed is one column"),
+        ("", "which has none"),
+        ("label,a\n", "there are no examples"),
+        ("label,a\ncat,1,2\n", "line 2 has 3 cells: allowed are 2"),
+        ("label,a\ncat,x\n", "line 2: could not convert string to float: 'x': allowed are numbers"),
+        ("label," + "a," * 31 + "b\ncow" + ",9" * 32, "has a class 'cow'"),
+        ("label," + "a," * 31 + "b\ncat" + ",nan" * 32, "1 examples hold NaN"),
+    ],
+)
+def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "mine.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(FedstillError, match=line):
+        load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, PETS)
+
+
+# --- tensors ------------------------------------------------------------------------------------------
+
+
+def test_tensors_in_the_servers_form_are_taken_as_they_are(tmp_path: Path) -> None:
+    config = PrivateConfig(source="tensors", path="mine.safetensors", group="patient")
+    sound = {"inputs": NORMALISED, "targets": torch.tensor([2, 0]), "patient": torch.tensor([7, 7])}
+
+    def loaded(**changed: torch.Tensor) -> TensorData:
+        save_file({**sound, **changed}, tmp_path / "mine.safetensors")
+        return load(config, tmp_path, PETS)[0]
+
+    data = loaded()
+    assert torch.equal(data.inputs, NORMALISED)
+    assert data.targets.tolist() == [2, 0]
+    assert data.groups is not None
+    assert data.groups.tolist() == [7, 7]
+    for changed, said in (
+        ({"inputs": 3 * NORMALISED}, r"values from -3 to .* allowed by mean 0.5 and std 0.5 are -1 to 1"),
+        ({"inputs": NORMALISED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\): allowed is \(1, 4, 8\)"),
+        ({"patient": torch.tensor([7])}, r"patient is of shape \(1,\): allowed is one an example"),
+        ({"age": torch.tensor([7])}, "holds age, inputs, patient, targets: allowed are just inputs, patient"),
+    ):
+        with pytest.raises(DataError, match=said):
+            loaded(**changed)
+
+
+# --- the owner's own function -------------------------------------------------------------------------
+
+LOADERS = """
+import numpy as np
+import torch
+
+PIXELS = np.arange(64, dtype=np.uint8).reshape(2, 4, 8)
+
+def pair(path):
+    return PIXELS, [2, 0]
+
+def names(path):
+    return torch.from_numpy(PIXELS), ["eel", "cat"]
+
+def arrays(path):
+    return {"images": PIXELS, "labels": [0, 1], "classes": ["eel", "cat"], "split": [0, 0]}
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return torch.from_numpy(PIXELS[index]), (2, 0)[index]
+
+def data_set(path):
+    return Pairs()
+
+def reads(path):
+    return PIXELS, np.loadtxt(path, dtype=int)
+
+def fails(path):
+    raise KeyError("no such patient")
+
+def nothing(path):
+    return None
+"""
+
+
+@pytest.mark.parametrize("function", ["pair", "names", "arrays", "data_set", "reads"])
+def test_a_function_of_the_owners_own(tmp_path: Path, function: str) -> None:
+    (tmp_path / "my_private_loaders.py").write_text(LOADERS, encoding="utf-8")
+    (tmp_path / "labels.txt").write_text("2\n0\n", encoding="utf-8")
+    config = PrivateConfig(source=f"my_private_loaders:{function}", path="labels.txt")
+    with fresh("my_private_loaders"):
+        data, _ = load(config, tmp_path, PETS)
+    torch.testing.assert_close(data.inputs, NORMALISED)
+    assert data.targets.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("my_private_loaders:fails", "the function fails, or gives no .*: 'no such patient'"),
+        ("my_private_loaders:nothing", "the function fails, or gives no"),
+        ("my_private_loaders:none", "data.source is .* allowed is one of .*, which has no 'none'"),
+        ("my_private_nothing:load", "data.source is .* allowed is one in .* or installed here"),
+        (
+            "my_broken_loaders:load",
+            "allowed is what can be imported, which fails: No module named 'not_here'",
+        ),
+    ],
+)
+def test_a_function_that_does_not_serve_is_one_line(tmp_path: Path, source: str, line: str) -> None:
+    (tmp_path / "my_private_loaders.py").write_text(LOADERS, encoding="utf-8")
+    (tmp_path / "my_broken_loaders.py").write_text("import not_here\n", encoding="utf-8")
+    with fresh("my_private_loaders", "my_broken_loaders"), pytest.raises(FedstillError, match=line):
+        load(PrivateConfig(source=source), tmp_path, PETS)
+
+
+def test_a_module_of_another_folder_is_not_taken_for_the_owners(tmp_path: Path) -> None:
+    for owner in ("a", "b"):
+        (tmp_path / owner).mkdir()
+        (tmp_path / owner / "my_shared_name.py").write_text(LOADERS, encoding="utf-8")
+    config = PrivateConfig(source="my_shared_name:pair")
+    with fresh("my_shared_name"):
+        load(config, tmp_path / "a", PETS)
+        with pytest.raises(ArgumentError, match=r"allowed is another name for .*b/my_shared_name.py"):
+            load(config, tmp_path / "b", PETS)
+
+
+# --- options ------------------------------------------------------------------------------------------
+
+
+def test_a_source_that_there_is_not_is_named() -> None:
+    allowed = "allowed is npz, folder, csv, nifti, tensors or package"
+    with pytest.raises(ArgumentError, match=f"data.source is .zip.: {allowed}"):
+        PrivateConfig(source="zip")
+
+
+@contextmanager
+def fresh(*names: str) -> Iterator[None]:
+    """Modules that are forgotten before and after, with the folders that they came from."""
+    places = list(sys.path)
+    for name in names:
+        sys.modules.pop(name, None)
+    yield
+    sys.path[:] = places
+    for name in names:
+        sys.modules.pop(name, None)

@@ -1,0 +1,199 @@
+"""Answers that no sound node gives are found, and the node is named."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstill.core.errors import NodeFault
+from fedstill.federation.answer_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
+from fedstill.protocol.questions import Question
+
+ASKED = Question("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
+B, C = 4, 3
+
+
+def sound(seed: int, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "logits": torch.randn(B, C, generator=generator),
+        "rate": torch.rand(B, generator=generator),
+        **changes,
+    }
+
+
+def found(outlier: float = 100.0, **answers: Any) -> dict[str, str]:
+    return faults(answers, ASKED, outlier)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["logits", "rate"])
+def test_what_is_not_finite_is_found(wrong: float, name: str) -> None:
+    bad = sound(1)
+    bad[name].view(-1)[0] = wrong
+    numbers = bad[name].numel()
+    told = {"b": f"{name} hold NaN or infinity (1 of {numbers} numbers)"}
+    assert found(a=sound(0), b=bad, c=sound(2)) == told
+    assert not_finite({"a": sound(0), "b": bad}) == told
+    assert found(b=bad) == told  # also where nobody is there to compare with
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"logits": torch.zeros(B, C + 1)}, r"logits are torch.float32 of shape \(4, 4\)"),
+        ({"logits": torch.zeros(B - 1, C)}, r"\(3, 3\)"),
+        ({"logits": torch.zeros(B, C, dtype=torch.float64)}, "torch.float64"),
+        ({"rate": torch.zeros(())}, r"shape \(\)"),
+        ({"more": torch.zeros(1)}, r"answered \['logits', 'more', 'rate'\], not \['logits', 'rate'\]"),
+    ],
+)
+def test_another_form_than_the_others_is_found(changes: dict[str, Any], what: str) -> None:
+    told = found(a=sound(0), b=sound(1, **changes), c=sound(2))
+    assert list(told) == ["b"]
+    assert re.search(what, told["b"])
+
+
+def test_far_too_large_logits_are_found_by_the_others_median() -> None:
+    ones = torch.ones(B, C)
+    answers = {name: sound(0, logits=ones * factor) for name, factor in zip("abc", (1, 3, 1000), strict=True)}
+    # The others' sizes are 1 and 3, their median 2: 1000 / 2.
+    assert faults(answers, ASKED, 100.0) == {
+        "c": "logits are 500 times as large as others': link.outlier 100"
+    }
+    assert faults(answers, ASKED, 499.0) == {
+        "c": "logits are 500 times as large as others': link.outlier 499"
+    }
+    assert faults(answers, ASKED, 501.0) == {}
+    assert faults(answers, ASKED, float("inf")) == {}
+
+
+@pytest.mark.parametrize("kind", ["critic", "parameters"])
+def test_scores_and_weights_are_compared_in_size(kind: str) -> None:
+    asked = Question("tell", lambda group, number: {}, releases={"w": kind})
+    answers = {
+        name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
+    }
+    # The others' median is 2.25, so 225 is the most.
+    assert list(faults(answers, asked, 100.0)) == ["c"]
+    assert faults(answers, asked, 120.0) == {}
+    # Others that say next to nothing make no outlier of one that says as much as is usual.
+    answers = {
+        name: {"w": torch.full((4,), size)} for name, size in zip("abc", (1e-6, 1e-3, 99.0), strict=True)
+    }
+    assert faults(answers, asked, 100.0) == {}
+    answers["c"]["w"] *= 2
+    assert list(faults(answers, asked, 100.0)) == ["c"]
+    assert faults({"c": answers["c"]}, asked, 100.0) == {}  # alone there is nobody to compare with
+
+
+def test_of_two_nodes_that_differ_neither_is_blamed() -> None:
+    small, large = sound(0, logits=torch.ones(B, C)), sound(1, logits=torch.full((B, C), 1e3))
+    told = "logits of b are 1e+03 times as large as those of a: link.outlier 100"
+    with pytest.raises(NodeFault, match=re.escape(told)) as caught:
+        found(a=small, b=large)
+    assert caught.value.node == "a, b"
+    with pytest.raises(NodeFault, match="not known which is wrong"):
+        found(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
+    assert found(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
+    with pytest.raises(NodeFault, match="it is not known which") as caught:
+        found(a=sound(0), b=sound(1, logits=torch.zeros(B, C + 1)))
+    assert caught.value.node == "a, b"
+
+
+def test_nodes_that_say_nothing_make_no_outlier_of_one_that_does() -> None:
+    nothing = torch.zeros(B, C)
+    assert found(a=sound(0, logits=nothing), b=sound(1, logits=nothing), c=sound(2)) == {}
+
+
+@given(st.integers(0, 2), st.sampled_from([float("nan"), float("inf"), 1e5]), st.integers(0, B * C - 1))
+def test_one_wrong_number_anywhere_names_its_node_alone(row: int, wrong: float, place: int) -> None:
+    answers = {name: sound(seed) for seed, name in enumerate("abc")}
+    answers["abc"[row]]["logits"].view(-1)[place] = wrong
+    assert list(faults(answers, ASKED, 100.0)) == ["abc"[row]]
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "wrong"),
+    [
+        ([3.0, 0.0, 7.0], 10.0, None),
+        ([0.0, 0.0, 0.0], 0.0, None),
+        ([33333333.0, 33333333.0, 0.0], 66666668.0, None),  # as near as float32 comes
+        ([3.0, 0.0, 7.0], 11.0, "counts are 10 labels in all, of 11 examples"),
+        ([-3.0, 6.0, 7.0], 10.0, "counts are not numbers from 0 up to 1e+12"),
+        ([2.5, 0.5, 7.0], 10.0, None),  # shares of pictures
+        ([2.5, 0.5, 7.0], 11.0, "counts are 10 labels in all, of 11 examples"),
+        ([2e12, 0.0, 0.0], 2e12, "counts are not numbers"),
+        ([1e38, 1e38, 0.0], 2e38, "counts are not numbers"),
+        ([3.0, 0.0, 7.0], -10.0, "sizes are not numbers"),
+    ],
+)
+def test_examples_are_counted_in_numbers_that_agree(
+    counts: list[float], size: float, wrong: str | None
+) -> None:
+    asked = Question(
+        "count", lambda group, number: {}, releases={"counts": "label counts", "sizes": "label counts"}
+    )
+    good = {"counts": torch.tensor([1.0, 2.0, 3.0]), "sizes": torch.tensor(6.0)}
+    told = faults(
+        {"a": good, "b": {"counts": torch.tensor(counts), "sizes": torch.tensor(size)}}, asked, 100.0
+    )
+    assert list(told) == (["b"] if wrong else [])
+    assert (wrong or "") in told.get("b", "")
+
+
+def test_sizes_that_are_told_by_themselves_are_whole_numbers_and_no_sum_of_labels() -> None:
+    told_apart = {"counts": "label counts", "sizes": "data sizes"}
+    asked = Question("count", lambda group, number: {}, releases=told_apart)
+    answers = {
+        "a": {"counts": torch.tensor([9.0, 4.0]), "sizes": torch.tensor(10.0)},  # some examples have both
+        "b": {"counts": torch.tensor([1.0, 1.0]), "sizes": torch.tensor(9.5)},
+    }
+    assert faults(answers, asked, 100.0) == {"b": "sizes are not whole numbers"}
+
+
+def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: {"d/dx": torch.full((2, 3), float(size))} for name, size in zip("abc", sizes, strict=False)}
+
+
+def test_far_too_large_gradients_are_found_and_tiny_ones_are_not() -> None:
+    pulls = {name: {"logits": torch.ones(2, 2)} for name in "abc"}
+    # Allowed is 100 x 100 times the others' median, which is 1.5.
+    assert list(oversized_gradients(gradients(1, 2, 16e3), pulls, 100.0, "ask")) == ["c"]
+    assert oversized_gradients(gradients(1, 2, 14e3), pulls, 100.0, "ask") == {}
+    assert oversized_gradients(gradients(1, 1e-9, 2), pulls, 100.0, "ask") == {}
+    assert oversized_gradients(gradients(0, 0, 2), pulls, 100.0, "ask") == {}
+    assert oversized_gradients(gradients(1, 2, 1e30), pulls, float("inf"), "ask") == {}
+    # Of whom more was asked, more may come.
+    pulls["c"] = {"logits": torch.full((2, 2), 1e5)}
+    assert oversized_gradients(gradients(1, 2, 16e3), pulls, 100.0, "ask") == {}
+    # Who was asked for nothing may say as much as the others, and no more.
+    pulls["c"] = {"logits": torch.zeros(2, 2)}
+    assert oversized_gradients(gradients(1, 2, 3), pulls, 100.0, "ask") == {}
+    assert list(oversized_gradients(gradients(1, 2, 1e30), pulls, 100.0, "ask")) == ["c"]
+    with pytest.raises(NodeFault, match="gradients of b") as caught:
+        oversized_gradients(gradients(1, 1e30), pulls, 100.0, "ask")
+    assert caught.value.node == "a, b"
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int8])
+def test_gradients_are_numbers_with_a_fraction(dtype: torch.dtype) -> None:
+    x = {"x": torch.zeros(2, 3)}
+    assert unlike_inputs({"a": {"d/dx": torch.zeros(2, 3).half()}}, x) == {}
+    assert list(unlike_inputs({"a": {"d/dx": torch.zeros(2, 3).to(dtype)}}, x)) == ["a"]
+
+
+def test_what_nothing_can_be_computed_with_is_strange() -> None:
+    ones = torch.ones(2)
+    assert strange({"x": ones, "y": ones.half(), "y:scale": ones, "n": ones.long()}) is None
+    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.uint16):
+        assert strange({"x": ones.to(dtype)}) == f"x are {dtype}"
+    assert strange({"x": ones, "x:scale": ones.long()}) == "x:scale are torch.int64"
+    assert strange({"x": ones, "x:scale": ones, "x:scale:scale": ones}) == (
+        "x:scale:scale scales what is a scale"
+    )

@@ -1,0 +1,345 @@
+"""The federation is a differentiable function of what it is asked about."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionMismatch, QuestionRefused
+from fedstill.federation.inprocess import InProcess, partition
+from fedstill.models import PatchCritic, build
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.questions import NodeSide, Question
+
+SHAPE, B = (1, 8, 8), 3
+ALIKE = ("small-cnn:4",) * 3
+MIXED = ("small-cnn:4", "resnet8:4", "small-cnn:4", "mlp:8", "resnet8:4")  # groups interleave
+ENGINES = pytest.mark.parametrize("stacked", [True, False])
+
+
+class World:
+    """Nodes n0, n1, ... with the given networks, and a federation over them."""
+
+    def __init__(
+        self,
+        specs: tuple[str, ...] = MIXED,
+        *,
+        stacked: bool = True,
+        policies: Mapping[str, PolicyConfig] | None = None,
+    ) -> None:
+        self.audit, self.calls = AuditLog(), 0
+        self.nodes = []
+        for index, spec in enumerate(specs):
+            name = f"n{index}"
+            generator = torch.Generator().manual_seed(index)
+            data = TensorData(torch.randn(6, *SHAPE, generator=generator), torch.zeros(6, dtype=torch.int64))
+            gate = Gate(name, (policies or {}).get(name, PolicyConfig()), self.audit)
+            node = Node(name, data, build(spec, SHAPE, 3, 0, index).eval(), gate, 0)
+            torch.manual_seed(index)
+            node.add("critic", PatchCritic(1, 4), lambda m: torch.optim.Adam(m.parameters(), 0.01))
+            self.nodes.append(node)
+        questions = (
+            Question(
+                "examine", self._examine, {"x": "inputs"}, {"logits": "logits", "critic": "critic"}, ("x",)
+            ),
+            Question("tell", self._tell, {}, {"size": "data sizes"}),
+        )
+        side = NodeSide(
+            {question.name: question for question in questions},
+            prepare=lambda nodes: None,
+            look=lambda nodes, x: {},
+            rehearse=lambda group: None,
+        )
+        self.groups = partition(self.nodes, stacked)
+        self.federation = InProcess(self.nodes, self.groups, side, Compute())
+
+    def _examine(self, group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        self.calls += 1
+        self.keeps_graph = torch.is_grad_enabled()
+        critic, model = group.bench("critic"), group.bench("model")
+        with torch.enable_grad():
+            critic.train(True)
+            group.step("critic", critic(x.detach()).sigmoid().flatten(1).mean(1))
+            critic.train(False)
+            model.train(False)
+        return {"logits": model(x), "critic": critic(x)}
+
+    def _tell(self, group: Group, number: int) -> Mapping[str, torch.Tensor]:
+        return {"size": torch.tensor([[float(node.name[1:])] for node in group.nodes])}
+
+    def plain(self, x: torch.Tensor, names: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
+        """What the nodes' networks, as they are now, say of x; gradients by autograd alone."""
+        modules = [copy.deepcopy(node.modules) for node in self.nodes if names is None or node.name in names]
+        return {
+            "logits": torch.stack([own["model"](x) for own in modules]),
+            "critic": torch.stack([own["critic"](x) for own in modules]),
+        }
+
+    def critics(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
+
+
+def image(seed: int = 0, **how: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(B, *SHAPE, generator=generator).requires_grad_(how.get("grad", True))
+
+
+def loss_of(answers: Any) -> torch.Tensor:
+    """Something that couples nodes, inputs and both parts of the answer."""
+    z, d = answers["logits"], answers["critic"]
+    loss: torch.Tensor = z.softmax(2).mean(0).square().sum() + (z.sum(0).sin() * d.sigmoid().mean()).sum()
+    return loss
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@ENGINES
+@pytest.mark.parametrize("specs", [ALIKE, MIXED, ("mlp:8",)])
+def test_a_gradient_through_the_federation_is_that_of_plain_autograd(
+    specs: tuple[str, ...], stacked: bool
+) -> None:
+    world, w = World(specs, stacked=stacked), image()
+    x = w.tanh()  # as a generator would make it
+    answers = world.federation.ask("examine", x=x)
+    (grad,) = torch.autograd.grad(loss_of(answers) + x.square().sum(), w)
+    v = image()
+    y = v.tanh()
+    expected = world.plain(y)
+    close(answers["logits"], expected["logits"])
+    close(answers["critic"], expected["critic"])
+    close(grad, torch.autograd.grad(loss_of(expected) + y.square().sum(), v)[0])
+
+
+@ENGINES
+def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
+    world, x = World(stacked=stacked), image()
+    loss = loss_of(world.federation.ask("examine", x=x))
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    audit = world.audit.summary()
+    (second,) = torch.autograd.grad(loss, x, retain_graph=True)
+    assert torch.equal(first, second)
+    assert world.audit.summary() == audit
+    with pytest.raises(QuestionMismatch):
+        torch.autograd.grad(2 * loss, x)
+
+
+def test_answers_require_gradients_only_where_the_input_does_and_autograd_is_on() -> None:
+    world = World(ALIKE)
+    ask = world.federation.ask
+    assert ask("examine", x=image())["logits"].requires_grad
+    assert not ask("examine", x=image(grad=False))["logits"].requires_grad
+    with torch.no_grad():
+        assert not ask("examine", x=image())["logits"].requires_grad
+        assert not world.keeps_graph
+    assert not ask("tell")["size"].requires_grad
+
+
+# --- who is asked --------------------------------------------------------------------------------
+
+
+@ENGINES
+def test_answers_come_in_the_order_of_the_nodes_though_groups_interleave(stacked: bool) -> None:
+    world = World(stacked=stacked)
+    if stacked:
+        assert [[node.name for node in group] for group in world.groups] == [
+            ["n0", "n2"],
+            ["n1", "n4"],
+            ["n3"],
+        ]
+    answers = world.federation.ask("tell")
+    assert answers.nodes == ("n0", "n1", "n2", "n3", "n4")
+    assert answers["size"].flatten().tolist() == [0, 1, 2, 3, 4]
+
+
+@ENGINES
+def test_a_few_nodes_can_be_asked_in_any_order_and_answer_in_theirs(stacked: bool) -> None:
+    world = World(stacked=stacked)
+    answers = world.federation.ask("tell", of=["n4", "n0"])
+    assert answers.nodes == ("n0", "n4")
+    assert answers["size"].flatten().tolist() == [0, 4]
+    assert set(world.audit.summary()["by_node"]) == {"n0", "n4"}
+
+
+@ENGINES
+def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stacked: bool) -> None:
+    world, reference = World(ALIKE, stacked=stacked), World(ALIKE, stacked=False)
+    figures = []
+    for one in (world, reference):
+        ask = one.federation.ask
+        ask("examine", x=image(0))
+        before = one.critics()
+        x = image(1)
+        few = ask("examine", of=["n0", "n2"], x=x)  # parts a stacked group
+        per_node = len(before) // 3
+        moved = [(p != q).any().item() for p, q in zip(before, one.critics(), strict=True)]
+        assert not any(moved[per_node : 2 * per_node]), "n1 was not asked"
+        assert any(moved[:per_node])
+        assert any(moved[2 * per_node :])
+        (grad,) = torch.autograd.grad(loss_of(few), x)
+        everyone = ask("examine", x=image(2))
+        figures.append([few["logits"], few["critic"], grad, everyone["logits"], everyone["critic"]])
+    for mine, expected in zip(*figures, strict=True):
+        close(mine, expected)
+
+
+def test_an_old_question_can_be_asked_again_after_its_group_was_parted() -> None:
+    world = World(ALIKE)
+    first = world.federation.ask("examine", x=image())
+    world.federation.ask("examine", of=["n1"], x=image(1))
+    calls, critics = world.calls, world.critics()
+    again = world.federation.ask("examine", number=first.number, x=image())
+    assert torch.equal(again["critic"], first["critic"])
+    assert world.calls == calls
+    assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
+
+
+@pytest.mark.parametrize("of", [["n9"], ["n0", "clinic"], [], "n0"])
+def test_unknown_nodes_are_named(of: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"of is .*: allowed is some of n0, n1, n2"):
+        World(ALIKE).federation.ask("tell", of=of)
+
+
+def test_unknown_questions_tensors_and_parts_are_named() -> None:
+    federation = World(ALIKE).federation
+    with pytest.raises(ArgumentError, match="question is 'gossip': allowed is one of examine, tell"):
+        federation.ask("gossip")
+    with pytest.raises(ArgumentError, match=r"tensors of question examine is \['y'\]"):
+        federation.ask("examine", y=image())
+    with pytest.raises(ArgumentError, match="tensors of question examine"):
+        federation.ask("examine")
+    with pytest.raises(ArgumentError, match="answer is 'sizes': allowed is one of size"):
+        federation.ask("tell")["sizes"]
+
+
+# --- again, and refused --------------------------------------------------------------------------
+
+
+@ENGINES
+def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stacked: bool) -> None:
+    world = World(stacked=stacked)
+    first = world.federation.ask("examine", x=image())
+    calls, critics, audit = world.calls, world.critics(), world.audit.summary()
+    again = world.federation.ask("examine", number=first.number, x=image())
+    assert all(torch.equal(first[name], again[name]) for name in ("logits", "critic"))
+    assert world.calls == calls
+    assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
+    assert world.audit.summary() == audit
+    x = image()
+    answers = world.federation.ask("examine", number=first.number, x=x)
+    (grad,) = torch.autograd.grad(loss_of(answers), x)  # and it can still be pulled back
+    y = image()
+    close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])
+    with pytest.raises(QuestionMismatch):
+        world.federation.ask("examine", number=first.number, x=image(1))
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (PolicyConfig(questions=("tell",)), "questions: tell"),
+        (PolicyConfig(most_questions=1), "most_questions: 1"),
+        (PolicyConfig(most_bytes=4), "most_bytes: 4"),
+    ],
+)
+def test_a_refusal_names_node_question_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
+    world = World(ALIKE, stacked=stacked, policies={"n0": policy})
+    world.federation.ask("tell")
+    before, audit = world.critics(), world.audit.summary()
+    with pytest.raises(QuestionRefused) as caught:
+        world.federation.ask("examine", x=image())
+    error = caught.value
+    assert (error.node, error.question, error.rule) == ("n0", "examine", rule)
+    assert world.calls == 0
+    assert all(torch.equal(p, q) for p, q in zip(before, world.critics(), strict=True))
+    assert world.audit.summary() == audit
+
+
+def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
+    world = World(ALIKE, policies={"n1": PolicyConfig(questions=("tell",))})
+    world.federation.require(["tell"])
+    with pytest.raises(QuestionRefused, match="'n1' refuses question 'examine' by rule questions: tell"):
+        world.federation.require(["tell", "examine"])
+    assert world.federation.objections(world.federation.questions["examine"]) == {"n1": "questions: tell"}
+    policies = {"n0": PolicyConfig(questions=("examine",)), "n1": PolicyConfig(questions=("none",))}
+    with pytest.raises(QuestionRefused) as caught:
+        World(ALIKE, policies=policies).federation.require(["tell", "examine"])
+    assert str(caught.value) == (
+        "node 'n0' refuses question 'tell' by rule questions: examine; "
+        "node 'n1' refuses question 'tell' by rule questions: none; "
+        "node 'n1' refuses question 'examine' by rule questions: none"
+    )
+    assert world.calls == 0
+    assert world.audit.summary() == AuditLog().summary()
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None:
+    world = World(ALIKE, policies=dict.fromkeys(("n0", "n1"), PolicyConfig(most_questions=limit)))
+    questions = {
+        name: dataclasses.replace(question, times=times)
+        for (name, question), times in zip(world.federation.questions.items(), (2, 1), strict=True)
+    }
+    side = NodeSide(questions, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+    federation = InProcess(world.nodes, world.groups, side, Compute())
+    assert federation.limits() == {"n0": limit, "n1": limit}
+    if limit == 3:
+        federation.require(["examine", "tell"])
+        return
+    rule = f"most_questions: {limit}, and the run asks 3"
+    said = f"nodes 'n0', 'n1' refuse question 'examine, tell' by rule {rule}"
+    with pytest.raises(QuestionRefused, match=said):
+        federation.require(["examine", "tell"])
+    assert world.audit.summary() == AuditLog().summary()
+
+
+def test_a_part_of_the_answer_that_does_not_depend_on_x_has_no_way_back() -> None:
+    world = World(ALIKE)
+
+    def rate(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"logits": group.bench("model")(x), "rate": torch.arange(float(len(group)))}
+
+    question = Question("rate", rate, {"x": "inputs"}, {"logits": "logits", "rate": "critic"}, ("x",))
+    side = NodeSide({"rate": question}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+    federation = InProcess(world.nodes, partition(world.nodes, True), side, Compute())
+    x = image()
+    answers = federation.ask("rate", x=x)
+    (grad,) = torch.autograd.grad((answers["logits"] * answers["rate"].view(3, 1, 1)).sum(), x)
+    y = image()
+    weighted = world.plain(y)["logits"] * torch.arange(3.0).view(3, 1, 1)
+    close(grad, torch.autograd.grad(weighted.sum(), y)[0])
+
+
+def test_a_user_module_of_any_kind_can_be_a_node() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x.mean((1, 2, 3)), x.amax((1, 2, 3)), x.amin((1, 2, 3))], 1)
+
+    world = World(ALIKE)
+    world.nodes[1].modules["model"] = Odd()
+    groups = partition(world.nodes, True)
+    assert [len(group) for group in groups] == [2, 1]
+    federation = InProcess(
+        world.nodes, groups, NodeSide(world.federation.questions, *[lambda *_: None] * 3), Compute()
+    )  # type: ignore[arg-type,list-item]
+    x = image()
+    (grad,) = torch.autograd.grad(loss_of(federation.ask("examine", x=x)), x)
+    y = image()
+    close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])

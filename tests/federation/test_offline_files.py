@@ -1,0 +1,383 @@
+"""Bundles: files say who wrote them and what they answer, and give the figures of the live run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import BundleError, NodeFault, QuestionMismatch
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.public import Public
+from fedstill.federation import offline_files, signed_files
+from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.link_config import LinkConfig
+from fedstill.federation.offline_files import (
+    FORMAT,
+    AnswersHeader,
+    NodeAnswers,
+    Questions,
+    Replies,
+    pack_answers,
+    read_answers,
+    read_questions,
+    write_questions,
+)
+from fedstill.federation.offline_link import Files
+from fedstill.federation.remote import Remote
+from fedstill.methods import fedkd
+from fedstill.methods._server import Server
+from fedstill.methods.fedkd import FedKD
+from fedstill.models import build
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.statement import Statement
+from fedstill.protocol.digests import digest
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.run_plan import PROTOCOL, Plan, fingerprint
+from fedstill.protocol.wire_format import pack, unpack
+from fedstill.tasks.classification import Classification, ClassificationConfig
+
+pytest.importorskip("cryptography")
+
+SHAPE, CLASSES, SEED, N = (1, 8, 8), 3, 4, 23
+TASK, LOCAL, COMPUTE = Classification(CLASSES), LocalConfig(), Compute()
+CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
+SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+NAMES = ("node-0", "node-1", "node-2")
+
+
+def public_data() -> Public:
+    return Public("made", torch.randn(N, *SHAPE, generator=torch.Generator().manual_seed(99)), note="by hand")
+
+
+def live() -> InProcess:
+    nodes = []
+    for index, name in enumerate(NAMES):
+        generator = torch.Generator().manual_seed(index)
+        inputs = torch.randn(6 + index, *SHAPE, generator=generator)
+        targets = torch.randint(CLASSES, (6 + index,), generator=generator)
+        gate = Gate(name, PolicyConfig(), AuditLog())
+        model = build("small-cnn:4", SHAPE, CLASSES, 0, index).eval()
+        nodes.append(Node(name, TensorData(inputs, targets), model, gate, SEED))
+    side = CONFIG.node_side(NodeSetting(TASK, LOCAL, COMPUTE, public_data()))
+    return InProcess(nodes, partition(nodes, False), side, COMPUTE)
+
+
+def asked() -> Questions:
+    table = {"name": "fedkd", **vars(CONFIG)}
+    plan = Plan("questions", table, SPEC, public=fingerprint(public_data()), public_note=("made", "by hand"))
+    return Questions(plan, public_data(), tuple(CONFIG.asks(public_data(), SEED)))
+
+
+def with_levels(levels: int) -> Questions:
+    mine = asked()
+    return replace(mine, plan=replace(mine.plan, method={**mine.plan.method, "levels": levels}))
+
+
+@dataclass
+class World:
+    """A folder with questions and each node's answers, and the keys of all."""
+
+    folder: Path
+    questions: Questions
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def key(self, name: str) -> Any:
+        return signed_files.own_key(self.folder / f"{name}.key")
+
+    def print(self, name: str) -> str:
+        return signed_files.fingerprint(signed_files.public_of(self.key(name)))
+
+    def keys(self) -> dict[str, str]:
+        return {name: self.print(name) for name in NAMES}
+
+    def read(self, name: str = "node-0", keys: Mapping[str, str] | None = None) -> NodeAnswers:
+        return read_answers(self.path(name), self.questions, keys)
+
+    def files(self) -> Files:
+        return Files(self.questions, [self.read(name) for name in NAMES])
+
+    def federation(self) -> Remote:
+        plan, declared = self.questions.plan, self.questions.declared()
+        remote = Remote(self.files(), plan, declared, LinkConfig(), AuditLog(), COMPUTE)
+        remote.join()
+        return remote
+
+    def forge(
+        self, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None], name: str = "node-0"
+    ) -> None:
+        """What a node with a good key but no good will could hand in."""
+        header, tensors = unpack(self.path(name).read_bytes())
+        change(header, tensors)
+        signed_files.write(self.path(name), pack(header, tensors), self.key(name))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles")
+    world = World(folder, asked())
+    write_questions(world.path("questions"), world.questions, world.key("server"))
+    world.questions = read_questions(world.path("questions"))
+    federation, given = live(), world.questions
+    answers = {
+        number: federation._answer(NAMES, ask.question, number, ask.tensors, False)
+        for number, ask in enumerate(given.asks)
+    }
+    for name in NAMES:
+        mine = {number: answer[name] for number, answer in answers.items()}
+        signed_files.write(
+            world.path(name), pack_answers(header(given, name), replies(name, mine)), world.key(name)
+        )
+    return folder
+
+
+@pytest.fixture
+def world(first: Path, tmp_path: Path) -> World:
+    for path in first.iterdir():
+        copied = tmp_path / path.name
+        copied.write_bytes(path.read_bytes())
+        copied.chmod(path.stat().st_mode)
+    return World(tmp_path, read_questions(tmp_path / "questions.safetensors"))
+
+
+def header(given: Questions, name: str) -> AnswersHeader:
+    return AnswersHeader(given.sha256, given.signer, False, name, PolicyConfig())
+
+
+def replies(name: str, answers: Mapping[int, Any]) -> Replies:
+    hello = {"name": name, "protocol": PROTOCOL, "versions": {"fedstill": "0"}}
+    join = {
+        "objections": {},
+        "most_questions": 0,
+        "learned": False,
+        "last": -1,
+        "marks": [],
+        "model": "SmallCNN",
+        "parameters": 99,
+        "privacy": Statement().to_dict(),
+    }
+    return Replies(hello, join, [{"mechanism": "none", "price": None}] * len(answers), answers)
+
+
+# --- what a method asks all at once --------------------------------------------------------------
+
+
+def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedkd, "CHUNK", 10)
+    federation, seen = live(), []
+    ask = federation.ask
+    monkeypatch.setattr(
+        federation, "ask", lambda name, **sent: (seen.append((name, sent)), ask(name, **sent))[1]
+    )
+    step(federation)
+    expected = CONFIG.asks(public_data(), SEED)
+    assert [name for name, _ in seen] == ["count_labels"] + ["predict"] * 6
+    assert len(seen) == len(expected)
+    for (name, sent), planned in zip(seen, expected, strict=True):
+        tensors = {key: value for key, value in sent.items() if isinstance(value, torch.Tensor)}
+        assert digest(name, tensors) == digest(planned.question, planned.tensors)
+
+
+# --- the same figures ----------------------------------------------------------------------------
+
+
+def step(federation: Any) -> Server:
+    student = build("mlp:8", SHAPE, CLASSES, 0, "student")
+    place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data())
+    server = Server(CONFIG, *place)
+    for _ in range(server.total):
+        server.step()
+    return server
+
+
+def test_the_student_from_files_is_the_student_of_the_live_run(world: World) -> None:
+    by_file, by_wire = step(world.federation()), step(live())
+    assert torch.equal(by_file.state.targets["z_hat"], by_wire.state.targets["z_hat"])
+    for name, value in by_wire.student.state_dict().items():
+        assert torch.equal(by_file.student.state_dict()[name], value), name
+
+
+def test_a_file_cannot_answer_what_it_was_not_asked(world: World) -> None:
+    federation = world.federation()
+    federation.ask("count_labels")
+    with pytest.raises(QuestionMismatch):
+        federation.ask("predict", rows=torch.tensor([0, 5]), view=torch.tensor(0))
+    with pytest.raises(QuestionMismatch):
+        federation.ask("count_labels", number=99)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_questions_come_back_as_they_were(world: World) -> None:
+    mine, again = asked(), world.questions
+    assert (again.plan, again.contents()) == (mine.plan, mine.contents())
+    assert again.public is not None
+    assert torch.equal(again.public.inputs, public_data().inputs)
+    assert (again.public.name, again.public.note) == ("made", "by hand")
+    for one, other in zip(again.asks, mine.asks, strict=True):
+        assert digest(one.question, one.tensors) == digest(other.question, other.tensors)
+    assert again.signer == world.print("server")
+    assert not again.trusted
+    assert read_questions(world.path("questions"), [world.print("server")]).trusted
+
+
+def test_the_same_questions_give_the_same_file_and_others_do_not_replace_it(world: World) -> None:
+    path, key = world.path("questions"), world.key("server")
+    before = path.read_bytes(), signed_files.signature_of(path).read_bytes()
+    assert write_questions(path, asked(), key) == world.questions.sha256
+    assert (path.read_bytes(), signed_files.signature_of(path).read_bytes()) == before
+    with pytest.raises(BundleError, match="holds something else already"):
+        write_questions(path, with_levels(100), key)
+    assert path.read_bytes() == before[0]
+
+
+@pytest.mark.parametrize("which", ["questions", "node-1"])
+@pytest.mark.parametrize("where", [0.001, 0.999])
+def test_a_changed_byte_is_refused_before_anything_is_parsed(
+    world: World, which: str, where: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline_files, "unpack", lambda blob: pytest.fail("parsed"))
+    path = world.path(which)
+    blob = bytearray(path.read_bytes())
+    blob[int(where * len(blob))] ^= 1
+    path.write_bytes(blob)
+    with pytest.raises(BundleError, match="does not fit its signature"):
+        read_questions(path) if which == "questions" else world.read(which)
+    signed_files.signature_of(path).unlink()
+    with pytest.raises(BundleError, match=r"\.sig is missing"):
+        read_questions(path) if which == "questions" else world.read(which)
+
+
+def test_answers_are_no_questions_and_the_other_way_round(world: World) -> None:
+    with pytest.raises(BundleError, match=r"node-0\.safetensors holds answers: allowed are questions"):
+        read_questions(world.path("node-0"))
+    with pytest.raises(BundleError, match=r"holds questions: allowed are answers"):
+        world.read("questions")
+    signed_files.write(world.path("x"), b"nothing of the kind", world.key("server"))
+    with pytest.raises(BundleError, match="holds no questions"):
+        read_questions(world.path("x"))
+
+
+def test_questions_with_an_option_that_is_not_known_are_of_another_version(world: World) -> None:
+    for change, said in (
+        ({"surprise": 1}, "no plan that this version of fedstill can follow: unknown key 'method.surprise'"),
+        ({"name": "magic"}, "method.name is 'magic'"),
+        ({"levels": -1}, "method.levels is -1"),
+    ):
+        header, tensors = unpack(world.path("questions").read_bytes())
+        header["plan"]["method"] |= change
+        signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
+        with pytest.raises(BundleError, match=re.escape(said)):
+            read_questions(world.path("x"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda h, t: h.update(format=1), f"is of format 1: this version of fedstill reads {FORMAT}"),
+        (lambda h, t: h.pop("questions"), "questions is ''"),
+        (lambda h, t: h["questions"].pop(), "does not list the questions that it holds"),
+        (lambda h, t: t.update(stray=torch.zeros(1)), "holds a tensor 'stray', which belongs to no question"),
+        (
+            lambda h, t: t["public.inputs"].fill_(float("nan")),
+            "public data: 23 examples hold NaN or infinity",
+        ),
+        (
+            lambda h, t: t.update({"public.inputs": torch.zeros(N, 3, 8, 8)}),
+            "public inputs are of shape (23, 3, 8, 8): allowed are (N, 1, 8, 8)",
+        ),
+        (lambda h, t: h["plan"]["spec"].update(std=[0.0]), "spec.std is"),
+        (
+            lambda h, t: h["plan"]["spec"].update(task={"name": "antigravity:geohash"}),
+            "task.name is 'antigravity:geohash': allowed is one that policy.tasks of the node names",
+        ),
+        (lambda h, t: h["plan"].update(run="../.."), "run is '../..'"),
+        (
+            lambda h, t: h["plan"].update(public="0" * 32),
+            "are not those of the plan",
+        ),
+        (lambda h, t: h.update(plan=None), "has no plan"),
+    ],
+)
+def test_questions_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:
+    header, tensors = unpack(world.path("questions").read_bytes())
+    change(header, tensors)
+    signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
+    with pytest.raises(BundleError, match=re.escape(said)) as caught:
+        read_questions(world.path("x"))
+    assert "\n" not in str(caught.value)
+
+
+# --- answers that are not believed ---------------------------------------------------------------
+
+
+def test_answers_are_trusted_only_with_the_nodes_own_key(world: World) -> None:
+    assert not world.read().trusted
+    assert world.read(keys=world.keys()).trusted
+    with pytest.raises(BundleError, match="signed by a key that is not expected here"):
+        world.read(keys={name: key for name, key in world.keys().items() if name != "node-0"})
+    swapped = world.keys() | {"node-0": world.keys()["node-1"], "node-1": world.keys()["node-0"]}
+    with pytest.raises(BundleError, match="of node 'node-0', and is signed by a key that is not that node's"):
+        world.read(keys=swapped)
+
+
+def test_two_files_of_one_node_are_refused(world: World) -> None:
+    for name in (world.path("node-0"), signed_files.signature_of(world.path("node-0"))):
+        copy = name.with_name(name.name.replace("node-0", "again"))
+        copy.write_bytes(name.read_bytes())
+    with pytest.raises(BundleError, match=r"node-0\.safetensors and .*again\.safetensors are both of node"):
+        Files(world.questions, [world.read(), world.read("again")])
+    with pytest.raises(BundleError, match="there are no answers"):
+        Files(world.questions, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda h, t: t.pop("1.logits"), "does not hold one answer to each of the 3 questions"),
+        (lambda h, t: h["told"]["privacy"].pop(), "does not hold one answer to each of the 3 questions"),
+        (lambda h, t: h.pop("told"), "what its node tells is of another form"),
+        (lambda h, t: h["told"]["join"].update(marks=3), "marks is 3"),
+        (lambda h, t: h["told"]["privacy"][1].clear(), "does not say how an answer is protected"),
+        (lambda h, t: h["policy"].update(questions=3), "policy.questions is 3"),
+        (lambda h, t: h.pop("node"), "node is ''"),
+    ],
+)
+def test_answers_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:
+    world.forge(change)
+    with pytest.raises(BundleError, match=re.escape(said)) as caught:
+        world.read()
+    assert str(world.path("node-0")) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t["0.counts"].fill_(float("nan")), "question 'count_labels': counts hold NaN"),
+        (lambda t: t.update({"1.logits": t["1.logits"][:-1]}), "'predict': logits are .* of shape .22, 3."),
+        (lambda t: t.update({"1.logits": t["1.logits"][:, :2]}), "'predict': logits are .23, 2., for 3 cl"),
+        (lambda t: t.update({"0.weights": torch.zeros(2)}), "answered .*'weights'"),
+    ],
+)
+def test_answers_that_no_sound_node_gives_stop_the_run_and_name_the_node(
+    world: World, change: Callable[[dict[str, torch.Tensor]], None], said: str
+) -> None:
+    """As in a live run: what is in a file is checked like what comes over a link."""
+    world.forge(lambda header, tensors: change(tensors), "node-1")
+    with pytest.raises(NodeFault, match=f"node 'node-1'.*{said}"):
+        step(world.federation())

@@ -1,0 +1,126 @@
+"""Signed files: a changed byte, a missing signature or a foreign key is one line, and nothing is parsed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fedstill.core.errors import BundleError
+from fedstill.federation import signed_files
+
+pytest.importorskip("cryptography")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    signed_files.write(tmp_path / "file", b"what was said", signed_files.own_key(tmp_path / "a.key"))
+    return tmp_path / "file"
+
+
+def test_a_key_is_made_once_for_its_owner_alone_and_the_public_part_beside_it(tmp_path: Path) -> None:
+    key = signed_files.public_of(signed_files.own_key(tmp_path / "a.key"))
+    assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
+    assert signed_files.public_of(signed_files.own_key(tmp_path / "a.key")) == key
+    assert signed_files.read_public(tmp_path / "a.pub") == key
+    assert signed_files.public_of(signed_files.own_key(tmp_path / "b.key")) != key
+    assert len(signed_files.fingerprint(key).replace(" ", "")) == 32
+
+
+def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    signed_files.own_key(tmp_path / "a.key")
+    (tmp_path / "a.key").chmod(0o644)
+    with pytest.raises(BundleError, match="can be read by others: chmod 600"):
+        signed_files.own_key(tmp_path / "a.key")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"nothing", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
+def test_what_is_no_key_is_said_in_one_line(tmp_path: Path, text: bytes) -> None:
+    for name in ("a.key", "a.pub"):
+        (tmp_path / name).write_bytes(text)
+        (tmp_path / name).chmod(0o600)
+    with pytest.raises(BundleError, match="holds no private key"):
+        signed_files.own_key(tmp_path / "a.key")
+    with pytest.raises(BundleError, match="holds no public key"):
+        signed_files.read_public(tmp_path / "a.pub")
+
+
+def test_a_signed_file_is_read_and_a_key_is_trusted_only_if_it_was_expected(file: Path) -> None:
+    mine = signed_files.expected(str(file.with_name("a.pub")))
+    assert signed_files.read(file) == (b"what was said", mine)
+    assert signed_files.read(file, [mine]) == (b"what was said", mine)
+    other = signed_files.fingerprint(signed_files.public_of(signed_files.own_key(file.with_name("b.key"))))
+    with pytest.raises(BundleError, match=r"signed by a key that is not expected here: .{39}$"):
+        signed_files.read(file, [other])
+    with pytest.raises(BundleError, match="not expected"):
+        signed_files.read(file, [])
+
+
+def test_a_key_is_named_by_its_file_or_by_what_was_read_out(file: Path) -> None:
+    mine = signed_files.fingerprint(signed_files.read_public(file.with_name("a.pub")))
+    for spoken in (mine, mine.upper(), mine.replace(" ", ""), mine.replace(" ", "-")):
+        assert signed_files.expected(spoken) == mine
+    for wrong in (mine[:-1], "g" + mine[1:], "", str(file.with_name("c.pub"))):
+        with pytest.raises(BundleError, match="is no public key: allowed are"):
+            signed_files.expected(wrong)
+
+
+def test_one_changed_bit_is_refused_wherever_it_is(file: Path) -> None:
+    """Of the file, and of its signature, which has one form only: no capitals, no other spaces."""
+    signature = signed_files.signature_of(file)
+    for path, size in ((file, 13), (signature, 245)):
+        whole = path.read_bytes()
+        assert len(whole) == size
+        taken = []
+        for bit in range(8 * size):
+            blob = bytearray(whole)
+            blob[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(blob)
+            with contextlib.suppress(BundleError):
+                signed_files.read(file)
+                taken.append(bit)
+        path.write_bytes(whole)
+        assert not taken, path
+    signed_files.read(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "null", "[" * 4000, '{"algorithm": "none", "key": "", "signature": ""}',
+     '{"algorithm": "Ed25519", "key": 3, "signature": "zz"}', "x" * 10_000],
+)  # fmt: skip
+def test_what_is_no_signature_is_said_in_one_line(file: Path, text: str) -> None:
+    signed_files.signature_of(file).write_text(text)
+    with pytest.raises(BundleError, match="is no signature that fedstill has written"):
+        signed_files.read(file)
+
+
+def test_what_is_missing_is_said(file: Path) -> None:
+    signed_files.signature_of(file).unlink()
+    with pytest.raises(BundleError, match=r"file\.sig is missing"):
+        signed_files.read(file)
+    file.unlink()
+    with pytest.raises(BundleError, match="there is no such file"):
+        signed_files.read(file)
+
+
+def test_openssl_finds_the_signature_good_too(file: Path, tmp_path: Path) -> None:
+    """So that nobody needs to believe fedstill alone."""
+    table = json.loads(signed_files.signature_of(file).read_text())
+    (tmp_path / "raw").write_bytes(bytes.fromhex(table["signature"]))
+    try:
+        done = subprocess.run(
+            ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", "a.pub",
+             "-rawin", "-in", "file", "-sigfile", "raw"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        pytest.skip("no openssl here")
+    if "rawin" in done.stderr:
+        pytest.skip("this openssl is too old")
+    assert "Verified Successfully" in done.stdout, done.stderr

@@ -1,0 +1,116 @@
+"""What a method's server keeps: all that stands in what its method made, whatever that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.core.checkpoint import load_state, save_state
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.federation.inprocess import InProcess
+from fedstill.methods._server import Server
+from fedstill.protocol.kinds import Kind
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import Method, side_of
+from fedstill.protocol.questions import NodeSetting, question
+from fedstill.tasks.classification import Classification
+from tests.methods.small_world import make_nodes
+
+SHARE = Kind("share", "how much of the outputs is told", of="question")
+
+
+class Box:
+    """A thing of a method's own, with a memory."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self.seen = list(state["seen"])
+
+
+@dataclass
+class Everything:
+    G: nn.Module
+    adam: torch.optim.Optimizer
+    box: Box
+    several: dict[str, Any]
+    none: torch.Tensor | None = None
+    late: torch.Tensor | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+    pair: tuple[int, str] = (0, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeps(Method):
+    title: ClassVar[str] = "Keeps"
+    rounds: int = 4
+
+    @question(sends={"x": "inputs", "t": "schedule", "share": SHARE}, releases={"logits": "logits"})
+    def answer(self, nodes: Any, x: torch.Tensor, t: int, share: float) -> dict[str, torch.Tensor]:
+        assert isinstance(t, int)
+        assert isinstance(share, float)
+        return {"logits": nodes.bench("model")(x) * share + t}
+
+    def begin(self, server: Server) -> Everything:
+        torch.manual_seed(0)
+        G, other = nn.Linear(3, 2), nn.Linear(2, 2)
+        several = {"net": other, "adam": torch.optim.Adam(other.parameters()), "count": 0}
+        return Everything(G, torch.optim.Adam(G.parameters()), Box(), several)
+
+    def turn(self, server: Server, state: Everything, t: int) -> Mapping[str, float]:
+        for net, adam in ((state.G, state.adam), (state.several["net"], state.several["adam"])):
+            loss = net(torch.full((1, net.in_features), t + 1.0)).square().sum()
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        told = server.ask("answer", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)["logits"]  # (K, 2, classes)
+        state.box.seen.append(told.mean().item())
+        state.late = told.mean(0) if state.late is None else state.late + told.mean(0)
+        state.several["count"] += 1
+        state.numbers[f"turn {t}"], state.pair = told.sum().item(), (t, "so")
+        with torch.no_grad():
+            server.student[1].weight += told.mean()
+        return {"loss": loss.item()}
+
+
+def made() -> Server:
+    method, task, compute = Keeps(), Classification(2), Compute()
+    torch.manual_seed(1)
+    nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(3)]
+    data = TensorData(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
+    nodes = make_nodes(nets[:2], data=lambda index: data)
+    side = side_of(method, NodeSetting(task, LocalConfig(), compute))
+    federation = InProcess(nodes, [[node] for node in nodes], side, compute)
+    place = (federation, nets[2], task, (1, 2, 2), (0.5,), (0.5,), compute, 0, LocalConfig())
+    return Server(method, *place)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_all_of_a_state_is_kept_and_taken_up(stop: int, tmp_path: Path) -> None:
+    whole, first = made(), made()
+    expected = [whole.step() for _ in range(4)]
+    assert [first.step() for _ in range(stop)] == expected[:stop]
+    save_state(tmp_path / "state", first.kept())
+    second = made()
+    second.take_up(load_state(tmp_path / "state"))
+    assert (second.done, second.total, second.unit) == (stop, 4, "round")
+    assert [second.step() for _ in range(4 - stop)] == expected[stop:]
+    for name in ("numbers", "pair", "none"):
+        assert getattr(second.state, name) == getattr(whole.state, name), name
+    assert torch.equal(second.state.late, whole.state.late)
+    assert second.state.box.seen == whole.state.box.seen
+    assert second.state.several["count"] == 4
+    for mine, theirs in ((second.student, whole.student), (second.state.G, whole.state.G)):
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+    assert second.federation.number == whole.federation.number == 4

@@ -1,0 +1,129 @@
+"""Which networks can learn with DP-SGD: what stands in the way is named, with what replaces it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.core.errors import FedstillError
+from fedstill.models import PatchCritic, build
+from fedstill.models.dp_compatibility import NotPrivate, check
+
+SHAPE = (1, 8, 8)
+
+
+class Remembering(nn.Module):
+    """A layer of one's own that keeps a running mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x.flatten(1) + 1)
+        self.seen.add_(out.detach().mean(0))
+        return out
+
+
+def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(1, 48, 3),
+        nn.BatchNorm2d(48),
+        nn.Sequential(nn.BatchNorm2d(48, affine=False), nn.InstanceNorm2d(48, track_running_stats=True)),
+        nn.GRU(4, 5),
+        nn.RNN(4, 5),
+        nn.LazyLinear(3),
+        nn.InstanceNorm2d(48),
+    )
+    network[1].requires_grad_(False)  # frozen ones mix examples too
+    with pytest.raises(NotPrivate) as told:
+        check(network, "the model of node 'a'")
+    assert set(told.value.layers) == {"1", "2.0", "2.1", "3", "4", "5"}
+    assert told.value.layers["1"] == "BatchNorm2d -> GroupNorm(16, 48)"
+    assert told.value.layers["3"] == "GRU -> opacus.layers.DPGRU"
+    text = str(told.value)
+    assert text.startswith(
+        "the model of node 'a' cannot learn privately (batch norm mixes examples): 1: BatchNorm2d -> "
+        "GroupNorm(16, 48); 2.0"
+    )
+    assert "track_running_stats=False" in text
+    assert "\n" not in text
+
+
+def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
+    """A group norm of one feature a group is 0 whatever comes."""
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+    with pytest.raises(NotPrivate) as told:
+        check(flat, "it")
+    assert told.value.layers == {"2": "BatchNorm1d -> LayerNorm(32)"}
+    flat[2] = nn.LayerNorm(32)
+    check(flat, "it", SHAPE)
+    assert flat[:3](torch.randn(2, *SHAPE)).abs().min() > 0
+    long = nn.Sequential(nn.Conv1d(1, 32, 3), nn.BatchNorm1d(32))
+    with pytest.raises(NotPrivate, match=r"1: BatchNorm1d -> GroupNorm\(32, 32\)"):
+        check(long, "it")
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (nn.Dropout(0.1), "0: Dropout -> none: what it drops"),
+        (nn.RReLU(), "0: RReLU -> LeakyReLU"),
+        (type("Mine", (nn.BatchNorm2d,), {})(4), r"0: Mine -> GroupNorm\(4, 4\)"),
+    ],
+)
+def test_layers_that_opacus_does_not_know_are_refused_too(layer: nn.Module, told: str) -> None:
+    with pytest.raises(NotPrivate, match=told):
+        check(nn.Sequential(layer).eval(), "it")  # even as it answers: it will learn
+    check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0)), "it", SHAPE)
+
+
+def test_a_long_list_of_layers_is_cut_and_other_models_of_ours_are_named() -> None:
+    with pytest.raises(NotPrivate) as told:
+        check(build("resnet8:4", SHAPE, 3, 0), "the model")
+    count, text = len(told.value.layers), str(told.value)
+    assert text.count("BatchNorm2d ->") == 6 < count
+    assert f"; and {count - 6} more; small-cnn, lenet5 and mlp have none of these" in text
+    with pytest.raises(NotPrivate) as few:
+        check(nn.Sequential(nn.BatchNorm2d(4)), "mine")
+    assert "more" not in str(few.value)
+    assert "small-cnn" not in str(few.value)
+
+
+def test_the_critic_passes_with_group_norm_only() -> None:
+    with pytest.raises(NotPrivate, match=r"3: BatchNorm2d -> GroupNorm\(8, 8\)"):
+        check(PatchCritic(1, 4), "the critic")
+    check(PatchCritic(1, 4, "group"), "the critic", SHAPE)
+
+
+def test_a_layer_that_keeps_what_it_saw_is_found_by_trying() -> None:
+    network = nn.Sequential(nn.Flatten(), Remembering())
+    with pytest.raises(NotPrivate, match=r"1: 'seen' keeps what it saw"):
+        check(network, "it", SHAPE)
+    assert network[1].seen.abs().max() == 0, "tried on a copy"
+
+
+def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x.flatten(1))
+            return out if out.sum().item() > 0 else 2 * out
+
+    class Drawing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.flatten(1) * torch.rand_like(x.flatten(1)))
+
+    for network in (Branching(64, 3), Drawing(64, 3)):
+        with pytest.raises(NotPrivate, match="the network itself: no gradients by example"):
+            check(network, "it", SHAPE)
+
+
+def test_without_opacus_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("opacus", "opacus.layers", "opacus.validators"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(FedstillError, match=r"^Opacus is not installed: pip install 'fedstill\[dp\]'$"):
+        check(build("mlp:8", SHAPE, 3, 0), "it")

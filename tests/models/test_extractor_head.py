@@ -1,0 +1,191 @@
+"""A network as extractor and head: where it parts, that nothing is lost, and what cannot be parted."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.core.errors import ModelError
+from fedstill.models import MODELS, TEXTS, build, example
+from fedstill.models.extractor_head import Split, features, split
+
+SHAPE = (1, 8, 8)
+
+
+def kinds(module: nn.Module) -> list[str]:
+    return [type(layer).__name__ for layer in module.children()]
+
+
+def same_function(model: nn.Module, parts: Split, shape: tuple[int, int, int] = SHAPE) -> None:
+    """Both compute the same, on the same parameters and buffers."""
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
+    model.eval(), parts.eval()
+    with torch.no_grad():
+        assert torch.equal(parts(x), model(x))
+        assert torch.equal(parts.head(parts.extractor(x)), model(x))
+    whole = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+    mine = [tensor.data_ptr() for tensor in (*parts.parameters(), *parts.buffers())]
+    assert sorted(mine) == sorted(whole)
+
+
+class Own(nn.Sequential):
+    """A user's Sequential, whose own arguments a slice would not know."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        channels, height, width = shape
+        super().__init__(
+            nn.Conv2d(channels, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * height * width, 6),
+            nn.ReLU(),
+            nn.Linear(6, classes),
+        )
+
+
+class Parted(nn.Module):
+    """A user's network that says itself where it parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU())
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.extractor(x))
+        return out
+
+
+# --- where a network parts -------------------------------------------------------------------------
+
+
+HEADS = {
+    "small-cnn": ["Linear"],
+    "lenet5": ["Linear", "ReLU", "Linear", "ReLU", "Linear"],
+    "resnet8": ["Linear"],
+    "sigmoid-lenet": ["Linear"],
+    "mlp": ["Linear"],  # its Flatten has nothing that learns before it
+}
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 16)])
+@pytest.mark.parametrize("name", HEADS)
+def test_each_network_of_ours_parts_and_computes_the_same(name: str, shape: tuple[int, int, int]) -> None:
+    model = build(f"{name}:6", shape, 7, 0)
+    parts = split(model, "model")
+    assert kinds(parts.head) == HEADS[name]
+    same_function(model, parts, shape)
+    first = next(iter(parts.head.parameters()))
+    assert features(parts, example(shape), "model") == first.shape[1]
+
+
+def test_every_network_of_ours_is_covered() -> None:
+    assert {*HEADS, "unet", "residual-unet", *TEXTS} == set(MODELS.own)  # see test_unet.py
+
+
+def test_a_users_sequential_with_an_init_of_its_own_parts_behind_its_flatten() -> None:
+    model = Own(SHAPE, 3)
+    parts = split(model, "model")
+    assert (kinds(parts.extractor), kinds(parts.head)) == (
+        ["Conv2d", "ReLU", "Flatten"],
+        ["Linear", "ReLU", "Linear"],
+    )
+    same_function(model, parts)
+
+
+def test_the_last_flatten_with_something_learned_on_both_sides_counts() -> None:
+    two = nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.Flatten(),
+        nn.Linear(72, 8),
+        nn.Unflatten(1, (2, 2, 2)),
+        nn.Conv2d(2, 2, 1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
+    assert kinds(split(two, "model").head) == ["Linear"]
+    last = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
+    parts = split(last, "model")  # nothing is learned behind the flatten: the last layer that learns
+    assert kinds(parts.head) == ["Conv2d", "Flatten"]
+    same_function(last, parts)
+
+
+def test_named_layers_keep_their_names() -> None:
+    layers = OrderedDict(flat=nn.Flatten(), first=nn.Linear(64, 4), act=nn.ReLU(), last=nn.Linear(4, 3))
+    parts = split(nn.Sequential(layers), "model")
+    assert [name for name, _ in parts.extractor.named_children()] == ["flat", "first", "act"]
+    assert [name for name, _ in parts.head.named_children()] == ["last"]
+
+
+def test_a_layer_that_is_used_twice_is_used_twice_in_the_parts() -> None:
+    act = nn.ReLU()
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), act, nn.Flatten(), nn.Linear(144, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 3)
+    )
+    parts = split(model, "model")
+    assert len(list(parts.extractor.children())) == 3
+    assert kinds(parts.head)[0] == "Linear"
+    same_function(model, parts)
+
+
+def test_a_network_with_extractor_and_head_parts_there() -> None:
+    model = Parted()
+    parts = split(model, "model")
+    assert parts.extractor is model.extractor
+    assert parts.head is model.head
+    same_function(model, parts)
+
+
+# --- what cannot be parted -------------------------------------------------------------------------
+
+
+class NoParts(nn.Module):
+    """Neither a Sequential nor with modules of these names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.two(self.one(x.flatten(1)))
+        return out
+
+
+class OnlyNames(NoParts):
+    """Something of these names that is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor, self.head = "conv", 3
+
+
+@pytest.mark.parametrize("model", [NoParts(), OnlyNames()])
+def test_other_networks_are_refused_naming_whose(model: nn.Module) -> None:
+    said = "model of north cannot be split: allowed is a network with modules 'extractor' and 'head'"
+    with pytest.raises(ModelError, match=re.escape(said)):
+        split(model, "model of north")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        nn.Sequential(nn.Flatten(), nn.ReLU()),
+        nn.Sequential(),
+    ],
+    ids=["one layer", "nothing learned", "empty"],
+)
+def test_a_part_with_nothing_to_learn_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ModelError, match="student cannot be split: allowed are two layers with parameters"):
+        split(model, "student")
+
+
+def test_features_are_one_vector_an_input() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
+    with pytest.raises(ModelError, match=re.escape("extractor of student gives (2, 2, 6, 6) for two inputs")):
+        features(split(model, "student"), example(SHAPE), "student")
+    assert features(split(model, "student"), example(SHAPE), "student", maps=True) == 2

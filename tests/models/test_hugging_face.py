@@ -1,0 +1,102 @@
+"""Hugging Face models: the real loading code, on a tiny random model that the test saves. No network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill import models
+from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.models import hugging_face
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "##s"]
+LENGTH = 8
+
+
+def save(folder: Path, labels: int = 2, safe: bool = True) -> str:
+    """A DistilBERT of two thousand weights, with its tokenizer."""
+    config = transformers.DistilBertConfig(
+        vocab_size=len(WORDS), dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=LENGTH,
+        num_labels=labels, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.DistilBertForSequenceClassification(config)
+    model.save_pretrained(folder)
+    if not safe:
+        (folder / "model.safetensors").unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+def build(spec: str, classes: int = 2, length: int = LENGTH, vocabulary: int = len(WORDS)) -> torch.nn.Module:
+    return models.build(spec, (length,), classes, 0, "model", vocabulary=vocabulary)
+
+
+IDS = torch.tensor([[2, 5, 7, 3, 0, 0, 0, 0], [2, 6, 7, 8, 3, 0, 0, 0]])
+
+
+def test_a_saved_model_answers_as_it_does_in_the_library(tmp_path: Path) -> None:
+    model = build(save(tmp_path)).eval()
+    models.check(model, (LENGTH,), (2,), "model")
+    theirs = transformers.DistilBertForSequenceClassification.from_pretrained(tmp_path).eval()
+    expected = theirs(input_ids=IDS, attention_mask=(IDS != 0).long()).logits
+    torch.testing.assert_close(model(IDS), expected)
+
+
+def test_padding_says_nothing(tmp_path: Path) -> None:
+    model = build(save(tmp_path)).eval()
+    torch.testing.assert_close(model(IDS[:1]), model(IDS[:1, :4]))
+    assert torch.isfinite(model(torch.zeros_like(IDS))).all()
+
+
+def test_a_head_of_other_classes_gives_way_to_a_new_one_from_the_seed(tmp_path: Path) -> None:
+    spec = save(tmp_path)
+    one, same = (build(spec, classes=5).eval() for _ in range(2))
+    assert one(IDS).shape == (2, 5)
+    assert torch.equal(one(IDS), same(IDS))
+    body = build(spec).get_submodule("model.distilbert").state_dict()
+    for name, value in one.get_submodule("model.distilbert").state_dict().items():
+        assert torch.equal(value, body[name])
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="safetensors"):
+        build(save(tmp_path, safe=False))
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    spec = save(tmp_path)
+    with pytest.raises(ModelError, match="knows 9 tokens and the data have 8193"):
+        build(spec, vocabulary=8193)
+    with pytest.raises(ModelError, match=r"takes 8 tokens and texts have 64: allowed is data\.length = 8"):
+        build(spec, length=64)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        build(f"hf:{tmp_path / 'empty'}")
+
+
+def test_its_own_tokenizer_makes_the_ids(tmp_path: Path) -> None:
+    where = save(tmp_path).removeprefix("hf:")
+    ids, count = hugging_face.tokenize(where, ["Good films", "bad zyx", ""], 6)
+    assert count == len(WORDS)
+    assert ids.tolist() == [[2, 5, 7, 8, 3, 0], [2, 6, 1, 3, 0, 0], [2, 3, 0, 0, 0, 0]]
+    ids, _ = hugging_face.tokenize(where, ["good bad film good bad film"], 5)
+    assert ids.tolist() == [[2, 5, 6, 7, 3]]
+    with pytest.raises(
+        ArgumentError, match=r"data\.vocabulary is 'hf:.*none': allowed is a folder with a tokenizer"
+    ):
+        hugging_face.tokenize(str(tmp_path / "none"), ["good"], 5)
+
+
+def test_another_padding_is_swapped_for_ours_and_back() -> None:
+    ids = torch.tensor([[0, 5, 1, 1]])  # as RoBERTa: 0 begins a text and 1 pads it
+    ours = hugging_face.swapped(ids, 1)
+    assert ours.tolist() == [[1, 5, 0, 0]]
+    assert torch.equal(hugging_face.swapped(ours, 1), ids)
+    assert torch.equal(hugging_face.swapped(ids, 0), ids)

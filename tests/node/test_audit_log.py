@@ -1,0 +1,530 @@
+"""The audit log: charged before release, once, by everybody together, and what is wrong with it is found."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.node.audit_entries import Entry
+from fedstill.node.audit_log import AuditError, AuditLog, Spent
+from tests.audited import edit
+
+
+class Refused(FedstillError):
+    """A budget's word."""
+
+
+def entry(number: int = 0, **other: Any) -> Entry:
+    line: dict[str, Any] = {
+        "run": "first",
+        "payer": other.get("node", "clinic"),
+        "node": "clinic",
+        "question": "examine",
+        "part": "answer",
+        "content": "c0",
+        "after": "a0",
+        "questions": 1,
+        "up": {"logits": 40, "critic": 4},
+        "rule": "Laplace noise of scale 10",
+        "price": {"laplace(10.0)": 2, "gaussian(1.1)": 1},
+        **other,
+    }
+    return Entry(number=number, **line)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.sqlite"
+
+
+def fill(path: Path, rows: int, start: int = 0) -> None:
+    with closing(AuditLog(path, durable=False)) as audit:
+        for number in range(start, start + rows):
+            assert audit.charge(entry(number))
+
+
+def head(path: Path) -> Path:
+    return path.with_name(path.name + ".head")
+
+
+def copy(path: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in path.parent.glob(path.name + "*"):
+        shutil.copy(file, to)
+    return to
+
+
+# --- what is written ----------------------------------------------------------------------------------
+
+
+def test_an_entry_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
+    with closing(AuditLog(path)) as audit:
+        assert audit.charge(entry(0))
+        assert audit.charge(entry(1, price={"laplace(10.0)": 3}))
+        assert audit.charge(entry(2, run="second", price={}, bare=1))
+        assert audit.charge(entry(3, node="other"))
+        assert audit.spent("clinic", "first") == Spent(
+            {"laplace(10.0)": 5, "gaussian(1.1)": 1},
+            {"laplace(10.0)": 5, "gaussian(1.1)": 1},
+            bare_total=1,
+            questions_run=2,
+            questions=3,
+            bytes=3 * 44,
+        )
+        both = {"laplace(10.0)": 5, "gaussian(1.1)": 1}
+        assert audit.spent("clinic", "second") == Spent({}, both, 1, 1, 1, 3, 3 * 44)
+        assert audit.spent("clinic", "third").total == {"laplace(10.0)": 5, "gaussian(1.1)": 1}
+        assert audit.spent("nobody", "first") == Spent({}, {})
+        row = next(audit.entries())
+        assert [other["entry"] for other in audit.entries()] == [1, 2, 3, 4]
+        audit.verify()
+    at = datetime.fromisoformat(row.pop("at"))
+    assert at.utcoffset() == timedelta(0)
+    assert abs(at.timestamp() - time.time()) < 60
+    assert len(row.pop("hash")) == 64
+    told = {name: value for name, value in row.items() if value}  # what it does not have is empty
+    assert told == {"entry": 1, **{name: value for name, value in vars(entry()).items() if value}}
+    assert told["payer"] == "clinic"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"node": "b"},
+        {"run": "b"},
+        {"number": 1},
+        {"part": "gradient"},
+        {"content": "b"},
+        {"after": "b"},
+        {"left": "b"},
+    ],
+)
+def test_the_same_release_is_charged_once_and_any_other_again(other: dict[str, Any], path: Path) -> None:
+    with closing(AuditLog(path)) as audit:
+        assert audit.charge(entry())
+        asked: list[Spent] = []
+        assert audit.charge(entry(rule="another", price={"laplace(1.0)": 9}), asked.append) == 1
+        assert asked == []  # not even the budget is asked
+        assert sum(1 for _ in audit.entries()) == 1
+    with closing(AuditLog(path)) as audit:
+        assert audit.charge(entry()) == 1
+        assert audit.charge(entry(**{"number": 0, **other})) == 2
+        assert sum(1 for _ in audit.entries()) == 2
+
+
+def test_what_the_budget_refuses_is_not_written(path: Path) -> None:
+    def refuse(spent: Spent) -> None:
+        raise Refused("no more")
+
+    with closing(AuditLog(path)) as audit:
+        assert audit.charge(entry(0))
+        before = audit.spent("clinic", "first")
+        with pytest.raises(Refused):
+            audit.charge(entry(1), refuse)
+        assert audit.spent("clinic", "first") == before
+        assert audit.charge(entry(1))
+        audit.verify()
+
+
+@pytest.mark.parametrize("wrong", [{"run": ""}, {"part": "settled"}, {"price": {"": 1}}, {"price": {"a": 0}}])
+def test_what_can_be_no_entry(wrong: dict[str, Any]) -> None:
+    audit = AuditLog(None)
+    with pytest.raises(ArgumentError):
+        audit.charge(entry(**wrong))
+    assert list(audit.entries()) == []
+
+
+@given(
+    releases=st.lists(
+        st.tuples(
+            st.sampled_from("ab"),
+            st.sampled_from("rs"),
+            st.integers(0, 5),
+            st.dictionaries(st.sampled_from("xyz"), st.integers(1, 9)),
+            st.booleans(),
+        ),
+        max_size=30,
+    )
+)
+def test_totals_are_those_of_a_slow_count(
+    releases: list[tuple[str, str, int, dict[str, int], bool]],
+) -> None:
+    audit = AuditLog(None)
+    paid: dict[tuple[str, str, int], tuple[dict[str, int], bool]] = {}
+    for node, run, number, price, sure in releases:
+        fresh = (node, run, number) not in paid
+        before = sum(1 for _ in audit.entries())
+        said = audit.charge(entry(number, node=node, run=run, price=price, bare=int(not sure)))
+        assert (said > before) == fresh
+        paid.setdefault((node, run, number), (price, sure))
+    audit.verify()
+    for node in "ab":
+        for run in "rs":
+            here, total, bare_here, bare_total = Counter[str](), Counter[str](), 0, 0
+            mine = [run for whose, run, _ in paid if whose == node]
+            for (whose, where, _), (price, sure) in paid.items():
+                if whose == node:
+                    total.update(price)
+                    bare_total += not sure
+                    here.update(price if where == run else {})
+                    bare_here += not sure and where == run
+            counted = mine.count(run), len(mine), 44 * len(mine)
+            assert audit.spent(node, run) == Spent(here, total, bare_here, bare_total, *counted)
+    audit.close()
+
+
+def test_many_threads_share_a_log(path: Path) -> None:
+    audit = AuditLog(path, durable=False)
+
+    def work(name: str) -> None:
+        for number in range(25):
+            assert audit.charge(entry(number, node=name))
+
+    threads = [threading.Thread(target=work, args=(f"node-{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    audit.verify()
+    assert [audit.spent(f"node-{i}", "first").total["gaussian(1.1)"] for i in range(4)] == [25] * 4
+    audit.close()
+    assert '"entry":100,' in head(path).read_text(encoding="utf-8")
+
+
+def test_a_release_is_on_the_disk_when_it_is_charged(path: Path) -> None:
+    """What SQLite promises with these settings; a power failure cannot be had in a test."""
+    with closing(AuditLog(path)) as audit:
+        assert audit._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert audit._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+
+
+# --- many processes, and their end --------------------------------------------------------------------
+
+
+def test_killed_at_any_moment_it_never_shows_less_than_was_released(tmp_path: Path) -> None:
+    """A process that charges and releases is killed 80 times, and every time another goes on from there."""
+    path, released, chance = tmp_path / "audit.sqlite", tmp_path / "released", random.Random(5)
+    released.touch()
+    between = 0
+    for life in range(80):
+        child = os.fork()
+        if child == 0:  # a fork of this process starts in no time; nothing of SQLite is open in it
+            _charge_until_killed(path, released)
+        time.sleep(0.02 + chance.random() * 0.06)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if not path.exists():
+            continue
+        out = released.read_text(encoding="utf-8").split()
+        with closing(AuditLog(path, durable=False)) as audit:
+            assert audit.trouble is None, life
+            numbers = [row["number"] for row in audit.entries()]
+            spent = audit.spent("clinic", "first").total.get("laplace(1.0)", 0)
+        assert len(numbers) == len(set(numbers)) == spent  # nothing twice
+        assert set(map(int, out)) <= set(numbers)  # nothing less
+        assert len(numbers) <= len(out) + 1  # and no more than the one that was under way
+        between += len(numbers) - len(out)
+    assert len(out) > 40  # on a busy machine a life is short
+    assert between > 4  # some were killed after the charge and before the reply
+
+
+def _charge_until_killed(path: Path, released: Path) -> None:
+    try:
+        audit = AuditLog(path)
+        with released.open("ab", buffering=0) as file:
+            number = len(released.read_bytes().split())
+            while True:
+                audit.charge(entry(number, price={"laplace(1.0)": 1}))
+                file.write(b"%d\n" % number)  # the reply
+                number += 1
+    finally:
+        os._exit(1)
+
+
+SPENDER = """
+import pathlib, sys
+from fedstill.node.audit_log import AuditLog, Spent
+from fedstill.node.audit_entries import Entry
+def check(spent: Spent) -> None:
+    if spent.total.get("laplace(1.0)", 0) + 3 > 200:
+        raise OverflowError
+audit, paid = AuditLog(pathlib.Path(sys.argv[1]), durable=False), 0
+try:
+    for number in range(1000):
+        run = f"run-{sys.argv[2]}"
+        entry = Entry(run, "n", "n", number, "q", "answer", price={"laplace(1.0)": 3})
+        paid += audit.charge(entry, check) > 0
+except OverflowError:
+    print(paid)
+audit.close()
+"""
+
+
+def test_processes_together_cannot_overspend(path: Path) -> None:
+    """Three start at once on a file that is not there yet, and spend 3 a release, of 200."""
+    command = [sys.executable, "-c", SPENDER, str(path)]
+    spenders = [
+        subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for i in range(3)
+    ]
+    said = [spender.communicate(timeout=60) for spender in spenders]
+    assert [err for _, err in said] == [b""] * 3
+    paid = [int(out) for out, _ in said]
+    assert sum(paid) == 66
+    with closing(AuditLog(path)) as audit:
+        audit.verify()
+        assert audit.spent("n", "run-0").total == {"laplace(1.0)": 198}
+        rows = Counter(row["run"] for row in audit.entries())
+    assert [rows[f"run-{i}"] for i in range(3)] == paid
+    assert '"entry":66,' in head(path).read_text(encoding="utf-8")
+
+
+def test_an_head_is_not_put_back_by_a_process_that_was_slower(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(AuditLog(path)) as slow, closing(AuditLog(path)) as quick:
+        write = slow._write_head
+
+        def later() -> None:
+            quick.charge(entry(1))
+            write()
+
+        monkeypatch.setattr(slow, "_write_head", later)
+        slow.charge(entry(0))
+        assert '"entry":2,' in head(path).read_text(encoding="utf-8")
+        slow.verify()
+
+
+# --- trouble ------------------------------------------------------------------------------------------
+
+
+EDITS = {
+    "an edited price": (["UPDATE entries SET line = replace(line, ':2', ':1') WHERE entry = 4"], "entry 4"),
+    "a deleted entry": (["DELETE FROM entries WHERE entry = 4"], "entry 4 is missing"),
+    "the last entry": (["DELETE FROM entries WHERE entry = 6"], "older copy: it ends at entry 5, and"),
+    "swapped entries": (
+        ["UPDATE entries SET entry = 40 WHERE entry = 3", "UPDATE entries SET entry = 3 WHERE entry = 4",
+         "UPDATE entries SET entry = 4 WHERE entry = 40"],
+        "entry 3 is not as it was written",
+    ),
+    "moved up": (
+        ["DELETE FROM entries WHERE entry = 4", "UPDATE entries SET entry = entry - 1 WHERE entry > 4"],
+        "entry 4 is not as it was written",
+    ),
+    "a line that is none": (["UPDATE entries SET line = 'x' WHERE entry = 4"], "entry 4 is not"),
+    "an entry before the first": (
+        ["INSERT INTO entries SELECT -1, line, hash FROM entries WHERE entry = 2"], "entry 1 is missing"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_an_edited_log_is_refused_until_its_owner_settles_it(kind: str, path: Path) -> None:
+    fill(path, 6)
+    statements, told = EDITS[kind]
+    edit(path, *statements)
+    with closing(AuditLog(path)) as audit:
+        with pytest.raises(AuditError, match=told):
+            audit.verify()
+        rows = sum(1 for _ in audit.entries())
+        for number in (0, 99):  # not even what was paid for
+            with pytest.raises(AuditError, match=f"{told}.*fedstill audit settle"):
+                audit.charge(entry(number))
+        assert sum(1 for _ in audit.entries()) == rows
+        audit.settle("I did that")
+        audit.verify()
+        assert audit.charge(entry(99))
+        *_, settled, _ = audit.entries()
+        assert (settled["part"], settled["rule"], settled["entry"]) == ("settled", "I did that", 7)
+    with closing(AuditLog(path)) as audit:
+        audit.verify()
+        spent = audit.spent("clinic", "first")
+        assert spent.total == spent.run
+        assert spent.total["gaussian(1.1)"] >= 7  # six rows and one: nothing was gained
+        assert spent.total["laplace(10.0)"] >= 14
+    edit(path, "UPDATE entries SET line = line || ' ' WHERE entry = (SELECT min(entry) FROM entries)")
+    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match="entry"):
+        audit.verify()  # what was settled is settled as it was
+
+
+def test_rolling_back_gains_nothing(path: Path) -> None:
+    """An older copy is a sound log; settled, each run and node pays again what the copy does not show."""
+    fill(path, 3)
+    old = copy(path, path.parent / "old")
+    with closing(AuditLog(path)) as audit:
+        audit.charge(entry(3))
+        audit.charge(entry(0, run="second", price={"laplace(2.0)": 5}))
+        audit.charge(entry(1, run="second", price={}, bare=1))
+        audit.charge(entry(0, node="other"))
+        wanted = [audit.spent(node, run) for node in ("clinic", "other") for run in ("first", "second")]
+    (old / path.name).replace(path)
+    with closing(AuditLog(path)) as audit:
+        with pytest.raises(AuditError, match="it ends at entry 3, and its head at 7"):
+            audit.charge(entry(50))
+        audit.settle("the disk was restored from a backup")
+        again = [audit.spent(node, run) for node in ("clinic", "other") for run in ("first", "second")]
+        assert again == wanted
+        assert [row["entry"] for row in audit.entries()] == [1, 2, 3, 8, 9, 10]
+    with closing(AuditLog(path)) as audit:
+        audit.verify()
+    (old / head(path).name).replace(head(path))
+    with closing(AuditLog(path)) as audit:  # the log is ahead of an older head, as after a kill
+        audit.verify()
+    assert '"entry":10,' in head(path).read_text(encoding="utf-8")
+
+
+def test_a_copy_put_back_under_a_process_that_has_it_open(path: Path) -> None:
+    fill(path, 3)
+    old = copy(path, path.parent / "old")
+    with closing(AuditLog(path)) as audit:
+        audit.charge(entry(3))
+        (old / path.name).replace(path)
+        with pytest.raises(AuditError, match="replaced by another file"):
+            audit.charge(entry(4))
+        path.unlink()
+        with pytest.raises(AuditError, match="replaced by another file"):
+            audit.charge(entry(4))
+
+
+def test_entries_deleted_under_a_process_that_has_it_open(path: Path) -> None:
+    fill(path, 3)
+    with closing(AuditLog(path)) as audit:
+        edit(path, "DELETE FROM entries WHERE entry = 3")
+        with pytest.raises(AuditError, match="entry 3"):
+            audit.charge(entry(4))
+        with closing(AuditLog(path)) as owner:
+            owner.settle("a mistake")
+        assert audit.charge(entry(4))  # the owner has settled it meanwhile
+        audit.verify()
+        assert audit.spent("clinic", "first").total["gaussian(1.1)"] == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda file: file.unlink(), "head audit.sqlite.head is missing"),
+        (lambda file: file.write_bytes(b""), "head is damaged"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-40]), "head is damaged"),
+        (lambda file: file.write_bytes(b"\xff" * 20), "head is damaged"),
+        (
+            lambda file: file.write_text(file.read_text().replace('"entry":4', '"entry":3')),
+            "entry 3 is not the one",
+        ),
+        (lambda file: file.write_text(file.read_text().replace('":8,', '":"8",')), "head is damaged"),
+    ],
+)
+def test_a_damaged_head(damage: Any, told: str, path: Path) -> None:
+    fill(path, 4)
+    before = head(path).read_bytes()
+    damage(head(path))
+    assert not head(path).exists() or head(path).read_bytes() != before
+    with closing(AuditLog(path)) as audit:
+        with pytest.raises(AuditError, match=told):
+            audit.charge(entry(9))
+        audit.settle("looked at it")
+        audit.verify()
+        assert audit.spent("clinic", "first").total == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
+    with closing(AuditLog(path)) as audit:
+        audit.verify()
+
+
+def test_a_log_that_is_gone_is_paid_again_from_its_head(path: Path) -> None:
+    fill(path, 4)
+    path.unlink()
+    with closing(AuditLog(path)) as audit:
+        with pytest.raises(AuditError, match="ends at entry 0, and its head at 4"):
+            audit.charge(entry(9))
+        audit.settle("a cleaner")
+        assert audit.spent("clinic", "first").run == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
+        with pytest.raises(AuditError, match="nothing is wrong"):
+            audit.settle("once more")
+    with closing(AuditLog(path)) as audit:
+        audit.verify()
+
+
+def test_a_kill_between_settling_and_the_head_is_settled(path: Path) -> None:
+    fill(path, 5)
+    before = head(path).read_bytes()
+    edit(path, "DELETE FROM entries WHERE entry > 3")
+    with closing(AuditLog(path)) as audit:
+        audit.settle("a mistake")
+        spent = audit.spent("clinic", "first")
+    head(path).write_bytes(before)  # it names entry 5, which is gone
+    with closing(AuditLog(path)) as audit:
+        audit.verify()
+        assert audit.spent("clinic", "first") == spent
+        assert spent.total["gaussian(1.1)"] == 5
+    assert head(path).read_bytes() != before
+
+
+def test_files_that_are_no_log(path: Path) -> None:
+    path.write_bytes(b"no database at all, and rather longer than a header of SQLite" * 20)
+    with pytest.raises(AuditError, match="cannot be read any more"):
+        AuditLog(path)
+    path.unlink()
+    edit(path, "CREATE TABLE mine (x)")
+    with pytest.raises(AuditError, match="is no audit log"):
+        AuditLog(path)
+    with pytest.raises(AuditError, match="cannot be used: unable to open"):
+        AuditLog(path.parent / "nowhere" / "audit.sqlite")
+
+
+@pytest.fixture
+def reader(path: Path) -> Iterator[AuditLog]:
+    fill(path, 3)
+    audit = AuditLog(path, read_only=True)
+    yield audit
+    audit.close()
+
+
+def test_reading_changes_nothing(path: Path, reader: AuditLog) -> None:
+    head(path).unlink()
+    with closing(AuditLog(path, read_only=True)) as audit, pytest.raises(AuditError, match="missing"):
+        audit.verify()
+    assert not head(path).exists()
+    assert reader.spent("clinic", "first").total == {"laplace(10.0)": 6, "gaussian(1.1)": 3}
+    with pytest.raises(AuditError, match="read"):
+        reader.charge(entry(9))
+    with pytest.raises(AuditError, match="unable to open"):
+        AuditLog(path.parent / "none.sqlite", read_only=True)
+
+
+def test_a_disk_that_cannot_be_written_releases_nothing(path: Path) -> None:
+    with closing(AuditLog(path)) as audit:
+        audit.charge(entry(0))
+        size = audit._db.execute("PRAGMA page_count").fetchone()[0]
+        audit._db.execute(f"PRAGMA max_page_count = {size}")  # a disk with no more room
+        with pytest.raises(AuditError, match="full"):
+            audit.charge(entry(1, rule="long " * 20_000))
+        audit._db.execute("PRAGMA max_page_count = 1000000")
+        assert audit.charge(entry(1))
+        audit.verify()
+
+
+def test_an_head_that_cannot_be_written_releases_nothing_and_costs_once(path: Path) -> None:
+    with closing(AuditLog(path)) as audit:
+        audit.charge(entry(0))
+        blocker = path.with_name(path.name + ".head.part")
+        blocker.mkdir()
+        with pytest.raises(AuditError, match="head: cannot be written"):
+            audit.charge(entry(1))
+        blocker.rmdir()
+        assert audit.charge(entry(1)) == 2  # it was written, and is paid for
+        assert audit.charge(entry(2)) == 3
+        assert audit.spent("clinic", "first").total["gaussian(1.1)"] == 3

@@ -1,0 +1,74 @@
+"""A plan that asks a node for huge networks gets none, and the node keeps its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.node.network_limits import within_parameters
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.kinds import GENERATOR_PARAMETERS
+from fedstill.protocol.questions import NodeSide, Question
+from tests.node.test_host import FEDIOD, PLAN, Clinic
+
+HUGE = {
+    "critic": {**FEDIOD, "critic_width": 10**6},  # 1.3e14 bytes
+    "overflow": {**FEDIOD, "critic_width": 10**12},
+    "generator": {"name": "fedmd-cg", "rounds": 1, "generator_width": 10**6},
+}
+OPEN = "outputs_only = false"
+
+
+def joined(folder: Path, method: dict[str, Any], policy: str = OPEN) -> Any:
+    """What a node says to a plan."""
+    clinic = Clinic(folder, policy, dataclasses.replace(PLAN, method=method))
+    told = clinic.say("join", plan=clinic.plan.to_dict())
+    if clinic.host.session is not None:
+        clinic.say("leave")
+    return told
+
+
+@pytest.mark.parametrize("which", HUGE)
+def test_a_plan_with_huge_networks_is_refused_before_they_have_memory(tmp_path: Path, which: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    told = joined(tmp_path / "clinic", HUGE[which])
+    assert told["kind"] == "QuestionRefused"
+    assert told["rule"] == "most_parameters: 50000000, and the networks that the plan asks for have more"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_the_limit_is_the_owners_and_exact(tmp_path: Path) -> None:
+    """FedIOD's critic of width 4 on one channel: 68 + (520 + 16) + 9 parameters."""
+    assert "rule" in joined(tmp_path / "less", FEDIOD, "most_parameters = 612")
+    told, _ = joined(tmp_path / "enough", FEDIOD, "most_parameters = 613")
+    assert told["objections"] == {}
+    told, _ = joined(tmp_path / "none", FEDIOD, "most_parameters = 0")
+    assert told["objections"] == {}
+    with pytest.raises(ArgumentError, match="most_parameters is -1"):
+        PolicyConfig(most_parameters=-1)
+
+
+def test_a_question_that_brings_a_network_is_refused_too() -> None:
+    """FedGEN makes the server's generator at each round."""
+    made: list[nn.Module] = []
+
+    def handler(group: object, number: int) -> dict[str, torch.Tensor]:
+        made.append(nn.Linear(100, 100))
+        return {}
+
+    sends = {"generator": GENERATOR_PARAMETERS}
+    questions = {"train": Question("train", handler, sends), "other": Question("other", handler)}
+    side = within_parameters(NodeSide(questions), 10_000, "clinic")
+    with pytest.raises(QuestionRefused, match="'train' by rule most_parameters: 10000"):
+        side.questions["train"].handler(None, 0)
+    assert not made
+    side.questions["other"].handler(None, 0)
+    within_parameters(NodeSide(questions), 10_100, "clinic").questions["train"].handler(None, 0)
+    assert len(made) == 2

@@ -1,0 +1,458 @@
+"""Nodes computed together give the figures of nodes computed alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import QuestionRefused
+from fedstill.models import PatchCritic, build
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.node_group import Bench, Group, alike
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.dpsgd import PrivateSteps
+
+NETWORKS = ("small-cnn:4", "resnet8:4", "mlp:8", "lenet5", "critic")
+G, B = 3, 4
+
+
+def network(name: str, index: int) -> nn.Module:
+    if name == "critic":
+        torch.manual_seed(index)
+        return PatchCritic(1, 4)
+    return build(name, (1, 8, 8), 3, 0, index)
+
+
+def networks(name: str) -> list[nn.Module]:
+    return [network(name, index) for index in range(G)]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def node(name: str, model: nn.Module, size: int = 6) -> Node:
+    data = TensorData(random(size, 1, 8, 8, seed=len(name)), torch.arange(size) % 3)
+    return Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), 0)
+
+
+def close(a: torch.Tensor | None, b: torch.Tensor | None) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def same_state(stacked: Sequence[nn.Module], alone: Sequence[nn.Module]) -> None:
+    for one, other in zip(stacked, alone, strict=True):
+        for name, value in other.state_dict().items():
+            close(one.state_dict()[name], value)
+
+
+# --- what a bench computes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stacked_outputs_input_gradients_and_buffers_are_those_of_each_module(
+    name: str, training: bool
+) -> None:
+    modules = networks(name)
+    alone = copy.deepcopy(modules)
+    bench = Bench(modules)
+    bench.train(training)
+    for turn in range(2):
+        x = random(G, B, 1, 8, 8, seed=turn).requires_grad_()
+        outputs = bench(x)
+        (grad,) = torch.autograd.grad(outputs.square().sum(), x)
+        for row, module in enumerate(alone):
+            mine = x[row].detach().requires_grad_()
+            expected = module.train(training)(mine)
+            close(outputs[row], expected)
+            close(grad[row], torch.autograd.grad(expected.square().sum(), mine)[0])
+    same_state(modules, alone)  # batch norm's running statistics moved, or did not
+
+
+OPTIMISERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "adam": lambda module: torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, weight_decay=0.01),
+    "sgd": lambda module: torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stacked_steps_are_each_nodes_own_steps(name: str, optimiser: str) -> None:
+    modules = networks(name)
+    alone = copy.deepcopy(modules)
+    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
+    for one in nodes:
+        one.optimisers["model"] = OPTIMISERS[optimiser](one.model)
+    own = [OPTIMISERS[optimiser](module) for module in alone]
+    group = Group(nodes)
+    group.bench("model").train(True)
+    for turn, active in enumerate((G, G, 2, 2, 1, 1)):  # nodes that are done fall off the end
+        x = random(active, B, 1, 8, 8, seed=turn)
+        losses = group.bench("model")(x).square().flatten(1).mean(1)
+        group.step("model", losses)
+        for row in range(active):
+            own[row].zero_grad()
+            loss = alone[row].train()(x[row]).square().mean()
+            close(losses[row], loss)
+            loss.backward()
+            own[row].step()
+    same_state(modules, alone)
+
+
+# --- whose parameters they are -------------------------------------------------------------------
+
+
+def test_stacking_keeps_parameter_objects_and_values() -> None:
+    modules = networks("resnet8:4")
+    objects = [list(module.parameters()) for module in modules]
+    values = copy.deepcopy([module.state_dict() for module in modules])
+    Bench(modules)
+    for module, kept, old in zip(modules, objects, values, strict=True):
+        assert all(p is q for p, q in zip(module.parameters(), kept, strict=True))
+        assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
+
+
+@pytest.mark.parametrize("name", ["mlp:8", "resnet8:4"])
+def test_a_state_loaded_into_a_module_is_what_the_stack_computes_with(name: str) -> None:
+    modules = networks(name)
+    bench = Bench(modules)
+    bench.train(False)
+    other = network(name, 99).eval()
+    with torch.no_grad():
+        other(random(B, 1, 8, 8))
+    modules[1].load_state_dict(other.state_dict())
+    x = random(G, B, 1, 8, 8)
+    close(bench(x)[1], other(x[1]))
+
+
+def test_a_second_bench_takes_over_from_the_first() -> None:
+    modules = networks("mlp:8")
+    Bench(modules[::-1])
+    bench = Bench(modules[:2])
+    with torch.no_grad():
+        for module in modules:
+            for parameter in module.parameters():
+                parameter.mul_(2)
+    x = random(2, B, 1, 8, 8)
+    for row in range(2):
+        close(bench(x)[row], modules[row](x[row]))
+
+
+def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
+    modules = networks("mlp:8")
+    bench = Bench(modules)
+    for mode in (True, False):
+        bench.train(mode)
+        assert bench(random(G, B, 1, 8, 8)).requires_grad is mode
+        assert all(module.training is mode for module in modules)
+
+
+# --- who is alike --------------------------------------------------------------------------------
+
+
+def parts(*models: nn.Module) -> list[list[str]]:
+    nodes = [node(f"n{index}", model) for index, model in enumerate(models)]
+    return [[one.name for one in part] for part in alike(nodes)]
+
+
+def flat(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), *layers, nn.Linear(6, 3))
+
+
+def test_equal_architectures_go_together_in_the_order_of_the_nodes() -> None:
+    order = ("mlp:8", "small-cnn:4", "mlp:8", "mlp:16", "small-cnn:4", "mlp:8")
+    assert parts(*(network(name, 0) for name in order)) == [["n0", "n2", "n5"], ["n1", "n4"], ["n3"]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (nn.ReLU(), nn.Tanh()),  # same parameters, another layer
+        (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
+        (nn.GroupNorm(2, 6), nn.GroupNorm(3, 6)),
+        (nn.BatchNorm1d(6), nn.BatchNorm1d(6, momentum=0.5)),
+        (nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False)),
+        (nn.Linear(6, 6), nn.Linear(6, 6).double()),
+    ],
+)
+def test_layers_that_compute_otherwise_part_modules(one: nn.Module, other: nn.Module) -> None:
+    assert parts(flat(one), flat(other)) == [["n0"], ["n1"]]
+    assert parts(flat(one), flat(copy.deepcopy(one))) == [["n0", "n1"]]
+
+
+class Activated(nn.Module):
+    """Its forward calls a function that it was given."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x.flatten(1)))
+
+
+def test_functions_part_modules() -> None:
+    relu, tanh = Activated(torch.relu), Activated(torch.tanh)
+    assert parts(relu, tanh, copy.deepcopy(relu)) == [["n0", "n2"], ["n1"]]
+    doubled, halved = (Activated(lambda x, by=by: by * x) for by in (2.0, 0.5))
+    assert parts(doubled, halved) == [["n0"], ["n1"]]
+
+
+class Buffered(nn.Module):
+    """Keeps a long constant as a plain attribute; its printed form leaves the middle out."""
+
+    def __init__(self, middle: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+        self.constant = torch.zeros(2000)
+        self.constant[1000] = middle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1)) + self.constant.sum()
+
+
+def test_constants_that_print_alike_part_modules() -> None:
+    assert parts(Buffered(0.0), Buffered(1.0)) == [["n0"], ["n1"]]
+
+
+class Forwarding(nn.Module):
+    """A linear model and something that vmap cannot take."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.linear = how, nn.Linear(64, 3)
+        self.norm = nn.BatchNorm1d(3, momentum=None) if how == "average" else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.linear(x.flatten(1)))
+        if self.how == "dropout":
+            y = F.dropout(y, 0.5, self.training)
+        if self.how == "branch" and y.mean() > 0:
+            y = 2 * y
+        if self.how == "branch when asked" and not self.training and y.mean() > 0:
+            y = 2 * y
+        if self.how == "number":
+            y = y * y.abs().max().item()
+        return y
+
+
+UNMAPPED = ["dropout", "average", "branch", "branch when asked", "number"]
+
+
+@pytest.mark.parametrize("how", UNMAPPED)
+def test_what_vmap_cannot_take_goes_one_by_one(how: str) -> None:
+    modules = [Forwarding(how) for _ in range(3)]
+    before = copy.deepcopy([module.state_dict() for module in modules])
+    others = flat(), flat()
+    generator = torch.get_rng_state()
+    assert parts(*modules, *others) == [["n0"], ["n1"], ["n2"], ["n3", "n4"]]
+    for module, old in zip(modules, before, strict=True):  # finding out was done on copies
+        assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
+        assert module.training
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def frozen(module: nn.Module, *layers: int) -> nn.Module:
+    for index in layers:
+        module[index].requires_grad_(False)  # type: ignore[index]
+    return module
+
+
+def test_what_their_owners_froze_parts_modules() -> None:
+    assert parts(frozen(flat(), 1), flat(), frozen(flat(), 1)) == [["n0", "n2"], ["n1"]]
+
+
+class Spare(nn.Module):
+    """Has a layer that its forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.spare = nn.Linear(64, 3), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x.flatten(1))
+        return out
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_parameter_that_is_not_used_does_not_hinder(size: int) -> None:
+    modules = [Spare() for _ in range(size)]
+    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
+    before = copy.deepcopy([module.state_dict() for module in modules])
+    for one in nodes:
+        one.optimisers["model"] = OPTIMISERS["sgd"](one.model)
+    group = Group(nodes)
+    group.bench("model").train(True)
+    group.step("model", group.bench("model")(random(size, B, 1, 8, 8)).square().flatten(1).mean(1))
+    for module, old in zip(modules, before, strict=True):
+        assert module.spare.weight.grad is None
+        assert torch.equal(module.spare.weight, old["spare.weight"])
+        assert not torch.equal(module.linear.weight, old["linear.weight"])
+
+
+# --- memory layouts ------------------------------------------------------------------------------
+
+
+def fused(module: nn.Module) -> torch.optim.Optimizer:
+    """As the library's own: fused, so that it pairs numbers by their place in memory."""
+    return torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, fused=True)
+
+
+class Placed(nn.Module):
+    """Adds a learned image to its input: that gradient comes with channels first, whatever the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Parameter(torch.randn(1, 3, 8, 8))
+        self.net = build("small-cnn:4", (3, 8, 8), 3, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x + self.image)
+        return out
+
+
+def made(name: str) -> list[nn.Module]:
+    torch.manual_seed(0)
+    if name == "placed":
+        return [Placed() for _ in range(G)]
+    if name == "critic":
+        return [PatchCritic(3, 4) for _ in range(G)]
+    return [build(name, (3, 8, 8), 3, 0, index) for index in range(G)]
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("name", ["small-cnn:4", "resnet8:4", "critic", "placed"])
+def test_networks_with_channels_last_take_the_steps_of_plain_ones(name: str, stacked: bool) -> None:
+    plain = made(name)
+    modules: list[Any] = [copy.deepcopy(m).to(memory_format=torch.channels_last) for m in plain]
+    nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
+    own = [torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, fused=False) for module in plain]
+    for one in nodes:
+        one.optimisers["model"] = fused(one.model)
+    groups = [Group(nodes)] if stacked else [Group([one]) for one in nodes]
+    for turn in range(3):
+        x = random(G, B, 3, 8, 8, seed=turn)
+        for group in groups:
+            rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
+            bench = group.bench("model")
+            bench.train(True)
+            group.step("model", bench(rows).square().flatten(1).mean(1))
+        for row, module in enumerate(plain):
+            own[row].zero_grad()
+            module.train()(x[row]).square().mean().backward()
+            own[row].step()
+    same_state(modules, plain)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["was stacked", "was alone"])
+@pytest.mark.parametrize("after", [True, False], ids=["goes on stacked", "goes on alone"])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_node_with_channels_last_goes_on_from_its_state(optimiser: str, before: bool, after: bool) -> None:
+    def nodes() -> list[Node]:
+        made_nodes = []
+        for index, module in enumerate(made("small-cnn:4")):
+            one = node(f"n{index}", module.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+            one.optimisers["model"] = (
+                fused(one.model)
+                if optimiser == "adam"
+                else torch.optim.SGD(one.model.parameters(), 0.05, momentum=0.9, fused=True)
+            )
+            made_nodes.append(one)
+        return made_nodes
+
+    def go(nodes: list[Node], stacked: bool, turns: range) -> None:
+        for group in [Group(nodes)] if stacked else [Group([one]) for one in nodes]:
+            bench = group.bench("model")
+            bench.train(True)
+            for turn in turns:
+                x = random(G, B, 3, 8, 8, seed=turn)
+                rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
+                group.step("model", bench(rows).square().flatten(1).mean(1))
+
+    whole, first, second = nodes(), nodes(), nodes()
+    go(whole, before, range(4))
+    go(first, before, range(2))
+    for one, other in zip(first, second, strict=True):
+        state = one.state()
+        moments = state["optimisers"]["model"]["state"].values()
+        for entry in moments:  # as a file gives them back
+            entry.update({key: value.contiguous() for key, value in entry.items() if value is not None})
+        other.load(copy.deepcopy(state))
+    go(second, after, range(2, 4))
+    same_state([one.model for one in second], [one.model for one in whole])
+
+
+def test_training_mode_does_not_part_modules() -> None:
+    assert parts(flat().eval(), flat().train()) == [["n0", "n1"]]
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.RReLU(), nn.AlphaDropout(0.1)])
+def test_a_module_that_draws_by_itself_is_never_stacked(layer: nn.Module) -> None:
+    assert parts(flat(layer), flat(layer), flat()) == [["n0"], ["n1"], ["n2"]]
+
+
+def test_every_role_must_be_alike() -> None:
+    nodes = [node(f"n{index}", network("mlp:8", index)) for index in range(3)]
+    for one, width in zip(nodes, (4, 8, 4), strict=True):
+        one.add("critic", PatchCritic(1, width), OPTIMISERS["adam"])
+    assert [[one.name for one in part] for part in alike(nodes)] == [["n0", "n2"], ["n1"]]
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+def test_a_groups_sample_is_each_nodes_own() -> None:
+    nodes = [node(name, network("mlp:8", 0), size) for name, size in (("a", 6), ("bb", 9))]
+    inputs, targets = Group(nodes).sample(5, "critic", 3)
+    for row, one in enumerate(nodes):
+        mine = one.sample(5, "critic", 3)
+        assert torch.equal(inputs[row], mine.inputs)
+        assert torch.equal(targets[row], mine.targets)
+        for image, target in zip(mine.inputs, mine.targets, strict=True):
+            found = (one.data.inputs == image).flatten(1).all(1).nonzero()
+            assert one.data.targets[found.item()] == target
+    assert not torch.equal(inputs, Group(nodes).sample(5, "critic", 4)[0])
+
+
+def test_a_rehearsing_copy_shares_nothing_that_training_changes() -> None:
+    nodes = [node(f"n{index}", network("resnet8:4", index)) for index in range(2)]
+    for one in nodes:
+        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
+    before = copy.deepcopy([one.state() for one in nodes])
+    twins = Group([one.rehearsing() for one in nodes])
+    twins.bench("model").train(True)
+    losses = twins.bench("model")(random(2, B, 1, 8, 8)).square().flatten(1).mean(1)
+    twins.step("model", losses)
+    for one, twin, old in zip(nodes, twins.nodes, before, strict=True):
+        for name, value in old["modules"]["model"].items():
+            assert torch.equal(one.model.state_dict()[name], value)
+        assert not one.optimisers["model"].state
+        assert twin.optimisers["model"].state, "the copy's optimiser must hold the copy's parameters"
+        changed = [
+            p for p, q in zip(one.model.parameters(), twin.model.parameters(), strict=True) if (p != q).any()
+        ]
+        assert changed
+        assert not hasattr(twin, "gate")
+        assert hasattr(one, "gate")
+
+
+def test_a_network_that_learns_privately_takes_no_step_without_noise() -> None:
+    one = node("a", network("mlp", 0))
+    group, before = Group([one]), copy.deepcopy(one.model.state_dict())
+    one.optimisers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
+    one.private = {"model": PrivateSteps(1.0, 1.0, draws=lambda *names: None)}
+    group.bench("model").train(True)
+    losses = group.bench("model")(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
+    with pytest.raises(QuestionRefused, match="its networks learn with DP-SGD, and here its model would"):
+        group.step("model", losses)
+    assert all(torch.equal(value, before[name]) for name, value in one.model.state_dict().items())

@@ -1,0 +1,458 @@
+"""The folder of a node's owner: what it says, what comes of it, and every fault at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from fedstill import models
+from fedstill.core.commented_toml import commented
+from fedstill.core.compute import Compute
+from fedstill.core.config_tables import as_table, read_table
+from fedstill.core.errors import FedstillError, ModelError
+from fedstill.data import node_data
+from fedstill.data.input_spec import InputSpec
+from fedstill.models.non_torch import Predictor
+from fedstill.node import owner_folder, owner_model, startup_kit
+from fedstill.node.node_file import NodeFile
+from fedstill.privacy.config import MECHANISMS
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import METHODS
+from fedstill.protocol.questions import NodeSetting
+from fedstill.runs import presets
+from fedstill.tasks.classification import ClassificationConfig
+
+TEN = tuple(map(str, range(10)))
+DIGITS = InputSpec(ClassificationConfig(), TEN, (1, 8, 8), (0.5,), (0.5,))
+
+FACTORIES = """
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+def network(shape, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[1] * shape[2], classes))
+
+def regression(shape, classes):
+    x, y = load_digits(return_X_y=True)
+    return LogisticRegression(max_iter=300).fit(x[:200] / 8 - 1, y[:200])
+
+def function(shape, classes):
+    return lambda images: images.reshape(len(images), -1)[:, :classes]
+
+def narrow(shape, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[1] * shape[2], classes - 1))
+
+def fails(shape, classes):
+    raise OSError("no such disk")
+
+def number(shape, classes):
+    return 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_modules() -> Iterator[None]:
+    places = list(sys.path)
+    yield
+    sys.path[:] = places
+    sys.modules.pop("my_models", None)
+
+
+def node(folder: Path, text: str = "") -> Path:
+    """A node's folder with data, a secret, and a ``node.toml``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    digits = load_digits()
+    images = (digits.images[:40] * 255 / 16).astype(np.uint8)
+    np.savez(folder / "data.npz", images=images, labels=digits.target[:40])
+    (folder / "my_models.py").write_text(FACTORIES, encoding="utf-8")
+    (folder / "secret").write_text("5\n", encoding="ascii")
+    (folder / "secret").chmod(0o600)
+    (folder / "node.toml").write_text(f'name = "clinic"\nonline = false\n{text}', encoding="utf-8")
+    return folder
+
+
+def make_kit(folder: Path, name: str = "clinic", days: int = 1) -> None:
+    """What a startup kit of FLARE has in it, as far as it is read here."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    startup = folder / "kit" / "startup"
+    startup.mkdir(parents=True, exist_ok=True)
+    table = {"client": {"fqsn": name}, "servers": [{"service": {"target": "uni.example:8002"}}]}
+    (startup / "fed_client.json").write_text(json.dumps(table), encoding="utf-8")
+    key, who = Ed25519PrivateKey.generate(), x509.Name([])
+    now = datetime.now(timezone.utc)
+    certificate = (
+        x509.CertificateBuilder(who, who, key.public_key(), 1)
+        .not_valid_before(now - timedelta(days=9))
+        .not_valid_after(now + timedelta(days=days))
+        .sign(key, None)
+    )
+    (startup / "client.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    for file in ("client.key", "rootCA.pem"):
+        (startup / file).touch()
+
+
+# --- node.toml ----------------------------------------------------------------------------------------
+
+
+def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: Path) -> None:
+    owner_folder.init(tmp_path / "clinic-a")
+    file = owner_folder.read(tmp_path / "clinic-a")
+    assert file == NodeFile(name="clinic-a", seed=file.seed)
+    text = (tmp_path / "clinic-a" / "node.toml").read_text(encoding="utf-8")
+    table = presets.parse(text)
+    assert set(table) == {part.name for part in dataclasses.fields(NodeFile)}
+    for section in ("data", "model", "local", "policy", "privacy", "compute"):
+        assert set(table[section]) == set(as_table(getattr(file, section)))
+    # Each option, and each section, has its meaning above it.
+    lines = text.splitlines()
+    bare = [
+        line
+        for above, line in itertools.pairwise(lines)
+        if line and not line.startswith("#") and not above.startswith("#")
+    ]
+    assert bare == []
+    assert max(map(len, lines)) <= 100
+    assert "# Passes over the node's own data. Allowed: 0 or more.\nepochs = 30.0\n" in text
+    assert "Allowed: one of adam, sgd." in text
+    assert (
+        "Refuse once so many bytes have left the node, over all runs; 0 is no limit. Allowed: 0 (no" in text
+    )
+
+
+@pytest.mark.parametrize("name", MECHANISMS.own)
+def test_a_file_says_the_options_of_its_mechanism_and_what_others_there_are(name: str) -> None:
+    file = NodeFile(name="clinic", privacy=MECHANISMS[name]())
+    text = commented(file)
+    assert read_table(NodeFile, presets.parse(text)) == file
+    assert f'mechanism = "{name}"' in text
+    assert "pate: Noisy votes of teachers" in text
+    assert "# Largest L2 norm of one example's gradient" in text or name == "none"
+
+
+def test_two_nodes_have_other_secrets_and_seeds(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        owner_folder.init(tmp_path / name)
+    first, second = (owner_folder.secret(tmp_path / name) for name in ("a", "b"))
+    assert first != second
+    assert max(first, second) > 2**64
+    assert owner_folder.read(tmp_path / "a").seed != owner_folder.read(tmp_path / "b").seed
+    assert (tmp_path / "a" / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_there_is_kept(tmp_path: Path) -> None:
+    owner_folder.init(tmp_path, "clinic")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(FedstillError, match=r"node.toml is there already"):
+        owner_folder.init(tmp_path, "other")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "node.toml").unlink()
+    owner_folder.init(tmp_path, "other")
+    assert (tmp_path / "secret").read_bytes() == before["secret"]
+
+
+def test_a_lost_secret_is_made_anew_and_nothing_else(tmp_path: Path) -> None:
+    assert owner_folder.init(tmp_path, "clinic")
+    said, lost = (tmp_path / "node.toml").read_bytes(), owner_folder.secret(tmp_path)
+    (tmp_path / "secret").unlink()
+    with pytest.raises(FedstillError, match="--name is 'other'"):
+        owner_folder.init(tmp_path, "other")
+    assert not (tmp_path / "secret").exists()
+    assert not owner_folder.init(tmp_path)
+    assert owner_folder.secret(tmp_path) != lost
+    assert (tmp_path / "node.toml").read_bytes() == said
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FedstillError, match="name is 'a b': allowed is 1 to 64 letters"):
+        owner_folder.init(tmp_path / "new", "a b")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[data]\npth = "x"', "unknown key 'data.pth': did you mean 'data.path'?"),
+        ("[local]\nepochs = true", "local.epochs is True: allowed is a number"),
+        ("[policy]\nmost_bytes = -1", "policy.most_bytes is -1: allowed is 0 (no limit) or more"),
+        ('[model]\ngives = "classes"', "model.gives is 'classes': allowed is one of 'auto', 'logits'"),
+        ("[compute]\nthreads = -2", "compute.threads is -2"),
+        ("secret = 5", "unknown key 'secret': allowed are name, seed"),
+        ("a = ", "node.toml is not TOML"),
+    ],
+)
+def test_the_file_is_read_strictly(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(FedstillError) as caught:
+        owner_folder.read(node(tmp_path, text))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "line"),
+    [
+        ("-3", 0o600, "holds no whole number"),
+        ("five", 0o600, "holds no whole number"),
+        ("\xe4", 0o600, "holds no whole number"),
+        ("7", 0o644, "can be read by others, .* chmod 600"),
+        (None, 0, "secret is missing: put it back, or `fedstill node init .*` makes a new one"),
+    ],
+)
+def test_a_bad_secret_is_one_line(tmp_path: Path, text: str | None, mode: int, line: str) -> None:
+    folder = node(tmp_path)
+    (folder / "secret").unlink()
+    if text is not None:
+        (folder / "secret").write_text(text, encoding="utf-8")
+        (folder / "secret").chmod(mode)
+    with pytest.raises(FedstillError, match=line):
+        owner_folder.secret(folder)
+    assert len(owner_folder.faults(folder)) == 1
+
+
+# --- data and model -----------------------------------------------------------------------------------
+
+
+def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
+    folder = node(tmp_path, '[model]\nname = "small-cnn:8"\nweights = "first.safetensors"')
+    first = models.build("small-cnn:8", (1, 8, 8), 10, 99)
+    save_file(first.state_dict(), folder / "first.safetensors")
+    model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_first_weights_follow_from_the_seed(tmp_path: Path) -> None:
+    def first(seed: int, name: str = "small-cnn:8") -> torch.Tensor:
+        folder = node(tmp_path, f'seed = {seed}\n[model]\nname = "{name}"')
+        return next(owner_model.make_model(owner_folder.read(folder), folder, DIGITS).parameters())
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+    assert torch.equal(first(1, "my_models:network"), first(1, "my_models:network"))
+    assert not torch.equal(first(1, "my_models:network"), first(2, "my_models:network"))
+
+
+def test_a_mechanism_may_lie_in_the_folder(tmp_path: Path) -> None:
+    """Wherever the command is run from; what is named and not there is a fault like any other."""
+    folder = node(tmp_path / "node", '[privacy]\nmechanism = "flip_of_owner:Flip"\nepsilon = 2.0')
+    lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
+    (folder / "flip_of_owner.py").write_text(lab.read_text())
+    assert owner_folder.read(folder).privacy.called == "flip_of_owner:Flip"
+    assert not [fault for fault in owner_folder.faults(folder) if "mechanism" in fault]
+    other = node(tmp_path / "other", '[privacy]\nmechanism = "flap_of_owner:Flip"')
+    assert (
+        owner_folder.faults(other)[0]
+        == f"mechanism is 'flap_of_owner:Flip': allowed is one in {other} or installed here"
+    )
+
+
+def test_a_model_that_is_not_to_be_trained_is_frozen(tmp_path: Path) -> None:
+    folder = node(tmp_path, '[model]\nname = "my_models:network"\ntrain = false')
+    model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    assert [parameter.requires_grad for parameter in model.parameters()] == [False, False]
+
+
+def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
+    folder = node(tmp_path, '[model]\nname = "my_models:regression"')
+    data, _ = node_data.load(owner_folder.read(folder).data, folder, DIGITS)
+    model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    assert isinstance(model, Predictor)
+    x, y = load_digits(return_X_y=True)
+    twin = LogisticRegression(max_iter=300).fit(x[:200] / 8 - 1, y[:200])
+    probabilities = torch.from_numpy(twin.predict_proba(data.inputs.flatten(1).numpy())).float()
+    torch.testing.assert_close(model(data.inputs), probabilities.clamp_min(1e-6).log(), rtol=1e-3, atol=1e-3)
+    folder = node(tmp_path, '[model]\nname = "my_models:function"\ngives = "probabilities"')
+    model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    torch.testing.assert_close(model(torch.full((1, 1, 8, 8), 0.1)), torch.full((1, 10), 0.1).log())
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("small-cn", "model.name is 'small-cn': allowed is one of small-cnn"),
+        ("my_models:none", "model.name is 'my_models:none': allowed is one of .* which has no 'none'"),
+        (
+            "not_here:network",
+            "model.name is 'not_here:network': allowed is one in .* or installed here",
+        ),
+        (
+            "my_models:narrow",
+            r"model.name 'my_models:narrow' gives outputs of shape \(9,\) .* allowed is \(10,\)",
+        ),
+        ("my_models:fails", "model.name 'my_models:fails': the factory fails: no such disk"),
+        ("my_models:number", "the model is a int: allowed is a torch.nn.Module"),
+    ],
+)
+def test_a_model_that_does_not_serve_is_one_line(tmp_path: Path, name: str, line: str) -> None:
+    folder = node(tmp_path, f'[model]\nname = "{name}"')
+    with pytest.raises(FedstillError, match=line):
+        owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+
+
+def test_the_wrong_weights_are_one_line(tmp_path: Path) -> None:
+    folder = node(tmp_path, '[model]\nname = "small-cnn:8"\nweights = "first.safetensors"')
+    path = folder / "first.safetensors"
+
+    def said() -> str:
+        with pytest.raises(ModelError) as caught:
+            owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "there is no file" in said()
+    path.write_bytes(b"no tensors here")
+    assert "model.weights 'first.safetensors' is no safetensors file" in said()
+    save_file(models.build("mlp:8", (1, 8, 8), 10, 0).state_dict(), path)
+    assert "model.weights 'first.safetensors' are of another model: 0.weight is missing, and " in said()
+    save_file(models.build("small-cnn:8", (1, 8, 8), 9, 0).state_dict(), path)
+    assert "12.weight is float32 (9, 64), and in this model float32 (10, 64), and 1 more" in said()
+    state = models.build("small-cnn:8", (1, 8, 8), 10, 0).state_dict()
+    save_file(state | {"0.bias": state["0.bias"].half()}, path)
+    assert said().endswith("0.bias is float16 (8,), and in this model float32 (8,)")
+
+
+# --- faults -------------------------------------------------------------------------------------------
+
+
+def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+    folder = node(
+        tmp_path,
+        '[data]\npath = "none.npz"\nspeed = 3\n'
+        '[model]\nname = "huge-cnn"\n'
+        '[local]\nlr = "fast"\nbatch = 0\n'
+        '[compute]\ndevice = "abacus"\n',
+    )
+    pytest.importorskip("nvflare")
+    (folder / "secret").unlink()
+    text = (folder / "node.toml").read_text(encoding="utf-8").replace("online = false", "online = true")
+    (folder / "node.toml").write_text(text, encoding="utf-8")
+    found = owner_folder.faults(folder)
+    for line, wanted in zip(
+        found,
+        (
+            "unknown key 'data.speed'",
+            "local.lr is 'fast': allowed is a number",
+            "local.batch is 0: allowed is 1 or more",
+            "secret is missing",
+            "data.path 'none.npz': there is no file",
+            "model.name is 'huge-cnn': allowed is one of small-cnn",
+            "compute.device is 'abacus': allowed is a device of this machine",
+            "kit holds no startup kit",
+        ),
+        strict=True,
+    ):
+        assert wanted in line
+        assert "\n" not in line
+    assert owner_folder.faults(folder, quick=True) == found
+    model = found.index(next(line for line in found if line.startswith("model.name")))
+    known = owner_folder.faults(
+        folder, DIGITS
+    )  # where inputs are known to be images, only networks for these serve
+    assert known[:model] + known[model + 1 :] == found[:model] + found[model + 1 :]
+    assert "transformer" in found[model]
+    assert known[model].startswith("model.name is 'huge-cnn': allowed is one of small-cnn")
+    assert "transformer" not in known[model]
+
+
+def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
+    folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
+    assert owner_folder.faults(folder) == ["data.path is 3: allowed is a text"]  # the spec is not known
+    found = owner_folder.faults(folder, DIGITS)
+    assert len(found) == 2
+    assert "gives outputs of shape (9,)" in found[1]
+    (folder / "node.toml").write_text("data = 3\nonline = false\n", encoding="utf-8")
+    assert owner_folder.faults(folder) == ["name is '': allowed is a text", "data is 3: allowed is a table"]
+
+
+def test_data_of_another_form_are_a_fault_only_where_the_form_is_known(tmp_path: Path) -> None:
+    folder = node(tmp_path)
+    other = InputSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
+    (fault,) = owner_folder.faults(folder, other)
+    assert "images are 1 x 8 x 8 (channels, height, width): allowed is 3 x 32 x 32" in fault
+    found = owner_folder.examine(folder)
+    assert found.spec == DIGITS
+    assert found.data is not None
+    assert len(found.data) == 40
+
+
+def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    folder = node(tmp_path)
+    (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
+    make_kit(folder)
+    assert owner_folder.faults(folder) == []
+    make_kit(folder, days=-1)
+    (fault,) = owner_folder.faults(folder)
+    assert "client.crt has run out: ask those who run the server for a new kit" in fault
+    (folder / "kit" / "startup" / "client.crt").write_text("x")
+    (fault,) = owner_folder.faults(folder)
+    assert fault.endswith("client.crt is no certificate")
+    make_kit(folder, "other")
+    (folder / "kit" / "startup" / "client.key").unlink()
+    missing, name = owner_folder.faults(folder)
+    assert missing.endswith("client.key is missing: copy the startup kit there again")
+    assert name == "name is 'clinic': allowed is 'other', as the startup kit has it"
+    assert startup_kit.read(folder) == ("other", "uni.example:8002")
+    (folder / "kit" / "startup" / "fed_client.json").write_text("{}", encoding="utf-8")
+    (fault,) = owner_folder.faults(folder)
+    assert fault.endswith("fed_client.json is no startup kit of a node")
+
+
+# --- what it would answer -----------------------------------------------------------------------------
+
+
+def asked(method: str) -> Any:
+    setting = NodeSetting(ClassificationConfig().make(10), LocalConfig(), Compute())
+    return METHODS[method]().node_side(setting).questions
+
+
+def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
+    folder = node(
+        tmp_path, '[policy]\nquestions = ["examine", "train"]\n[model]\nname = "my_models:function"'
+    )
+    file = owner_folder.read(folder)
+    predictor = owner_model.make_model(file, folder, DIGITS)
+    network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
+    counts = {"count_labels": "questions: examine, train"}
+    assert owner_folder.objections(file, network, asked("fediod")) == counts
+    assert owner_folder.objections(file, predictor, asked("fediod")) == {
+        **counts,
+        "examine": "model: it predicts, and has no gradients",
+    }
+    assert owner_folder.objections(file, network, asked("fedavg")) == {
+        "tell_size": "questions: examine, train",
+        "train": "outputs_only: no parameters",
+    }
+
+
+def test_a_model_that_does_not_serve_a_method_is_told(tmp_path: Path) -> None:
+    folder = node(tmp_path, '[model]\nname = "my_models:function"')
+    predictor = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
+
+    def unfit(model: torch.nn.Module, method: str) -> str | None:
+        needs = METHODS[method]().needs()
+        return owner_model.unfit(model, needs, DIGITS, Compute())
+
+    assert [unfit(network, method) for method in METHODS] == [None] * len(METHODS)
+    assert unfit(predictor, "fedkd") is None
+    assert "every round trains it" in str(unfit(predictor, "fedavg"))
+    assert "every round trains it" in str(unfit(network.requires_grad_(False), "fedavg"))

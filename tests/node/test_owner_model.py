@@ -1,0 +1,70 @@
+"""An owner's model: what is said of it before its inputs are known, and whether a method can work with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from fedstill import models
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.data.input_spec import InputSpec
+from fedstill.models.vgg import PLACES
+from fedstill.node import owner_folder, owner_model
+from fedstill.node.node_file import NodeFile
+from fedstill.protocol.method import METHODS
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
+from tests.models.test_vgg import weights
+
+TEXTS = InputSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
+
+
+def named(name: str) -> NodeFile:
+    return NodeFile(name="clinic", model=owner_model.OwnModelConfig(name=name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*models.MODELS.own, "residual-unet:8", "transformer:32", "hf:bert", "hf:some/folder"],
+)
+def test_every_network_of_ours_passes_before_its_inputs_are_known(tmp_path: Path, name: str) -> None:
+    owner_model.check_named(named(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["transformr", "transformer:0", "hf:", "small-cnn:-1", "sql:1"])
+def test_any_other_name_or_width_is_refused_before(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^model\.name is .*: allowed is one of small-cnn.*transformer"):
+        owner_model.check_named(named(name), tmp_path)
+
+
+def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
+    digits = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
+    with pytest.raises(ArgumentError, match="inputs are images"):
+        owner_model.make_model(named("hf:bert"), tmp_path, digits)
+
+
+@pytest.mark.parametrize("method", ["fedper", "lg-fedavg", "fedgen"])
+@pytest.mark.parametrize("name", ["bag:8", "transformer:8"])
+def test_a_network_for_texts_is_tried_in_parts_on_tokens(method: str, name: str) -> None:
+    model = owner_model.make_model(named(name), Path(), TEXTS)
+    needs = METHODS[method]().needs()
+    assert needs.split
+    assert owner_model.unfit(model, needs, TEXTS, Compute()) is None
+
+
+def test_features_that_cannot_see_the_images_are_a_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "clinic"
+    owner_folder.init(folder)
+    np.savez(folder / "data.npz", images=np.zeros((4, 2, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
+    save_file(weights(PLACES["VGG-16"]), folder / "vgg.safetensors")
+    text = 'name = "clinic"\nonline = false\n[model]\nname = "mlp:8"\nperceptual = "vgg.safetensors"\n'
+    (folder / "node.toml").write_text(text, encoding="utf-8")
+    (fault,) = owner_folder.faults(folder)
+    assert "VGG weights for inputs of 2 channels" in fault
+    np.savez(folder / "data.npz", images=np.zeros((4, 1, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
+    assert owner_folder.faults(folder) == []

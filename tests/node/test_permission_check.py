@@ -1,0 +1,135 @@
+"""Whatever fedstill writes in a node's folder is its owner's alone, from the moment that it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedstill.cli import node
+from fedstill.node import owner_folder
+from fedstill.node.permission_check import open_to_others
+
+pytest.importorskip("cryptography")
+
+# One node answers a file of questions, and takes part in a live run, in a process whose umask closes nothing.
+# Nothing is closed afterwards: rights that are not right as a file is made stay wrong.
+WORK = """
+import json, os, stat, sys
+from pathlib import Path
+
+import numpy as np
+
+from fedstill.federation import answering
+from fedstill.runs import bundles as runs
+from fedstill.runs.config import read_toml
+from fedstill.federation import bundles, signed
+from tests.loopback import Loopback
+from fedstill.runs.remote_run import Served
+from fedstill.node import owner
+from fedstill.node.host import Host
+
+home, umask = Path(sys.argv[1]), int(sys.argv[2], 8)
+folder = home / "clinic"
+os.umask(umask)
+for name in ("chmod", "fchmod", "umask"):
+    setattr(os, name, None)
+owner.init(folder)
+assert stat.S_IMODE((folder / "node.toml").stat().st_mode) == 0o600
+draw = np.random.default_rng(0)
+images = draw.uniform(0, 1, (40, 1, 8, 8)).astype(np.float32)
+np.savez(folder / "data.npz", images=images, labels=draw.integers(0, 10, 40))
+lines = ['name = "clinic"', "online = false", "[model]", 'name = "mlp:8"', "[local]", "epochs = 4", "[data]"]
+(folder / "node.toml").write_text("\\n".join([*lines, 'path = "data.npz"']))
+config = read_toml('''
+[data]
+name = "digits"
+[public]
+name = "noise"
+limit = 32
+[method]
+name = "fedkd"
+z_max = 20.0
+epochs = 2
+[student]
+model = "mlp:8"
+''')
+seen = {}
+
+def look(*given):
+    for path in [folder, *folder.rglob("*")]:
+        if path.name != "data.npz":  # which its owner has put there
+            try:
+                mode = path.stat().st_mode
+            except FileNotFoundError:
+                continue
+            wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
+            seen[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
+
+bundles.write_questions(home / "questions", runs.make(config), signed.own_key(home / "server.key"))
+answering.answer(folder, home / "questions", folder / "answers", report=look)
+look()
+host = Host(folder)
+
+def serve(message):
+    look()
+    return host.serve(message)
+
+out = home / "out"
+out.mkdir()
+Served(config, Loopback({"clinic": serve}), "live").run(out)
+look()
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("umask", ["022", "000"])
+def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, tmp_path, umask], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert {path: oct(mode) for path, (mode, wanted) in seen.items() if mode != wanted} == {}
+    names = {Path(path).name for path in seen}
+    assert names >= {
+        *("node.toml", "secret", "node.key", "node.pub", "answers", "answers.sig", "salt", "public", "runs"),
+        *("audit.sqlite", "audit.sqlite-wal", "audit.sqlite-shm", "audit.sqlite.head"),
+        *("plan.json", "learning.safetensors", "answers.safetensors"),
+    }
+    assert any(name.startswith("mark-") for name in names)
+    assert any(Path(path).parent.name == "public" for path in seen)
+    assert open_to_others(tmp_path / "clinic", tmp_path / "clinic/audit.sqlite") is None
+
+
+def test_what_lies_open_from_before_is_said_with_the_command_that_closes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a clinic"
+    owner_folder.init(folder, "clinic")
+    (folder / "runs/one").mkdir(parents=True, mode=0o700)
+    for name in ("runs/one/salt", "audit.sqlite", "audit.sqlite.head", "data.npz"):
+        (folder / name).write_text("")
+        (folder / name).chmod(0o640)
+    (folder / "runs").chmod(0o700)
+    audit = folder / "audit.sqlite"
+    assert f"{folder}/, " not in (open_to_others(folder, audit) or "")
+    folder.chmod(0o755)
+    (line,) = [line for line in checked(folder, capsys) if line.startswith("open to others")]
+    assert f"machine: {folder}/, runs, audit.sqlite, audit.sqlite.head; chmod go= '{folder}' && " in line
+    os.truncate(folder / "secret", 0)  # no fault of this keeps it from being said
+    assert line in checked(folder, capsys)
+    subprocess.run(line.partition("; ")[2], shell=True, check=True)
+    assert not any(line.startswith("open to others") for line in checked(folder, capsys))
+    assert (folder / "data.npz").stat().st_mode & 0o777 == 0o640  # its owner's to open
+
+
+def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of ``fedstill node check``, which finds other faults here."""
+    with pytest.raises(SystemExit):
+        node.main(["check", str(folder)])
+    return capsys.readouterr().out.splitlines()

@@ -1,0 +1,408 @@
+"""Small real nodes under their owners' protection: what leaves, what is paid, and what one record changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.data.public import Public
+from fedstill.federation.inprocess import InProcess, partition
+from fedstill.methods.fediod import FedIOD
+from fedstill.models import build
+from fedstill.models.dp_compatibility import NotPrivate
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.protection import check_priced, protect, unit_notes, wanted
+from fedstill.node.run_mechanism import Mechanism
+from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
+from fedstill.privacy.events import Event, Price, as_text, total
+from fedstill.privacy.noisy_outputs import OutputsConfig
+from fedstill.privacy.pate import PateConfig
+from fedstill.privacy.pate_teachers import Teachers
+from fedstill.privacy.statement import SEVERAL
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import side_of
+from fedstill.protocol.questions import NodeSetting
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.instances import Instances
+from fedstill.tasks.segmentation import Segmentation
+from tests.privacies import protected
+
+SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
+TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
+METHOD = FedIOD(steps=3, batch=ROWS, critic_width=4)
+CONFIG: dict[str, Any] = {
+    "training": StepsConfig(noise=0.7),
+    "critic": StepsConfig(noise=1.0),
+    "pate": PateConfig(teachers=M, noise=5.0, sharpness=8.0),
+    "gradients": GradientsConfig(noise=2.0),
+    "outputs": OutputsConfig(noise=10.0, bound=3.0),
+    "counts_noise": 5.0,
+}
+MECHANISMS: tuple[Any, ...] = ("dp-sgd", "pate", "noisy-outputs")
+X = torch.randn(ROWS, *SHAPE, generator=torch.Generator().manual_seed(5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims(PrivacyConfig):
+    """A stranger's mechanism: its model learns with DP-SGD, it says, so that all that follows is free."""
+
+    about: ClassVar[str] = "its model learns with noise"
+    learns: ClassVar[Mapping[str, str]] = {"model": "steps"}
+    steps: StepsConfig = field(default_factory=StepsConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts(PrivacyConfig):
+    """Another one: its votes are of models that each know a part."""
+
+    about: ClassVar[str] = "votes"
+
+    def shards(self, data: TensorData) -> list[torch.Tensor]:
+        return [torch.arange(len(data))]
+
+
+@pytest.mark.parametrize("config", [Claims(steps=StepsConfig(noise=1.0)), Parts()])
+def test_a_model_that_is_not_trained_here_is_protected_by_no_training(config: PrivacyConfig) -> None:
+    network = build("mlp:4", SHAPE, CLASSES, 0).requires_grad_(False)
+    node = Node("n", records(), network, Gate("n", PolicyConfig(), AuditLog()), 0)
+    with pytest.raises(ArgumentError, match="nothing of its model is trained here"):
+        protect(
+            node,
+            config,
+            side_of(METHOD, NodeSetting(TASK, LOCAL, COMPUTE)),
+            METHOD,
+            NodeSetting(TASK, LOCAL, COMPUTE),
+            secret=1,
+        )
+
+
+def records(count: int = 24, groups: torch.Tensor | None = None, apart: float = 1.0) -> TensorData:
+    draw = torch.Generator().manual_seed(1)
+    targets = torch.randint(CLASSES, (count,), generator=draw)
+    inputs = torch.randn(count, *SHAPE, generator=draw) + apart * targets.view(-1, 1, 1, 1)
+    return TensorData(inputs, targets, groups)
+
+
+def without(data: TensorData, record: int) -> TensorData:
+    return data.subset(torch.tensor([index for index in range(len(data)) if index != record]))
+
+
+@dataclass
+class World:
+    """One node, its model trained, and who asks it."""
+
+    node: Node
+    federation: InProcess
+    audit: AuditLog
+
+    @property
+    def mechanism(self) -> Mechanism:
+        assert self.node.gate.budgets is not None
+        return self.node.gate.budgets.mechanism
+
+    def ask(self, x: torch.Tensor = X, number: int | None = None, question: str = "examine") -> Any:
+        sent = {"x": x} if question == "examine" else {}
+        answers = self.federation.ask(question, number=number, **sent)
+        return {name: answers[name][0].detach() for name in answers.tensors}
+
+    def clean(self, x: torch.Tensor = X) -> torch.Tensor:
+        """What the node's model says, as the gate bounds it."""
+        with torch.no_grad():
+            z = self.node.model.eval()(x)
+        return self.mechanism.rule(self.federation.questions["examine"], "logits").bound(z)
+
+    def pulled(self, x: torch.Tensor = X) -> torch.Tensor:
+        """A gradient as the gate bounds it, before noise: ``(B, C, H, W)``."""
+        x = x.clone().requires_grad_()
+        upstream = torch.linspace(-1, 1, ROWS * CLASSES).view(ROWS, CLASSES)
+        (found,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
+        return self.mechanism.rule(self.federation.questions["examine"], "d/dx").bound(found)
+
+    def spent(self) -> Mapping[str, int]:
+        return self.audit.spent("clinic", "run").run
+
+
+def made(
+    config: PrivacyConfig,
+    data: TensorData | None = None,
+    *,
+    method: FedIOD = METHOD,
+    model: str = "mlp:8",
+    secret: int = 0,
+    seed: int = 3,
+    train: bool = True,
+) -> World:
+    audit = AuditLog()
+    gate = Gate("clinic", PolicyConfig(), audit)
+    node = Node("clinic", data or records(), build(model, SHAPE, CLASSES, 0, "clinic"), gate, seed)
+    setting = NodeSetting(TASK, LOCAL, COMPUTE)
+    side = method.node_side(setting)
+    about = (side, method, setting)
+    protect(node, config, *about, secret=secret)
+    side.prepare([node])
+    check_priced(node)
+    local_training.prepare(node.learners, LOCAL)
+    for group in partition(node.learners, True) if train else ():
+        local_training.train(group, TASK, LOCAL, COMPUTE)
+    return World(node, InProcess([node], [[node]], side, COMPUTE), audit)
+
+
+def under(mechanism: Any, **change: Any) -> PrivacyConfig:
+    return protected(mechanism, **{**CONFIG, **change})
+
+
+# --- what leaves --------------------------------------------------------------------------------------
+
+
+def test_under_dp_sgd_answers_are_the_networks_own_and_training_is_paid_for() -> None:
+    one = made(under("dp-sgd"))
+    left = one.ask()
+    torch.testing.assert_close(left["logits"], one.node.model(X).detach())
+    torch.testing.assert_close(left["critic"], one.node.modules["critic"](X).detach())
+    steps, critic = Event("gaussian", 0.7, rate=8 / 24), Event("gaussian", 1.0, rate=ROWS / 24)
+    assert one.spent() == as_text({steps: 9, critic: 1})
+    one.ask()
+    assert one.spent() == as_text({steps: 9, critic: 2})
+    norms = {type(module).__name__ for module in one.node.modules["critic"].modules()}
+    assert "BatchNorm2d" not in norms
+    assert "GroupNorm" in norms
+
+
+def test_under_pate_noisy_votes_leave() -> None:
+    one = made(under("pate"))
+    assert isinstance(one.node.model, Teachers)
+    assert [learner.name for learner in one.node.learners] == [
+        f"clinic/teacher-{index}" for index in range(M) if one.node.model.voting[index]
+    ]
+    assert sum(len(learner.data) for learner in one.node.learners) == 24
+    logits = torch.cat([one.ask()["logits"] - one.clean() for _ in range(40)])
+    noise = logits * M / 8  # in votes
+    assert noise.std().item() == pytest.approx(5.0, rel=0.1)
+    assert abs(noise.mean().item()) < 1
+    votes = one.clean() * M / 8
+    torch.testing.assert_close(votes, votes.round())
+
+
+def test_under_noisy_outputs_noise_is_on_what_is_bounded() -> None:
+    one = made(under("noisy-outputs"))
+    noise = torch.cat([one.ask()["logits"] - one.clean() for _ in range(40)])
+    assert noise.abs().mean().item() == pytest.approx(10.0, rel=0.15)  # Laplace
+    assert one.clean().abs().max() <= 3
+    assert one.node.model(20 * X).abs().max() > 3, "the bound binds"
+
+
+def test_what_is_pulled_back_is_noised_and_paid_for() -> None:
+    for mechanism, m in (("pate", M), ("noisy-outputs", 1)):
+        one = made(under(mechanism))
+        x = X.clone().requires_grad_()
+        one.federation.ask("examine", x=x)["logits"].sum().backward()
+        assert x.grad is not None
+        assert x.grad.std().item() == pytest.approx(2.0, rel=0.2)  # noise of 2 clip
+        assert f"gaussian({2 * m / (2 * math.sqrt(ROWS))!r})" in one.spent()
+    one = made(under("dp-sgd"))
+    before = dict(one.spent())
+    x = X.clone().requires_grad_()
+    one.federation.ask("examine", x=x)["logits"].sum().backward()
+    assert not before
+    assert len(one.spent()) == 2, "training and the critic's step"
+
+
+# --- which noise --------------------------------------------------------------------------------------
+
+
+def noise_of(one: World, number: int | None = None, x: torch.Tensor = X) -> torch.Tensor:
+    """Of an answer, in the order of its numbers."""
+    return one.ask(x, number)["logits"] - one.clean(x)
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "secure"])
+@pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
+def test_noise_is_the_same_for_the_same_release_and_another_for_any_other(
+    mechanism: Any, randomness: Any
+) -> None:
+    config = under(mechanism, randomness=randomness)
+    one = made(config)
+    first = noise_of(one, 0)
+    assert torch.equal(noise_of(one, 0), first), "asked again"
+    torch.testing.assert_close(noise_of(made(config), 0), first)  # and after a stop
+    others = {
+        "another number": noise_of(made(config), 1),
+        "what came before": noise_of(one, 1),
+        "content": noise_of(made(config), 0, X + 1e-6),
+        "a record less": noise_of(made(config, without(records(), 0)), 0),
+        "secret": noise_of(made(config, secret=1), 0),
+        "seed": noise_of(made(config, seed=4), 0),
+        "method": noise_of(made(config, method=replace(METHOD, conf=0.5)), 0),
+        "level": noise_of(made(replace(config, gradients=GradientsConfig(noise=3.0))), 0),
+    }
+    for name, noise in others.items():
+        assert (noise - first).abs().max() > 1, name
+    assert (others["another number"] - others["what came before"]).abs().max() > 1
+    same = replace(config, epsilon=1e6, total_epsilon=1e6, delta=1e-6)
+    torch.testing.assert_close(noise_of(made(same), 0), first)  # a budget is no part of an answer
+
+
+def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
+    """The binding of a node, ``keep`` of whose tensors are frozen, where something is changed."""
+    engine = {part: change.pop(part) for part in ("device", "precision") if part in change}
+    labels: torch.Tensor | None = change.pop("labels", torch.zeros(5, dtype=torch.int64))
+    inputs = change.pop("inputs", torch.zeros(5, *SHAPE))
+    model = build("mlp:8", SHAPE, CLASSES, 0, "clinic")
+    for own in list(model.parameters())[:keep]:
+        own.requires_grad_(False)
+    node = Node("clinic", records(), model, Gate("clinic", PolicyConfig(), AuditLog()), 3)
+    task, features = change.pop("task", TASK), change.pop("features", None)
+    compute, public = Compute(EngineConfig(**engine)), Public("p", inputs, labels)
+    setting = NodeSetting(task, LOCAL, compute, public, features)
+    side, config = METHOD.node_side(setting), under(change.pop("mechanism", "noisy-outputs"), **change)
+    about = (side, METHOD, setting)
+    protect(node, config, *about, secret=secret, salt=salt)
+    assert node.gate.budgets is not None
+    assert node.gate.budgets.mechanism.salt == salt
+    return node.gate.budgets.mechanism.binding
+
+
+def test_the_binding_holds_all_that_answers_follow_from_and_is_keyed() -> None:
+    others = {
+        "public labels": bound(labels=torch.ones(5, dtype=torch.int64)),
+        "no public labels": bound(labels=None),
+        "public inputs": bound(inputs=torch.ones(5, *SHAPE)),
+        "what is frozen": bound(keep=1),
+        "how much is frozen": bound(keep=2),
+        "precision": bound(precision="bfloat16"),
+        "the kind of device": bound(device="meta"),
+        "the secret: nobody else can try out what the records are": bound(secret=1),
+        "options": bound(counts_noise=6.0),
+        "that it compares by features": bound(features=nn.Linear(1, 1).requires_grad_(False)),
+        "by which features": bound(features=nn.Linear(2, 1).requires_grad_(False)),
+    }
+    assert bound() == bound(epsilon=1e6, total_epsilon=1e6, delta=1e-6, total_delta=1e-6)
+    assert bound() == bound(salt="x"), "it is known before any run"
+    assert bound() not in others.values()
+    assert len(set(others.values())) == len(others)
+
+
+def test_the_binding_holds_the_tasks_options() -> None:
+    tasks = [
+        Segmentation(3),
+        Segmentation(3, dice=0.5),
+        Segmentation(3, class_weights=(1.0, 1.0, 2.0)),
+        Segmentation(3, outline=False),
+        Instances(3),
+    ]
+    found = [bound(task=task, mechanism="dp-sgd") for task in tasks]
+    assert len(set(found)) == len(tasks)
+    assert bound(task=Segmentation(3, (1.0, 1.0, 2.0)), mechanism="dp-sgd") == found[2]
+
+
+def test_a_critics_noise_follows_from_what_is_asked_too() -> None:
+    def critic(x: torch.Tensor, number: int = 0) -> torch.Tensor:
+        one = made(under("dp-sgd"), train=False)
+        one.ask(x, number)
+        return torch.cat([own.detach().flatten() for own in one.node.modules["critic"].parameters()])
+
+    base = critic(X)
+    assert torch.equal(critic(X), base)
+    # Nearly the same inputs: with equal noise Adam's first step would nearly be the same, too.
+    moved = (critic(X + 1e-6) - base).abs()
+    assert (moved > 1e-3).float().mean() > 0.3
+
+
+# --- what one record changes, on the real path --------------------------------------------------------
+
+
+def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
+    hard = records(16, apart=0.0)  # nothing but each record says which class it has
+    base, moved = made(under("pate"), hard), []
+    sharp, many = 8.0, torch.randn(300, *SHAPE, generator=torch.Generator().manual_seed(6))
+    for record in range(16):
+        other = made(under("pate"), without(hard, record))
+        votes = (base.clean(many) - other.clean(many)) * M / sharp
+        assert votes.abs().max() <= 1, "one vote from one class to another"
+        assert (votes.abs().sum(1) <= 2).all()
+        moved.append(votes.norm().item())
+        gradients = (base.pulled() - other.pulled()).flatten(1).norm(dim=1)
+        assert (gradients <= 2 * 1.0 / M).all()
+    assert max(moved) > 0, "and it does move some"
+    (event,) = released(base, len(many))
+    assert max(moved) <= 5.0 / event.noise + 1e-6, "noise over how far it is charged to move"
+
+
+def released(one: World, rows: int = ROWS) -> Price:
+    """What answers about some inputs cost by themselves."""
+    bill = one.mechanism.release(one.federation.questions["examine"], {"logits": (rows, CLASSES)})
+    return total(bill) or Price()
+
+
+# --- what cannot be -----------------------------------------------------------------------------------
+
+
+def test_a_group_of_records_needs_groups_and_is_limited() -> None:
+    with pytest.raises(ArgumentError, match="group_size is 2"):
+        made(under("pate", group_size=2), train=False)
+    groups = torch.arange(24) // 6  # four groups of six
+    one = made(under("pate", group_size=2), records(groups=groups), train=False)
+    assert len(one.node.data) == 8
+    assert one.mechanism.examples == 8
+    for teacher in one.node.teachers:
+        held = set(teacher.data.groups.tolist())  # type: ignore[union-attr]
+        for other in one.node.teachers:
+            assert other is teacher or not held & set(other.data.groups.tolist())  # type: ignore[union-attr]
+
+
+def test_layers_that_mix_examples_are_refused_under_dp_sgd() -> None:
+    with pytest.raises(NotPrivate, match="BatchNorm"):
+        made(under("dp-sgd"), model="resnet8:4", train=False)
+    made(under("noisy-outputs"), model="resnet8:4", train=False)
+
+
+def test_data_that_a_method_has_changed_are_refused() -> None:
+    one = made(under("pate"), train=False)
+    check_priced(one.node)
+    one.node.data = records(30)
+    with pytest.raises(ArgumentError, match="none where public data join its own"):
+        check_priced(one.node)
+    plain = made(NoPrivacy(epsilon=1e3), train=False)
+    plain.node.data = records(30)
+    check_priced(plain.node)  # there is no price to hold it to
+
+
+def test_who_wants_nothing_is_left_alone() -> None:
+    assert not wanted(NoPrivacy())
+    assert all(wanted(protected(mechanism)) for mechanism in MECHANISMS)
+    assert wanted(NoPrivacy(epsilon=3.0))
+    assert wanted(NoPrivacy(total_epsilon=3.0))
+
+
+def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
+    patients = torch.arange(24) // 4
+    assert SEVERAL in made(under("dp-sgd"), records(groups=patients)).mechanism.statement().assumes
+    assert (
+        SEVERAL not in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
+    )
+    assert SEVERAL not in made(under("dp-sgd"), records()).mechanism.statement().assumes
+    whole = made(under("dp-sgd", group_size=4), records(groups=patients)).mechanism.statement()
+    assert SEVERAL not in whole.assumes
+
+    parts = [records(groups=patients), records(groups=torch.arange(24) // 8), records()]
+    (note,) = unit_notes(parts, [under("dp-sgd")] * 3)
+    assert note.startswith("epsilon is of one record: a patient or slide has up to 8 at one node")
+    assert "privacy.group_size = 8" in note
+    (note,) = unit_notes(parts, [under("dp-sgd"), NoPrivacy(), under("dp-sgd")])
+    assert "up to 4 at" in note
+    assert unit_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
+    assert unit_notes(parts[2:], [under("dp-sgd")]) == ()
+    assert unit_notes(parts, [NoPrivacy()] * 3) == ()

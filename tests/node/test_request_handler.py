@@ -1,0 +1,375 @@
+"""A request handler answers each question once, pulls back, and hands out through its nodes' gates."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import NodeFault, QuestionMismatch, QuestionRefused
+from fedstill.node.audit_entries import ALL, Entry
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.request_handler import KEPT, RequestHandler
+from fedstill.node.run_budgets import Budgets
+from fedstill.privacy.dpsgd import PrivateSteps
+from fedstill.privacy.noise import seeded
+from fedstill.protocol.local_config import Span
+from fedstill.protocol.questions import NodeSide, Question
+from tests.node.test_gate import Journal
+
+B = 2
+X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Office:
+    """Three nodes behind one handler; its question trains each node's critic by one step."""
+
+    def __init__(self, policies: Mapping[str, PolicyConfig] | None = None) -> None:
+        self.audit, self.calls, self.grad_enabled = AuditLog(), 0, False
+        self.outputs: list[weakref.ref[torch.Tensor]] = []
+        self.nodes = [self._node(name, (policies or {}).get(name, PolicyConfig())) for name in "abc"]
+        questions = (
+            Question(
+                "examine", self._examine, {"x": "inputs"}, {"logits": "logits", "score": "critic"}, ("x",)
+            ),
+            Question("leak", self._leak, {}, {"logits": "logits"}),
+            Question("two", self._two, {"x": "inputs", "y": "inputs"}, {"logits": "logits"}, ("x", "y")),
+        )
+        self.side = NodeSide(
+            {question.name: question for question in questions},
+            prepare=lambda nodes: None,
+            look=lambda nodes, x: {},
+            rehearse=lambda group: None,
+        )
+        self.handler = RequestHandler(Group(self.nodes), self.side, Compute())
+
+    def _node(self, name: str, policy: PolicyConfig) -> Node:
+        torch.manual_seed(ord(name))
+        model, critic = (nn.Sequential(nn.Flatten(), nn.Linear(16, size)).eval() for size in (3, 1))
+        data = TensorData(torch.randn(5, 1, 4, 4), torch.zeros(5, dtype=torch.int64))
+        node = Node(name, data, model, Gate(name, policy, self.audit), 0)
+        node.add("critic", critic, lambda module: torch.optim.SGD(module.parameters(), 0.1))
+        return node
+
+    def _examine(self, group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        self.calls += 1
+        self.grad_enabled = torch.is_grad_enabled()
+        critic = group.bench("critic")
+        with torch.enable_grad():
+            critic.train(True)
+            critic.backward(critic(x.detach()).flatten(1).mean(1))
+            for node in group.nodes:
+                node.optimisers["critic"].step()  # as if privately, where it has to be
+            critic.train(False)
+        group.bench("model").train(False)
+        answer = {"logits": group.bench("model")(x).sin(), "score": critic(x)}
+        self.outputs = [weakref.ref(tensor) for tensor in answer.values()]
+        return answer
+
+    def _leak(self, group: Group, number: int) -> Mapping[str, torch.Tensor]:
+        return {"logits": torch.ones(len(group), 1), "diary": torch.ones(len(group), 1)}
+
+    def _two(self, group: Group, number: int, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"logits": group.bench("model")(x) + 2 * group.bench("model")(x * y)}
+
+    def ask(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
+        return self.handler.answer(name, number, {"x": x}, grad)
+
+    def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
+        names = [node.name for node in self.nodes]
+        return list(self.handler.pull_back(number, dict(zip(names, pulls, strict=True))).values())
+
+    def critics(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
+
+    def has_changed_since(self, critics: list[torch.Tensor]) -> bool:
+        return any((p != q).any() for p, q in zip(critics, self.critics(), strict=True))
+
+
+def pulls(seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {"logits": torch.randn(B, 3, generator=generator), "score": torch.randn(B, 1, generator=generator)}
+        for _ in "abc"
+    ]
+
+
+def same(some: Sequence[Mapping[str, torch.Tensor]], others: Sequence[Mapping[str, torch.Tensor]]) -> bool:
+    return all(
+        set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+# --- asking --------------------------------------------------------------------------------------
+
+
+def test_an_answer_has_one_part_a_node_and_the_critic_has_learned() -> None:
+    office = Office()
+    before = office.critics()
+    answers = office.ask()
+    assert office.has_changed_since(before)
+    for node, answer in zip(office.nodes, answers, strict=True):
+        torch.testing.assert_close(answer["logits"], node.model(X).sin())
+        torch.testing.assert_close(answer["score"], node.modules["critic"](X))
+        assert not answer["logits"].requires_grad
+
+
+def failing(office: Office, number: int = 0, **change: Any) -> None:
+    """Let a question fail once, after its networks have learned."""
+    questions: Any = office.side.questions
+    sound = questions["examine"]
+
+    def handler(*given: Any, **tensors: torch.Tensor) -> Any:
+        sound.handler(*given, **tensors)
+        raise RuntimeError("out of memory")
+
+    questions["examine"] = replace(sound, handler=handler, **change)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        office.ask(number)
+    questions["examine"] = replace(sound, **change)
+
+
+def privately(office: Office) -> None:
+    """Let the critic of the second node learn with DP-SGD."""
+    node, journal = office.nodes[1], Journal()
+    node.private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
+    journal.node = node.name
+    node.gate.budgets = Budgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
+
+
+def learning_privately() -> Office:
+    """A handler of the one node whose critic learns with DP-SGD, which is computed alone."""
+    office = Office()
+    privately(office)
+    office.handler = RequestHandler(Group(office.nodes[1:2]), office.side, Compute())
+    return office
+
+
+@pytest.mark.parametrize("change", [{"trains": ("critic",)}, {"span": lambda sent: Span(0, 1, 4)}])
+def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: Any) -> None:
+    office = learning_privately()
+    office.ask(0)
+    failing(office, 1, **change)
+    calls, critics = office.calls, office.critics()
+    for number, name, tensors in ((1, "examine", {"x": X}), (2, "examine", {"x": X}), (3, "leak", {})):
+        with pytest.raises(NodeFault, match=r"failed at question 1 \(examine\): the run goes on from an"):
+            office.handler.answer(name, number, tensors, True)
+    assert office.calls == calls
+    assert not office.has_changed_since(critics)
+    assert office.audit.spent("b", ALL).questions == 1
+    office.handler = RequestHandler(
+        office.handler.group, office.side, Compute()
+    )  # as after going back to a mark
+    assert len(office.ask(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("private", "change"), [(False, {"trains": ("critic",)}), (True, {}), (True, {"trains": ()})]
+)
+def test_what_failed_without_private_learning_may_be_asked_again(private: bool, change: Any) -> None:
+    office = Office()
+    if private:
+        privately(office)
+    failing(office, **change)
+    assert len(office.ask()) == 3
+
+
+def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None:
+    office = Office()
+    numbers = [0, *range(2, KEPT + 3)]
+    for number in numbers:
+        office.ask(number)
+    critics = office.critics()
+    for number in (0, 1):  # 0 was answered long ago, 1 never was: neither may train the critic now
+        with pytest.raises(QuestionMismatch, match=f"number {number}"):
+            office.ask(number)
+    for number in numbers[-KEPT:]:
+        office.ask(number)
+    assert office.calls == len(numbers)
+    assert not office.has_changed_since(critics)
+
+
+@pytest.mark.parametrize("refusing", ["a", "c"])
+def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing: str) -> None:
+    office = Office({refusing: PolicyConfig(questions=("count",))})
+    before = office.critics()
+    with pytest.raises(QuestionRefused) as caught:
+        office.ask()
+    error = caught.value
+    assert (error.node, error.question, error.rule) == (refusing, "examine", "questions: count")
+    assert office.calls == 0
+    assert not office.has_changed_since(before)
+    assert office.audit.summary() == AuditLog().summary()
+
+
+# --- pulling back --------------------------------------------------------------------------------
+
+
+def test_gradients_of_several_inputs_are_told_apart() -> None:
+    office = Office()
+    y = X.flip(0)
+    office.handler.answer("two", 0, {"x": X, "y": y}, True)
+    given = [{"logits": torch.ones(B, 3)}] * 3
+    released = list(office.handler.pull_back(0, dict(zip("abc", given, strict=True))).values())
+    model = copy.deepcopy(office.nodes[1].model)
+    x, y = X.clone().requires_grad_(), y.clone().requires_grad_()
+    expected = torch.autograd.grad((model(x) + 2 * model(x * y)).sum(), (x, y))
+    torch.testing.assert_close(released[1]["d/dx"], expected[0])
+    torch.testing.assert_close(released[1]["d/dy"], expected[1])
+
+
+def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
+    office = Office()
+    office.ask()
+    first = office.pull(pulls())
+    audit = office.audit.summary()
+    assert same(office.pull(pulls()), first)
+    office.ask(1)  # a reply that was lost may be asked for even later
+    office.handler.answer("two", 2, {"x": X, "y": X}, False)
+    assert same(office.pull(pulls()), first)
+    assert office.audit.summary()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
+
+
+@pytest.mark.parametrize("case", ["never asked", "asked without gradients", "the next one has been asked"])
+def test_what_cannot_be_pulled_back_is_a_mismatch(case: str) -> None:
+    office = Office()
+    if case != "never asked":
+        office.ask(0, grad=case != "asked without gradients")
+    if case == "the next one has been asked":
+        office.ask(1)
+    before = office.audit.summary()
+    with pytest.raises(QuestionMismatch):
+        office.pull(pulls())
+    assert office.audit.summary() == before
+
+
+def alive(office: Office) -> bool:
+    gc.collect()
+    return any(output() is not None for output in office.outputs)
+
+
+def test_without_gradients_no_graph_is_kept() -> None:
+    office = Office()
+    office.ask(grad=False)
+    assert not office.grad_enabled
+    kept = [output() for output in office.outputs]
+    assert all(output is None or output.grad_fn is None for output in kept)
+    office.ask(1, grad=False)
+    del kept
+    assert office.outputs
+
+
+def test_a_graph_is_kept_until_it_is_pulled_back_or_the_next_question() -> None:
+    office = Office()
+    office.ask(0)
+    assert office.grad_enabled
+    assert alive(office)
+    office.pull(pulls())
+    assert not alive(office)
+    office.ask(1)
+    kept = office.outputs
+    office.ask(2)
+    office.outputs = kept
+    assert not alive(office)
+
+
+# --- a gate that fails half-way ------------------------------------------------------------------
+
+
+class Full(AuditLog):
+    """A log on a disk that is full for one node and one part, as long as it says."""
+
+    full: tuple[str, str] | None = None
+
+    def charge(self, entry: Entry, *check: Any) -> int:
+        if (entry.node, entry.part) == self.full:
+            raise OSError("no space left on device")
+        return super().charge(entry, *check)
+
+
+def full(office: Office) -> Full:
+    audit = Full()
+    office.audit = audit
+    for node in office.nodes:
+        node.gate.audit = audit
+    return audit
+
+
+def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
+    expected = Office().ask()
+    office = Office()
+    audit = full(office)
+    audit.full = ("b", "answer")
+    with pytest.raises(OSError, match="no space"):
+        office.ask()
+    critics = office.critics()
+    assert set(audit.summary()["by_node"]) == {"a"}, "b and c have released nothing"
+    with pytest.raises(OSError, match="no space"):
+        office.ask()
+    audit.full = None
+    assert same(office.ask(), expected)
+    assert office.calls == 1
+    assert not office.has_changed_since(critics), "the critics have moved once"
+    each = {"up": B * 4 * 4, "down": B * 16 * 4}
+    assert audit.summary()["by_node"] == dict.fromkeys("abc", each)
+    assert [audit.spent(name, ALL).questions for name in "abc"] == [1, 1, 1]
+    with pytest.raises(QuestionMismatch):
+        office.ask(0, X + 1)
+
+
+def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
+    whole = Office()
+    whole.ask()
+    expected = whole.pull(pulls())
+    office = Office()
+    audit = full(office)
+    office.ask()
+    audit.full = ("b", "gradient")
+    with pytest.raises(OSError, match="no space"):
+        office.pull(pulls())
+    with pytest.raises(QuestionMismatch):
+        office.pull(pulls(1))
+    audit.full = None
+    assert same(office.pull(pulls()), expected)
+    assert audit.summary() == whole.audit.summary()
+
+
+# --- a part of a group ---------------------------------------------------------------------------
+
+
+def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number() -> None:
+    whole, parted = Office(), Office()
+    last = {node.name: -1 for node in parted.nodes}
+    together = RequestHandler(Group(parted.nodes), parted.side, Compute(), last)
+    whole.ask(3)
+    together.answer("examine", 3, {"x": X}, True)
+    handlers = [RequestHandler(Group([node]), parted.side, Compute(), last) for node in parted.nodes]
+    calls = parted.calls
+    for handler in handlers:
+        for old in (2, 3):
+            with pytest.raises(QuestionMismatch):
+                handler.answer("examine", old, {"x": X}, False)
+    assert parted.calls == calls
+    expected = whole.ask(4)
+    for handler, answer in zip(handlers, expected, strict=True):
+        (mine,) = handler.answer("examine", 4, {"x": X}, False)
+        for name in answer:
+            torch.testing.assert_close(mine[name], answer[name])
+    # and back: what the single nodes' handlers moved in memory, the group finds again
+    for old, new in zip(whole.ask(5), together.answer("examine", 5, {"x": X}, False), strict=True):
+        for name in old:
+            torch.testing.assert_close(new[name], old[name])

@@ -1,0 +1,403 @@
+"""What pays for releases: budgets of a run and of the data, charged before anything leaves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.methods.fedkd import LOGIT_RANGE
+from fedstill.node import owner_folder
+from fedstill.node.audit_entries import ALL, Asked
+from fedstill.node.audit_log import AuditLog, Spent
+from fedstill.node.gate import Gate
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.policy_checks import privacy_faults
+from fedstill.node.run_budgets import Budgets
+from fedstill.node.run_mechanism import Mechanism
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig, StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.events import Event, Price, from_text, total
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.privacy.pate import PATE, PateConfig
+from fedstill.protocol.local_config import LocalConfig, Span
+from fedstill.protocol.questions import NodeSide, Question
+from fedstill.tasks.classification import Classification
+
+ROWS, EXAMPLES = 8, 100
+X = {"x": torch.zeros(ROWS, 1, 4, 4)}
+LOGITS = {"logits": torch.full((ROWS, 4), 2.5)}  # of 20 teachers, 5 vote for each class
+# 20 steps of DP-SGD at rate 0.1
+LOCAL = LocalConfig(epochs=2, batch=10)
+PREDICT = Question(
+    "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=ROWS, reads=()
+)
+RANGE = Question("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, reads=())
+BARE = {"range": torch.ones(())}
+VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
+ONE = Event("gaussian", 40 / 4)  # of a question about 8 inputs
+TRAINED = DPSGD(training=StepsConfig(noise=1.5))
+STEP = Event("gaussian", 1.5, rate=0.1)
+OUTPUTS = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=80.0, bound=1.0))
+
+
+class Node:
+    """A node of one question, or two: its gate, and what it has paid."""
+
+    def __init__(
+        self, config: PrivacyConfig = VOTES, audit: AuditLog | None = None, run: str = "one", **change: Any
+    ) -> None:
+        questions = (replace(PREDICT, **change), RANGE)
+        self.question, self.run = questions[0], run
+        self.audit = audit or AuditLog()
+        self.side = NodeSide({question.name: question for question in questions[: 1 + change.pop("two", 0)]})
+        self.mechanism = Mechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
+        self.mechanism.binding = "data"
+        self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
+        self.gate.budgets = Budgets(self.mechanism, self.audit, run, "clinic")
+
+    def ask(self, number: int, question: Question | None = None, tensors: Any = None) -> Any:
+        """As the request handler does."""
+        asked = Asked(number, (question or self.question).name, f"c{number}", "", {})
+        self.gate.admit(asked, question or self.question, X)
+        return self.gate.release(asked, "answer", tensors or LOGITS, question or self.question, X)
+
+    def spent(self) -> Spent:
+        return self.audit.spent("clinic", self.run)
+
+    def asks(self, first: int = 0, most: int = 1000) -> int:
+        """How many questions it answers before it refuses."""
+        for number in range(first, first + most):
+            try:
+                self.ask(number)
+            except QuestionRefused:
+                return number - first
+        return most
+
+
+def fit(event: Event, most: float, start: Price | None = None) -> int:
+    """How often an event fits into an epsilon, counted up one by one."""
+    times = 0
+    while epsilon(Price({event: times + 1}) + (start or Price()), 1e-5) <= most:
+        times += 1
+    return times
+
+
+# --- budgets ------------------------------------------------------------------------------------------
+
+
+def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
+    node = Node(replace(VOTES, epsilon=1.5))
+    answered = node.asks()
+    assert answered == fit(ONE, 1.5) > 2
+    assert from_text(node.spent().run) == Price({ONE: answered})
+    one = {str(ONE): answered}
+    counted = {"questions_run": answered, "questions": answered, "bytes": answered * 128}
+    assert node.spent() == Spent(one, one, **counted)
+
+
+def test_a_refused_question_is_refused_before_it_is_computed_and_charges_nothing() -> None:
+    node = Node(replace(VOTES, epsilon=1.5))
+    answered = node.asks()
+    spent = node.spent()
+    asked = Asked(answered, "predict", "c", "", {})
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        node.gate.admit(asked, node.question, X)
+    with pytest.raises(QuestionRefused, match="privacy budget"):  # and once more where it would leave
+        node.gate.release(asked, "answer", LOGITS, node.question, X)
+    assert node.spent() == spent
+    assert node.gate.audit.spent("clinic", ALL).questions == answered
+
+
+def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
+    node = Node(replace(VOTES, epsilon=1.5))
+    asked = Asked(0, "predict", "c", "", {})
+    many = {"x": torch.zeros(2000, 1, 4, 4)}
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        node.gate.admit(asked, node.question, many)
+    node.gate.admit(asked, node.question, X)
+
+
+def test_the_budget_of_the_data_holds_over_runs() -> None:
+    audit, config = AuditLog(), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
+    first = Node(config, audit, "one").asks()
+    assert first == fit(ONE, 1.5), "one run may not take all"
+    second = Node(config, audit, "two")
+    assert second.asks() == fit(ONE, 2.0) - first > 0
+    assert second.spent().total == {str(ONE): fit(ONE, 2.0)}
+    assert Node(config, audit, "three").asks() == 0
+    with pytest.raises(QuestionRefused, match="the budget is epsilon 2 at"):
+        Node(config, audit, "three").ask(0)
+
+
+@pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
+def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> None:
+    most = fit(ONE, 1.5)
+    assert Node(replace(VOTES, **{budget: 1.5}), times=most).gate.objection(PREDICT) is None
+    objection = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.objection(PREDICT)
+    assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
+
+
+def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
+    audit, most = AuditLog(), fit(ONE, 1.5)
+    config = replace(VOTES, epsilon=1.5, total_epsilon=1.5)
+    first = Node(config, audit, times=most)
+    assert first.asks(most=most - 1) == most - 1
+    again = Node(config, audit, times=most)
+    assert again.gate.objection(PREDICT) is None
+    assert again.asks(most - 1) == 1
+    other = Node(config, audit, run="two", times=1)
+    assert "budget" in str(other.gate.objection(PREDICT))
+
+
+# --- what the first release pays for ------------------------------------------------------------------
+
+
+def test_training_is_charged_once_and_before_the_first_release() -> None:
+    audit, node = AuditLog(), Node(TRAINED)
+    node = Node(TRAINED, audit)
+    assert node.spent().run == {}, "nothing has left"
+    for number in range(3):
+        node.ask(number)
+    assert node.spent().run == {str(STEP): 20}
+    rows = list(audit.entries())
+    assert [(row["part"], row["number"]) for row in rows] == [
+        ("training", -1),
+        ("answer", 0),
+        ("answer", 1),
+        ("answer", 2),
+    ]
+    assert rows[0]["price"] == {str(STEP): 20}
+    assert all(row["price"] == {} and not row["bare"] for row in rows[1:])
+    Node(TRAINED, audit).ask(3)  # the same run after a stop
+    assert node.spent().run == {str(STEP): 20}
+    other = Node(TRAINED, audit, "two")
+    other.ask(0)
+    assert (other.spent().run, other.spent().total) == ({str(STEP): 20}, {str(STEP): 40})
+    assert (other.spent().questions_run, other.spent().questions) == (1, 5)
+
+
+def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
+    dear = epsilon(Price({STEP: 20}), 1e-5)
+    node = Node(replace(TRAINED, epsilon=dear * 0.99))
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        node.ask(0)
+    asked = Asked(0, "predict", "c0", "", {})
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        node.gate.release(asked, "answer", LOGITS, node.question, X)
+    assert node.spent() == Spent({}, {})
+    assert Node(replace(TRAINED, epsilon=dear * 1.01)).asks(most=3) == 3
+
+
+# --- idempotence --------------------------------------------------------------------------------------
+
+
+def test_what_was_released_may_be_released_again_though_the_budget_is_spent() -> None:
+    audit = AuditLog()
+    node = Node(replace(VOTES, epsilon=1.5), audit)
+    left = [node.ask(number) for number in range(fit(ONE, 1.5))]
+    # after a stop
+    again = Node(replace(VOTES, epsilon=1.5), audit)
+    asked = Asked(0, "predict", "c0", "", {})
+    released = again.gate.release(asked, "answer", LOGITS, again.question, X)
+    assert torch.equal(released["logits"], left[0]["logits"])
+    assert again.spent() == node.spent()
+
+
+def test_what_leaves_equal_and_was_not_before_the_noise_is_another_release() -> None:
+    node, asked, one = Node(OUTPUTS), Asked(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
+    close = one.clone()
+    close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
+    same = replace(node.question, finish=lambda told, sent: {"logits": torch.zeros(1)})
+    for z in (one, close, one):
+        node.gate.release(asked, "answer", {"logits": z}, same, X)
+    assert list(node.spent().run.values()) == [2]
+
+
+# --- what networks learn for a question ---------------------------------------------------------------
+
+LEARNING = {"times": 3, "span": lambda sent: Span(0, 1, 4)}  # 5 of 20 steps
+CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
+
+
+def admitted(node: Node, number: int = 0, content: str = "c0", after: str = "") -> None:
+    node.gate.admit(Asked(number, "predict", content, after, {}), node.question, X)
+
+
+def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
+    return [(row["question"], row["part"], row["number"], row["price"]) for row in node.audit.entries()]
+
+
+def test_what_is_learned_is_charged_as_a_question_is_let_in() -> None:
+    node = Node(replace(TRAINED, critic=StepsConfig(noise=2.0)), trains=("critic",), **LEARNING)
+    node.side = replace(node.side, first=None)
+    admitted(node)
+    first, own = charged(node)
+    assert first == ("training", "training", -1, {str(STEP): 20})
+    assert own == ("predict", "training", 0, {str(STEP): 5, str(CRITIC): 1})
+    assert node.gate.audit.summary() == AuditLog().summary(), "nothing has left"
+    for _ in range(3):  # whatever came of it
+        admitted(node)
+    assert len(charged(node)) == 2
+    node.ask(0)
+    assert charged(node)[2:] == [("predict", "answer", 0, {})], "what leaves has no more to pay"
+    node.ask(0)
+    assert len(charged(node)) == 3
+    for other in ({"number": 1}, {"content": "c1"}, {"after": "c0"}):
+        admitted(node, **other)  # type: ignore[arg-type]
+    assert [row[3] for row in charged(node)[3:]] == [own[3]] * 3
+
+
+def test_what_cannot_be_paid_for_is_not_learned() -> None:
+    dear = epsilon(Price({STEP: 20 + 2 * 5}), 1e-5)
+    node = Node(replace(TRAINED, epsilon=1.01 * dear), **{**LEARNING, "times": 0})
+    for number in range(2):
+        admitted(node, number)
+    rows = charged(node)
+    with pytest.raises(QuestionRefused, match="privacy budget"):
+        admitted(node, 2)
+    assert charged(node) == rows
+
+
+def test_what_learns_nothing_is_charged_nothing_as_it_is_let_in() -> None:
+    for config in (VOTES, TRAINED, OUTPUTS):
+        node = Node(config)
+        admitted(node)
+        assert charged(node) == []
+
+
+# --- what has no guarantee ----------------------------------------------------------------------------
+
+
+def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
+    node = Node(VOTES)
+    node.ask(0, RANGE, BARE)
+    assert node.spent() == Spent({}, {}, 1, 1, 1, 1, 4)
+    for budget in ("epsilon", "total_epsilon"):
+        strict = Node(replace(VOTES, **{budget: 1.5}))
+        with pytest.raises(QuestionRefused, match="no guarantee for logit range"):
+            strict.ask(0, RANGE, BARE)
+        with pytest.raises(QuestionRefused, match="without any guarantee"):
+            strict.gate.release(Asked(0, "tell_range", "c", "", {}), "answer", BARE, RANGE, X)
+        assert strict.spent() == Spent({}, {})
+
+
+def test_what_left_without_a_guarantee_voids_the_budget() -> None:
+    audit = AuditLog()
+    for number, run in enumerate(("one", "one", "zero")):
+        Node(VOTES, audit, run).ask(number, RANGE, BARE)
+
+    def said(config: PrivacyConfig, run: str) -> str:
+        with pytest.raises(QuestionRefused) as refused:
+            Node(config, audit, run).ask(9)
+        return refused.value.rule
+
+    same = said(replace(VOTES, epsilon=1.5), "one")
+    assert same == (
+        "privacy budget: the budget of epsilon 1.5 at delta 1e-05 cannot hold, as 2 releases left without "
+        "any guarantee before it was set, in run one (2): allowed is a new run, or privacy.epsilon = inf"
+    )
+    for config in (replace(VOTES, total_epsilon=1.5), replace(VOTES, epsilon=1.5)):  # it is of the data, too
+        rule = said(config, "two")
+        assert "cannot hold, as 3 releases left without any guarantee" in rule
+        assert "in runs zero (1), one (2): its owner may set privacy.total_epsilon = inf" in rule
+    apart = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
+    assert Node(apart, audit, "two").asks(most=1) == 1, "a run of its own is one"
+
+
+def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
+    node = Node(NoPrivacy(epsilon=3.0))
+    with pytest.raises(QuestionRefused, match="mechanism none gives no guarantee for logits"):
+        node.ask(0)
+
+
+# --- a log in trouble ----------------------------------------------------------------------------
+
+
+# --- the budget of all runs -------------------------------------------------------------------------------
+
+
+def test_all_runs_have_the_budget_of_one_where_nothing_else_is_said() -> None:
+    assert NoPrivacy(epsilon=3.0, delta=1e-6).over_all == (3.0, 1e-6)
+    assert NoPrivacy(epsilon=3.0, total_epsilon=8.0).over_all == (8.0, 1e-5)
+    assert NoPrivacy(epsilon=3.0, total_delta=1e-7).over_all == (3.0, 1e-7)
+    assert NoPrivacy(epsilon=3.0, total_epsilon=math.inf).over_all == (math.inf, 1e-5)
+    assert NoPrivacy().over_all == (math.inf, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("total_epsilon", 0.0), ("total_epsilon", math.nan), ("total_delta", 1.0)]
+)
+def test_what_is_said_is_checked(name: str, value: float) -> None:
+    with pytest.raises(ArgumentError, match=f"privacy.{name}"):
+        NoPrivacy(**{"epsilon": 3.0, name: value})  # type: ignore[arg-type]
+
+
+def test_another_name_of_a_run_wins_nothing_and_more_for_all_is_said_by_the_owner() -> None:
+    """The server names runs: what one has spent is gone for all."""
+    one, audit = replace(VOTES, epsilon=1.5), AuditLog()
+    first = Node(one, audit, "one").asks()
+    assert first > 0
+    assert [Node(one, audit, run).asks() for run in ("two", "three")] == [0, 0]
+    for most in (3.0, math.inf):
+        audit, config = AuditLog(), replace(one, total_epsilon=most)
+        assert Node(config, audit, "one").asks() == first
+        second = Node(config, audit, "two").asks()
+        assert second > 0
+    assert second == first, "inf: each run costs epsilon anew"
+
+
+@pytest.mark.parametrize(
+    ("run", "all_runs"),
+    [
+        ((math.inf, 1e-5), (2.0, 1e-6)),
+        ((2.0, 1e-6), (math.inf, 1e-5)),
+        ((4.0, 1e-5), (2.0, 1e-5)),
+        ((2.0, 1e-5), (4.0, 1e-5)),
+        ((2.0, 1e-4), (2.2, 1e-9)),  # the larger epsilon asks for more, as its delta is so small
+    ],
+)
+def test_noise_is_found_that_both_budgets_can_pay(
+    run: tuple[float, float], all_runs: tuple[float, float]
+) -> None:
+    """And hardly more: one of them is nearly used up."""
+    config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
+    price = total(Node(config, times=5).mechanism.schedule())
+    assert price
+    used = [epsilon(price, delta) / most for most, delta in (run, all_runs)]
+    assert 0.97 < max(used) <= 1
+
+
+def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
+    count = Question(
+        "count", PREDICT.handler, releases={"counts": "label counts"}, times=1, reads=("counts",)
+    )
+    sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
+    for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
+        config = PATE(**{"epsilon": 8.0, **change})
+        with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
+            Mechanism(
+                "clinic", config, sides, LocalConfig(), 100, Classification(4)
+            )  # the counts alone cost 0.1
+
+
+def test_a_total_delta_of_one_record_is_a_fault() -> None:
+    images = torch.zeros(60, 1, 4, 4)
+    data = owner_folder.TensorData(images, torch.zeros(60, dtype=torch.long))
+    one, other = PATE(epsilon=3.0, total_delta=0.02), PATE(epsilon=3.0)
+    (fault,) = privacy_faults(one, data, None)
+    assert fault.startswith("privacy.total_delta is 0.02: allowed is well below 1 / 60")
+    assert privacy_faults(other, data, None) == []
+    (fault,) = privacy_faults(replace(other, delta=0.02), data, None)  # said once
+    assert fault.startswith("privacy.delta")
+
+
+def test_noise_can_be_found_from_the_total_alone() -> None:
+    assert privacy_faults(PATE(total_epsilon=3.0), None, None) == []
+    (fault,) = privacy_faults(PATE(), None, None)
+    assert "privacy.epsilon is inf" in fault

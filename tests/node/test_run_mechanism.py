@@ -1,0 +1,491 @@
+"""What protects a node in a run: each tensor's rule, prices worked out by hand, and noise that is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS
+from fedstill.methods.fedad import ATTENTION
+from fedstill.methods.fedkd import LOGIT_RANGE
+from fedstill.methods.fl_mrcm import FEATURES
+from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.config import GradientsConfig, StepsConfig
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.events import Event, Price, total
+from fedstill.privacy.noisy_outputs import OutputsConfig
+from fedstill.privacy.pate import PateConfig
+from fedstill.privacy.release_rules import Exact
+from fedstill.protocol.kinds import PARAMETERS
+from fedstill.protocol.local_config import LocalConfig, Span
+from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.wire_format import SCALE
+from fedstill.tasks import Kind, Task
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabel
+from tests.methods.asked import count_labels
+from tests.privacies import protected
+
+ROWS, CLASSES, EXAMPLES = 8, 4, 100
+TASK = Classification(CLASSES)
+LOCAL = LocalConfig(epochs=2, batch=10)  # 20 steps at rate 0.1
+EXAMINE = Question(
+    "examine",
+    lambda group, number: {},
+    {"x": "inputs"},
+    {"logits": "logits", "critic": "critic"},
+    ("x",),
+    times=5,
+    rows=ROWS,
+    reads=(),
+    trains=("critic",),
+)
+PREDICT = Question("predict", EXAMINE.handler, {"x": "inputs"}, {"logits": "logits"}, reads=())
+COUNT = Question(
+    "count_labels",
+    EXAMINE.handler,
+    releases={"counts": "label counts", "sizes": "label counts"},
+    times=1,
+    reads=("counts",),
+)
+TRAIN = Question(
+    "train",
+    EXAMINE.handler,
+    {"span": "schedule"},
+    {"theta": PARAMETERS},
+    times=4,
+    reads=(),
+    span=lambda sent: Span(int(sent["span"]), int(sent["span"]) + 1, 4),
+)
+SHAPES = {"logits": (ROWS, CLASSES), "critic": (ROWS, 2, 2)}
+PULLED = {"d/dx": (ROWS, 1, 4, 4)}
+GIVEN: dict[str, Any] = {
+    "training": StepsConfig(noise=1.5),
+    "critic": StepsConfig(noise=2.0, clip=0.5),
+    "pate": PateConfig(teachers=20, noise=5.0),
+    "gradients": GradientsConfig(noise=3.0),
+    "outputs": OutputsConfig(noise=6.0, bound=2.0),
+}
+
+
+def side(*questions: Question, **more: Any) -> NodeSide:
+    return NodeSide({question.name: question for question in questions or (EXAMINE, COUNT)}, **more)
+
+
+def protection(
+    mechanism: Any,
+    *questions: Question,
+    config: Mapping[str, Any] = GIVEN,
+    examples: int = EXAMPLES,
+    task: Task = TASK,
+    **more: Any,
+) -> Mechanism:
+    own = {name: more.pop(name) for name in ("first", "learns") if name in more}
+    changed = protected(mechanism, **{**config, **more})
+    made = Mechanism("clinic", changed, side(*questions, **own), LOCAL, examples, task)
+    made.binding = "data"
+    return made
+
+
+def gaussian(noise: float, times: int = 1, **more: Any) -> Price:
+    return Price({Event("gaussian", noise, **more): times})
+
+
+def laplace(noise: float, times: int = 1) -> Price:
+    return Price({Event("laplace", noise): times})
+
+
+def near(one: Price | None, other: Price | None) -> None:
+    """The same events, but for rounding."""
+    assert one is not None
+    assert other is not None
+    mine, theirs = (
+        sorted((event.kind, event.rate, event.group, times, event.noise) for event, times in price.items())
+        for price in (one, other)
+    )
+    assert [row[:4] for row in mine] == [row[:4] for row in theirs]
+    assert [row[4] for row in mine] == pytest.approx([row[4] for row in theirs])
+
+
+def priced(made: Mechanism, question: Question, part: str, shapes: Any, sent: Any = None) -> Price | None:
+    """Of one release, with what is learned for it."""
+    return total(made.bill(question, part, shapes, sent or {}))
+
+
+def answer(made: Mechanism, question: Question = EXAMINE, noised: Any = None) -> Price | None:
+    """Of an answer: as it is expected, or as it turned out."""
+    shapes = {name: SHAPES[name] for name in question.releases}
+    if noised is not None:
+        return total(made.release(question, shapes, noised))
+    return priced(made, question, "answer", shapes)
+
+
+# --- prices by hand -----------------------------------------------------------------------------------
+
+
+def test_without_a_mechanism_nothing_has_a_guarantee() -> None:
+    made = protection("none")
+    assert answer(made) is None
+    assert priced(made, EXAMINE, "gradient", PULLED, {}) is None
+    assert priced(made, COUNT, "answer", {"counts": (CLASSES,)}, {}) is None
+    assert made.networks() == {}
+    assert not made.protects
+
+
+def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
+    made = protection("dp-sgd")
+    assert made.first() == {"training": gaussian(1.5, 20, rate=0.1)}
+    assert answer(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
+    assert answer(made, PREDICT) == Price()
+    assert priced(made, EXAMINE, "gradient", PULLED, {}) == Price()
+    assert total(made.schedule()) == (
+        gaussian(1.5, 20, rate=0.1) + gaussian(2.0, 5, rate=0.08) + laplace(10.0)
+    )
+    networks = made.networks()
+    assert {role: (dp.noise, dp.clip) for role, dp in networks.items()} == {
+        "model": (1.5, 1.0),
+        "critic": (2.0, 0.5),
+    }
+
+
+def test_under_pate_votes_and_gradients_are_paid_for_and_training_is_not() -> None:
+    made = protection("pate")
+    assert made.first() == {"training": Price()}
+    # sqrt(2) votes a row, 8 rows; the critic's step beside it
+    near(answer(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
+    near(answer(made, PREDICT), gaussian(5 / 4))
+    near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 * 20 / (2 * math.sqrt(8))))
+    assert set(made.networks()) == {"critic"}
+
+
+def test_under_pate_a_threshold_costs_and_saves_what_is_not_answered() -> None:
+    pate = replace(GIVEN["pate"], threshold=12.0, threshold_noise=4.0)
+    made = protection("pate", PREDICT, pate=pate)
+    near(answer(made, PREDICT), gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(16)))
+    silent = torch.ones(ROWS, CLASSES)
+    silent[3:] = 0
+    near(
+        answer(made, PREDICT, noised={"logits": silent}),
+        gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(2 * 3)),
+    )
+    near(answer(made, PREDICT, noised={"logits": 0 * silent}), gaussian(4 / math.sqrt(8)))
+
+
+def test_under_noisy_outputs_each_row_is_paid_for() -> None:
+    made = protection("noisy-outputs")
+    near(answer(made, PREDICT), laplace(6 / (2 * 2 * CLASSES), ROWS))
+    near(answer(made), laplace(6 / 16, ROWS) + gaussian(2.0, rate=0.08))
+    near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
+    rows = protection("noisy-outputs", outputs=replace(GIVEN["outputs"], how="gaussian"))
+    near(answer(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
+    assert made.first() == {"training": Price()}
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
+def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
+    shapes = {"counts": (CLASSES,)}
+    assert priced(protection(mechanism), COUNT, "answer", shapes, {}) == laplace(10.0)
+    assert priced(protection(mechanism, counts_noise=4.0), COUNT, "answer", shapes, {}) == laplace(4.0)
+    assert priced(protection(mechanism, counts_noise=0.0), COUNT, "answer", shapes, {}) is None
+    assert priced(protection(mechanism, group_size=5), COUNT, "answer", shapes, {}) == laplace(2.0)
+    assert priced(protection(mechanism), COUNT, "answer", {"sizes": ()}, {}) == Price(), "their sum follows"
+
+
+class Maps(Classification):
+    """As if each pixel had a class."""
+
+    name = "segmentation"
+    kind: ClassVar[Kind] = "map"  # type: ignore[assignment]
+
+
+MAPS = Maps(CLASSES)
+
+
+@pytest.mark.parametrize("task", [MAPS, MultiLabel(CLASSES)])
+def test_teachers_vote_for_one_class_only(task: Task) -> None:
+    with pytest.raises(QuestionRefused, match="teachers vote for one class an input, which task"):
+        protection("pate", task=task)
+    assert protection("pate", count_labels(task), task=task).protects, "numbers of examples are no votes"
+
+
+def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
+    with pytest.raises(QuestionRefused, match="outputs of task segmentation are pictures"):
+        protection("noisy-outputs", PREDICT, task=MAPS)
+    near(
+        answer(protection("noisy-outputs", PREDICT, task=MultiLabel(CLASSES)), PREDICT), laplace(6 / 16, ROWS)
+    )
+    assert (
+        priced(protection("dp-sgd", PREDICT, task=MAPS), PREDICT, "answer", {"logits": (8, 4, 2, 2)})
+        == Price()
+    )
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "noisy-outputs"])
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [
+        (LABEL_MAPS, 'with method.conditions = "drawn" none is asked for'),
+        (DIFFERENCE, 'with method.conditions = "drawn" none is compared'),
+    ],
+)
+@pytest.mark.parametrize("reads", [(), ("told",)])
+def test_maps_and_images_of_records_have_no_guarantee_whatever_is_said_of_them(
+    mechanism: Any, kind: str, cure: str, reads: tuple[str, ...]
+) -> None:
+    told = Question("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
+    made = protection(mechanism, told, task=MAPS, epsilon=3.0)
+    assert priced(made, told, "answer", {"told": (5,)}) is None
+    refused = unpriced(made, told)
+    assert refused is not None
+    assert f"gives no guarantee for {kind}; " in refused
+    assert cure in refused
+    assert unpriced(protection(mechanism, told, task=MAPS), told) is None, "no budget"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "kind", "reads", "cure"),
+    [
+        ("noisy-outputs", ATTENTION, (), "method.attention = 0"),
+        ("dp-sgd", FEATURES, ("told",), "method.lambda_adv = 0"),
+    ],
+)
+def test_what_has_no_guarantee_comes_with_its_cure(
+    mechanism: Any, kind: str, reads: tuple[str, ...], cure: str
+) -> None:
+    told = Question("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
+    refused = unpriced(protection(mechanism, told, epsilon=3.0), told)
+    assert str(refused).endswith(f"gives no guarantee for {kind}; with {cure} none are told")
+
+
+def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
+    compared = replace(EXAMINE, releases={"critic": "critic", "difference": "difference"})
+    for reads in ((), ("difference",)):
+        asked = replace(compared, reads=reads)
+        made = protection("dp-sgd", asked, task=MAPS)
+        assert priced(made, asked, "gradient", PULLED) is None, "though its critic learned with DP-SGD"
+        noisy = protection("noisy-outputs", asked, task=MAPS)
+        near(priced(noisy, asked, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))
+    plain = replace(compared, releases={"critic": "critic"})
+    assert priced(protection("dp-sgd", plain, task=MAPS), plain, "gradient", PULLED) == Price()
+
+
+def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
+    made = protection("pate")
+    assert made.expected(EXAMINE)["answer"]["logits"] == (ROWS, CLASSES)
+    sent = {"x": torch.zeros(20, 1, 4, 4), f"x{SCALE}": torch.zeros(999)}
+    shapes = made.expected(EXAMINE, sent)
+    assert shapes["answer"]["logits"] == (20, CLASSES)
+    assert shapes["gradient"]["d/dx"][0] == 20
+    assert made.expected(COUNT) == {"answer": {"counts": (CLASSES,), "sizes": (CLASSES,)}}
+
+
+def test_a_group_of_records_costs_more() -> None:
+    made = protection("dp-sgd", group_size=3)
+    assert made.first() == {"training": gaussian(1.5, 20, rate=0.1, group=3)}
+    assert protection("dp-sgd", group_size=3, examples=10).first() == {"training": gaussian(0.5, 2)}  # rate 1
+    near(
+        answer(protection("pate", PREDICT, group_size=3), PREDICT), gaussian(5 / 4)
+    )  # a group has one teacher
+
+
+def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None:
+    rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, reads=("real",))
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        made = protection(mechanism, rated)
+        assert priced(made, rated, "answer", {"real": ()}, {}) is None
+        assert answer(made, EXAMINE) is not None
+
+
+def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
+    odd = replace(PREDICT, releases={"range": LOGIT_RANGE})
+    for mechanism in ("pate", "noisy-outputs"):
+        assert priced(protection(mechanism, odd), odd, "answer", {"range": ()}, {}) is None
+    assert priced(protection("dp-sgd", odd), odd, "answer", {"range": ()}, {}) == Price(), (
+        "it learned with DP-SGD"
+    )
+
+
+def test_without_noise_there_is_no_guarantee() -> None:
+    config: dict[str, Any] = {}  # no noise given, and no epsilon to find it from
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        assert total(protection(mechanism, config=config).schedule()) is None
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        silent = {"critic": StepsConfig(noise=2.0)}
+        assert total(protection(mechanism, config=silent).schedule()) is None
+    bare = protection("noisy-outputs", PREDICT, outputs=OutputsConfig(noise=6.0, bound=0.0))
+    assert answer(bare, PREDICT) is None
+
+
+def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
+    made = protection("dp-sgd", TRAIN, first=None)
+    assert made.first() == {"training": Price()}
+    rounds = [
+        priced(made, TRAIN, "answer", {"theta": (9,)}, {"span": torch.tensor(turn)}) for turn in range(4)
+    ]
+    assert rounds == [gaussian(1.5, 5, rate=0.1)] * 4
+    assert made.schedule() == {"training": gaussian(1.5, 20, rate=0.1), "other": Price()}
+    # Fewer steps than rounds: each takes one all the same.
+    small = protection("dp-sgd", TRAIN, first=None, examples=5)
+    assert priced(small, TRAIN, "answer", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
+    assert small.schedule()["training"] == gaussian(1.5, 4)
+
+
+def test_models_that_are_used_as_they_are_cost_no_training() -> None:
+    assert protection("dp-sgd", PREDICT, learns=False).first() == {"training": Price()}
+
+
+# --- noise that is found ------------------------------------------------------------------------------
+
+FREE: dict[str, Any] = {"outputs": OutputsConfig(bound=2.0)}
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("most", [1.0, 8.0])
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
+def test_the_noise_that_is_found_costs_the_epsilon_and_hardly_less(
+    mechanism: str, most: float, accountant: Any
+) -> None:
+    made = protection(mechanism, config=FREE, epsilon=most, accountant=accountant)
+    price = total(made.schedule())
+    assert price is not None
+    assert 0.97 * most < epsilon(price, DELTA, accountant) <= most
+    parts = {
+        "dp-sgd": ("training",),
+        "pate": ("pate", "gradients"),
+        "noisy-outputs": ("outputs", "gradients"),
+    }
+    used = {"critic", *parts[mechanism]}
+    assert {name for name, level in made.levels.items() if level} == used
+
+
+def test_what_is_paid_in_all_is_what_was_found() -> None:
+    """The whole run, priced release by release, costs what the noise was found for."""
+    made = protection("pate", config=FREE, epsilon=4.0)
+    paid = Price()
+    for price in [
+        *made.first().values(),
+        priced(made, COUNT, "answer", {"counts": (CLASSES,), "sizes": ()}, {}),
+    ]:
+        paid += price or Price()
+    for _ in range(EXAMINE.times):
+        for part, shapes in (("answer", SHAPES), ("gradient", PULLED)):
+            paid += priced(made, EXAMINE, part, shapes, {}) or Price()
+    near(paid, total(made.schedule()))
+    assert 0.97 * 4 < epsilon(paid, DELTA) <= 4
+
+
+def test_noise_that_is_given_stays_and_the_rest_makes_up_for_it() -> None:
+    made = protection("dp-sgd", config=dict(FREE, critic=StepsConfig(noise=3.0)), epsilon=4.0)
+    assert made.levels["critic"] == 3.0
+    assert made.levels["training"] > 0
+    less = protection("dp-sgd", config=dict(FREE, critic=StepsConfig(noise=1.5)), epsilon=4.0)
+    assert less.levels["training"] > made.levels["training"], (
+        "what the critic takes is not there for the model"
+    )
+
+
+def test_a_larger_share_of_epsilon_is_less_noise() -> None:
+    even = protection("dp-sgd", config=FREE, epsilon=4.0)
+    skewed = protection("dp-sgd", config=dict(FREE, training=StepsConfig(share=4.0)), epsilon=4.0)
+    assert skewed.levels["training"] < even.levels["training"]
+    assert skewed.levels["critic"] > even.levels["critic"]
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+
+def test_a_question_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
+    silent = replace(PREDICT, reads=None)
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        with pytest.raises(QuestionRefused, match="does not say what it reads of the records"):
+            protection(mechanism, silent)
+    assert answer(protection("none", silent), silent) is None
+    protection("pate", replace(silent, releases={}))  # it tells nothing
+
+
+def test_a_strangers_counts_have_no_guarantee() -> None:
+    """How far one record can move them is known of the package's own only."""
+    theirs = COUNT.of_package("lab")
+    for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
+        assert protection(mechanism, COUNT).rule(COUNT, "counts") != Exact()
+        assert protection(mechanism, theirs).rule(theirs, "counts") == Exact()
+
+
+def test_a_critic_that_nobody_trains_privately_is_no_critic() -> None:
+    untrained = replace(EXAMINE, trains=())
+    for mechanism, rule in (("pate", Exact()), ("noisy-outputs", Exact())):
+        assert protection(mechanism, untrained).rule(untrained, "critic") == rule
+        assert protection(mechanism, EXAMINE).rule(EXAMINE, "critic") != rule
+
+
+def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
+    rated = replace(EXAMINE, releases={**EXAMINE.releases, "range": LOGIT_RANGE})
+    made = protection("pate", rated, COUNT, epsilon=5.0)
+    assert unpriced(made, COUNT) is None
+    assert unpriced(made, rated) == (
+        "privacy: a budget is set, and mechanism pate gives no guarantee for logit range; "
+        "with a bound fixed beforehand (method.z_max) none is told"
+    )
+    assert unpriced(protection("pate", rated), rated) is None, "without a budget everyone may"
+    assert unpriced(protection("pate", rated, total_epsilon=5.0), rated) is not None
+    bare = protection("none", EXAMINE, epsilon=5.0)
+    assert str(unpriced(bare, EXAMINE)).endswith("for critic, gradients, logits")
+
+
+# --- noise is keyed -----------------------------------------------------------------------------------
+
+
+def test_nothing_is_drawn_before_it_is_known_what_answers_follow_from() -> None:
+    made = Mechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
+    for draws in (made.draws, made.networks()["model"].draws):
+        with pytest.raises(ArgumentError, match="binding is ''"):
+            draws("gate", 1)
+
+
+def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
+    made = protection("dp-sgd", EXAMINE, TRAIN, first=None)
+    turn = {"span": torch.tensor(1)}
+    assert made.learning(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
+    assert made.learning(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
+    assert made.learning(PREDICT, {}) == protection("none", EXAMINE).learning(EXAMINE, {}) == {}
+    assert total(made.release(EXAMINE, SHAPES)) == total(made.release(TRAIN, {"theta": (9,)})) == Price()
+
+
+# --- what is said -------------------------------------------------------------------------------------
+
+
+def test_the_statement_says_mechanism_unit_noise_and_rules() -> None:
+    said = protection("pate", epsilon=1e3, group_size=2).statement()
+    assert (said.mechanism, said.delta, said.budget, said.accountant) == ("pate", 1e-5, 1e3, "pld")
+    assert said.unit == "all records of one group, 2 at most, added or removed"
+    # Levels that were given are told as they are.
+    assert {**said.noise}.items() >= {"pate": 5.0, "gradients": 3.0, "critic": 2.0}.items()
+    assert "logits of examine: all votes of 20 teachers, Gaussian noise 5" in said.rules
+    assert "counts of count_labels: Laplace noise of scale 10 on each count" in said.rules
+    assert any(line.startswith("d/dx of examine: mean of 20 teachers' gradients") for line in said.rules)
+    assert any("teacher" in line for line in said.assumes)
+    assert protection("dp-sgd").statement().budget is None
+    assert protection("dp-sgd").statement().unit == "one training record of this node, added or removed"
+
+
+def test_the_statement_of_no_mechanism_says_so() -> None:
+    said = protection("none").statement()
+    assert said.mechanism == "none"
+    assert said.rules
+    assert all(line.endswith("exact: no guarantee") for line in said.rules)
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
+def test_a_network_that_no_mechanism_knows_is_not_trained_under_one(mechanism: Any) -> None:
+    taught = replace(EXAMINE, trains=("critic", "dreamer"))
+    with pytest.raises(QuestionRefused, match="it trains dreamer, which learns without noise"):
+        protection(mechanism, taught)
+    assert protection("none", taught) is not None

@@ -1,0 +1,170 @@
+"""Lower bounds of epsilon: by hand, against slow references, and on mechanisms whose epsilon is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedstill.core.errors import ArgumentError
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.epsilon_lower_bounds import ErrorRates, Evidence, discriminant, most, one_run, repeated
+from fedstill.privacy.events import Event
+
+
+def normals(n: int, seed: int, d: int = 1) -> torch.Tensor:
+    drawn = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return drawn.squeeze(1) if d == 1 else drawn
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+@given(n=st.integers(1, 500), share=st.floats(0, 1), error=st.floats(1e-4, 0.5))
+def test_the_largest_rate_leaves_so_few_chances_of_so_few(n: int, share: float, error: float) -> None:
+    k = round(share * n)
+    if k == n:
+        assert most(k, n, error) == 1
+    else:
+        assert stats.binom.cdf(k, n, most(k, n, error)) == pytest.approx(error, rel=1e-6)
+
+
+def test_rates_by_hand() -> None:
+    rates = ErrorRates(0.2, 0.3)
+    assert rates.epsilon(0.0) == pytest.approx(math.log(0.7 / 0.2))  # above log(0.8 / 0.3)
+    assert rates.epsilon(0.1) == pytest.approx(math.log(0.6 / 0.2))
+    assert rates.epsilon(0.5) == 0, "nothing is shown that delta 0.5 does not allow"
+    assert ErrorRates(1.0, 1.0).epsilon(0.0) == 0
+
+
+@settings(deadline=None)
+@given(mu=st.floats(0.2, 4), threshold=st.floats(-2, 4))
+def test_exact_rates_of_gaussian_noise_never_pass_its_epsilon_at_any_delta(
+    mu: float, threshold: float
+) -> None:
+    rates = ErrorRates(float(stats.norm.sf(threshold)), float(stats.norm.cdf(threshold - mu)))
+    spent = {Event("gaussian", 1 / mu): 1}
+    assert not Evidence((rates,)).refutes(spent)
+    for delta in (1e-5, 1e-2, 0.3):
+        assert rates.epsilon(delta) <= epsilon(spent, delta) + 1e-6
+
+
+def test_exact_rates_of_laplace_noise_come_to_its_epsilon() -> None:
+    fp, fn = math.exp(-3.0) / 2, 1 - math.exp(-1.5) / 2  # threshold 3, epsilon 1.5
+    assert ErrorRates(fp, fn).epsilon(0.0) == pytest.approx(1.5)
+
+
+# --- many runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+def test_the_bound_holds_for_gaussian_noise_in_nearly_all_repetitions_and_comes_near(mu: float) -> None:
+    spent = {Event("gaussian", 1 / mu): 1}
+    claimed, count = epsilon(spent, 1e-5), 100
+    found = [repeated(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)]
+    wrong = sum(evidence.refutes(spent) for evidence in found)
+    assert wrong <= 10, "5 % of 100, or what chance makes of that"
+    assert sum(evidence.epsilon(1e-5) > claimed for evidence in found) <= wrong
+    as_claimed = [evidence.as_claimed(spent, 1e-5) for evidence in found[:5]]
+    assert sum(as_claimed) / 5 > 0.6 * claimed
+    assert max(evidence.epsilon(1e-5) for evidence in found) > 0.2 * claimed
+
+
+def test_half_the_noise_is_found() -> None:
+    spent = {Event("gaussian", 1.0): 1}
+    evidence = repeated(normals(600, 0), normals(600, 1) + 2, 1e-5)
+    assert evidence.refutes(spent)
+    assert (
+        epsilon(spent, 1e-5) < evidence.as_claimed(spent, 1e-5) < epsilon({Event("gaussian", 0.5): 1}, 1e-5)
+    )
+
+
+def test_scores_that_tell_nothing_show_nothing() -> None:
+    same = torch.zeros(100)
+    evidence = repeated(same, same, 1e-5)
+    assert evidence.epsilon(1e-5) == 0
+    assert evidence.as_claimed({Event("gaussian", 1.0): 1}, 1e-5) == 0
+
+
+def test_thresholds_are_not_chosen_by_the_runs_that_are_counted() -> None:
+    """A third that tells perfectly, and the rest by chance: nothing may be shown."""
+    without, with_ = normals(3000, 0), normals(3000, 1)
+    without[:1000], with_[:1000] = 0.0, 5.0
+    assert repeated(without, with_, 1e-5).epsilon(1e-5) < 0.3
+
+
+def test_the_discriminant_subtracts_noise_that_comes_twice() -> None:
+    noise, own = normals(400, 0, 3), 0.01 * normals(400, 1, 3)
+    seen = torch.cat([noise, noise[:, :1] + own[:, :1]], 1)
+    moved = seen + torch.tensor([0.5, 0.0, 0.0, -0.5])
+    scores = discriminant(seen[:200], moved[200:])
+    evidence = repeated(*scores, 1e-5)
+    assert evidence.epsilon(1e-5) > 3
+    alone = discriminant(seen[:200, :3], moved[200:, :3])
+    assert repeated(*alone, 1e-5).epsilon(1e-5) < 1, "which without it tells little"
+
+
+def test_the_discriminant_needs_no_noise_at_all() -> None:
+    without, with_ = discriminant(torch.zeros(30, 2), torch.tensor([[0.0, 1.0]]).expand(30, 2))
+    assert (with_ > without).all()
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+def by_the_book(m: int, r: int, v: int, eps: float, delta: float) -> float:
+    """The p-value as the paper's appendix D computes it."""
+    q = 1 / (1 + math.exp(-eps))
+    beta, alpha, total = stats.binom.sf(v - 1, r, q), 0.0, 0.0
+    for i in range(1, v + 1):
+        total += stats.binom.pmf(v - i, r, q)
+        alpha = max(alpha, total / i)
+    return float(beta + alpha * delta * 2 * m)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    r=st.integers(1, 80),
+    right=st.floats(0, 1),
+    more=st.integers(0, 50),
+    delta=st.sampled_from([0.0, 1e-5, 1e-3]),
+)
+def test_one_run_is_the_epsilon_at_which_chance_is_as_the_confidence_says(
+    r: int, right: float, more: int, delta: float
+) -> None:
+    m, v = r + more, round(right * r)
+    bound = one_run(m, r, v, delta)
+    if bound:
+        assert by_the_book(m, r, v, bound, delta) == pytest.approx(0.05, rel=1e-3)
+    else:
+        assert by_the_book(m, r, v, 0.0, delta) > 0.05
+
+
+def test_one_run_by_hand() -> None:
+    q = 0.05 ** (1 / 50)  # 50 of 50 by chance 0.05
+    assert one_run(100, 50, 50, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-5)
+    assert one_run(100, 0, 0, 0.0) == one_run(100, 50, 25, 0.0) == 0
+    assert one_run(100, 50, 50, 1e-3) < one_run(100, 50, 50, 0.0)
+    assert one_run(100, 50, 50, 0.5) == 0
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_few_runs_show_nothing_and_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="runs of an audit is 5"):
+        repeated(torch.zeros(5), torch.zeros(10), 1e-5)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_a_confidence_that_is_none_is_refused(confidence: float) -> None:
+    """A bound that holds with 95 for 0.95 would refute nothing."""
+    scores = torch.arange(10.0)
+    with pytest.raises(ArgumentError, match=r"^confidence is"):
+        repeated(scores, scores, 1e-5, confidence)
+    with pytest.raises(ArgumentError, match=r"^confidence is"):
+        one_run(10, 5, 5, 0.0, confidence)

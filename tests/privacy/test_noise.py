@@ -1,0 +1,151 @@
+"""Draws: their distributions, their names, their tails, and the grid on which sums are rounded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from statistics import NormalDist
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedstill.core.errors import ArgumentError
+from fedstill.privacy import noise
+from fedstill.privacy.noise import Draws, add_noise, grid, make_draws, secure, seeded
+
+KINDS = pytest.mark.parametrize("draws", [seeded, secure])
+UNIFORM, NORMAL, LAPLACE = stats.uniform(), stats.norm(), stats.laplace()
+
+
+def from_bits(*bits: int) -> Draws:
+    """Draws of given whole numbers."""
+    return noise._FromBits(lambda count: torch.tensor(bits))
+
+
+# --- distributions -------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize(("what", "law"), [("uniform", UNIFORM), ("normal", NORMAL), ("laplace", LAPLACE)])
+def test_draws_have_the_distribution_of_their_name(draws, what, law) -> None:
+    x = getattr(draws(0, "distribution", what), what)((200, 250))
+    assert x.dtype is torch.float64
+    assert x.shape == (200, 250)
+    x = x.flatten().numpy()
+    assert stats.kstest(x, law.cdf).pvalue > 0.01
+    assert stats.kstest(x[:25_000], x[25_000:]).pvalue > 0.01
+    assert abs(stats.pearsonr(x[1:], x[:-1])[0]) < 0.015  # 3 sigma
+    for other in (stats.uniform(scale=1.05), stats.norm(scale=1.05), stats.laplace(scale=1.05)):
+        assert stats.kstest(x, other.cdf).pvalue < 0.01
+
+
+@pytest.mark.parametrize("what", ["uniform", "normal", "laplace"])
+def test_secure_draws_are_those_of_a_slow_reference(what: str) -> None:
+    """SHAKE-256 by hand, 53 bits a number, and scalar functions of another library."""
+    purpose = json.dumps(["fedstill noise", 2**100 + 7, "clinic", 3]).encode()
+    key = hashlib.blake2b(purpose, digest_size=64).digest()
+
+    def numbers(call: int, count: int) -> list[int]:
+        stream = hashlib.shake_256(key + call.to_bytes(8, "big")).digest(8 * count)
+        return [int.from_bytes(stream[8 * i : 8 * i + 8], "little") >> 11 for i in range(count)]
+
+    def reference(call: int) -> list[float]:
+        if what == "uniform":
+            return [((k >> 1) + 0.5) / 2**52 for k in numbers(call, 5)]
+        drawn = numbers(call, 10)
+        signs = [-1.0 if low & 1 else 1.0 for low in drawn[5:]]
+        v = [
+            (high + ((low >> 1) + 0.5) / 2**52) / 2**53
+            for high, low in zip(drawn[:5], drawn[5:], strict=True)
+        ]
+        size = [-math.log(u) if what == "laplace" else -NormalDist().inv_cdf(u / 2) for u in v]
+        return [s * x for s, x in zip(signs, size, strict=True)]
+
+    draws = secure(2**100 + 7, "clinic", 3)
+    for call in (0, 1):  # each call draws anew
+        assert getattr(draws, what)((5,)).tolist() == pytest.approx(reference(call), rel=1e-12)
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_secret_and_names_alone_decide(draws) -> None:
+    first = draws(1, "clinic", 2).normal((4,))
+    assert torch.equal(first, draws(1, "clinic", 2).normal((4,)))
+    for other in (draws(2, "clinic", 2), draws(1, "clinic", 3), draws(1, "clinic"), draws(1, "ward", 2)):
+        assert not (first == other.normal((4,))).any()
+    same = draws(1, "clinic", 2)
+    assert not (same.normal((4,)) == same.normal((4,))).any()
+
+
+def test_secure_draws_tell_all_names_and_all_of_a_secret_apart() -> None:
+    purposes = [("a", "b"), ("a,b",), ("a", "b", ""), ("a\x1fb",), ('a", "b',), (1,), ("1",)]
+    secrets = [1, 2**64 + 1, 2**127 + 1, 2**200 + 1]
+    drawn = {tuple(secure(0, *names).uniform((2,)).tolist()) for names in purposes}
+    drawn |= {tuple(secure(secret, "a").uniform((2,)).tolist()) for secret in secrets}
+    assert len(drawn) == len(purposes) + len(secrets)
+
+
+def test_the_word_of_an_owner_chooses() -> None:
+    assert make_draws("seeded") is seeded
+    assert make_draws("secure") is secure
+
+
+# --- ends and tails ------------------------------------------------------------------------------
+
+
+def test_uniform_draws_are_never_an_end() -> None:
+    least, most = from_bits(0, 2**53 - 1).uniform((2,)).tolist()
+    assert least == 2.0**-53
+    assert most == 1 - 2.0**-53
+
+
+def test_the_largest_and_the_smallest_draws() -> None:
+    """v is at least 2^-106, and at most 1."""
+    ends = (0, 2**53 - 1, 1, 2**53 - 2)  # high, high, low, low: signs - and +
+    laplace, normal = (getattr(from_bits(*ends), what)((2,)).tolist() for what in ("laplace", "normal"))
+    assert laplace == [pytest.approx(-106 * math.log(2)), 0]
+    assert normal == [pytest.approx(-11.85, abs=0.1), 0]
+    assert normal[0] == pytest.approx(NORMAL.ppf(2.0**-107))
+
+
+@given(st.integers(0, 2**20), st.integers(0, 2**52 - 1))
+def test_tails_have_no_holes(high: int, low: int) -> None:
+    """Where v is small its next value is a millionth of it away, at most: 53 bits would not do."""
+    v = [(high * 2**52 + k + 0.5) / 2**105 for k in (low, low + 1)]
+    got = from_bits(high, high, low << 1, (low + 1 if low + 1 < 2**52 else low) << 1).laplace((2,))
+    assert got[0].item() == pytest.approx(-math.log(v[0]), rel=1e-12)
+    if high:
+        assert got[0] - got[1] <= 2.0**-50
+    assert (got > 20).all()  # P < 2e-9: these are tails
+
+
+# --- adding it -----------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20),
+    st.floats(1e-3, 1e4),
+    st.integers(0, 2**31),
+)
+def test_sums_lie_on_one_grid_whatever_the_values(values: list[float], scale: float, seed: int) -> None:
+    v, n = torch.tensor(values), seeded(seed).normal((len(values),))
+    out = add_noise(v, n, scale)
+    assert out.dtype is torch.float32
+    steps = out.double() / grid(scale)
+    assert torch.equal(steps, steps.round())
+    exact = v.double() + scale * n
+    assert ((out.double() - exact).abs() <= grid(scale) / 2 + 2.0**-24 * exact.abs() + 1e-12).all()
+
+
+def test_no_scale_is_no_noise_and_a_wrong_one_is_refused() -> None:
+    values = torch.tensor([1 / 3, 2.0])
+    assert torch.equal(add_noise(values, torch.ones(2), 0.0), values)
+    for scale in (-1.0, math.inf, math.nan):
+        with pytest.raises(ArgumentError, match="scale is"):
+            add_noise(values, torch.ones(2), scale)

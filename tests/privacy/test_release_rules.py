@@ -1,0 +1,359 @@
+"""Rules: bounds that hold for any row, noise as it is claimed, sensitivities that are charged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+
+from fedstill.core.errors import ArgumentError
+from fedstill.privacy.clipping import SLACK, kept, lengths, shorten
+from fedstill.privacy.events import Event, Price
+from fedstill.privacy.noise import secure, seeded
+from fedstill.privacy.pate import PateConfig, Votes
+from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, Sanitised
+
+PROTECTING: list[Rule] = [
+    NoisyCounts(10.0),
+    NoisyRows("laplace", 2.0, 3.0),
+    NoisyRows("gaussian", 2.0, 3.0),
+    Votes(PateConfig(teachers=10), 4.0),
+    Votes(PateConfig(teachers=10, release="label", threshold=5.0), 4.0),
+    Sanitised(1.0, 2.0),
+    Sanitised(1.0, 2.0, 10),
+]
+BARE: list[Rule] = [
+    Exact(),
+    NoisyCounts(0.0),
+    NoisyRows("laplace", 2.0, 0.0),
+    NoisyRows("gaussian", 0.0, 3.0),
+    Votes(PateConfig(teachers=10), 0.0),
+    Votes(PateConfig(teachers=10, release="label", threshold=5.0), 0.0),
+    Sanitised(1.0, 0.0, 10),
+]
+DRAWS = pytest.mark.parametrize("draws", [seeded, secure])
+
+
+def only(price: Price | None) -> tuple[Event, int]:
+    """The one event of a price, and how often."""
+    assert price is not None
+    (event,) = price.items()
+    return event
+
+
+def rows(dtype: type, most: float) -> st.SearchStrategy[np.ndarray]:
+    """Tensors (B, ...) with huge, tiny, equal and zero values."""
+    width = 8 * np.dtype(dtype).itemsize
+    values = st.floats(-most, most, width=width) | st.sampled_from([0.0, most, -most])
+    shapes = hnp.array_shapes(min_dims=1, max_dims=4, max_side=5)
+    return shapes.flatmap(lambda shape: hnp.arrays(dtype, shape, elements=values))
+
+
+ANY_ROWS = rows(np.float32, float(np.finfo(np.float32).max)) | rows(np.float16, 60_000.0)
+ANY_ROWS = ANY_ROWS | rows(np.float64, 1e308)
+
+
+def long(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double().reshape(len(tensor), math.prod(tensor.shape[1:])).norm(dim=1)
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(ANY_ROWS, st.floats(1e-4, 1e4))
+def test_no_row_is_longer_than_its_clip(array: np.ndarray, clip: float) -> None:
+    x = torch.from_numpy(array)
+    for out in (
+        shorten(x, clip),
+        Sanitised(clip, 1.0).bound(x),
+        NoisyRows("gaussian", 1.0, clip).bound(x),
+    ):
+        assert out.dtype is torch.float32
+        assert out.shape == x.shape
+        assert (long(out) <= clip).all()  # in float64: not by a bit
+        short = long(x) < 0.999 * clip
+        assert torch.equal(out[short], x[short].float())
+        # What is shortened keeps its direction and all of its length but a millionth.
+        cut = long(x.float()) > clip
+        assert (long(out[cut]) > 0.99999 * clip).all()
+        assert torch.equal(out.sign() * x.sign().float(), out.sign().abs())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 600), st.sampled_from([1e-14, 1e-3, 1.0, 1e12, 1e18, 1e20, 1e37]), st.integers(0, 99))
+def test_fast_lengths_are_those_of_float64(values: int, scale: float, seed: int) -> None:
+    x = scale * torch.randn(3, values, generator=torch.Generator().manual_seed(seed))
+    found = lengths(x)
+    assert found.dtype is torch.float64
+    torch.testing.assert_close(found, x.double().norm(dim=1), rtol=(1 - SLACK) / 2, atol=1e-15)
+    if values:
+        x[0, seed % values], x[1, -1] = math.inf, math.nan
+        assert lengths(x).isfinite().tolist() == [False, False, True]
+
+
+def test_even_what_is_too_short_to_be_measured_is_within_its_clip() -> None:
+    x = torch.full((1, 4), 1e-25)
+    for clip in (1e-26, 1e-30):
+        assert (x.double() * kept(lengths(x), clip)).norm() <= clip
+        assert shorten(x, clip).double().norm() <= clip
+
+
+@settings(deadline=None)
+@given(ANY_ROWS, st.floats(1e-4, 1e4))
+def test_no_value_is_beyond_its_bound(array: np.ndarray, bound: float) -> None:
+    x = torch.from_numpy(array)
+    out = NoisyRows("laplace", 1.0, bound).bound(x)
+    assert out.shape == x.shape
+    assert (out.double().abs() <= bound).all()
+    within = x.double().abs() < 0.999 * bound
+    assert torch.equal(out[within], x[within].float())
+    assert (out[~within].double().abs() > 0.99899 * bound).all()
+
+
+@pytest.mark.parametrize("rule", PROTECTING, ids=lambda rule: rule.text)
+def test_what_is_no_number_cannot_leave(rule: Rule) -> None:
+    """NaN where there was none would tell of a record, and no bound would hold."""
+    x = torch.tensor([[math.nan, 1.0, 0.0], [math.inf, -math.inf, 0.0], [math.inf, math.inf, math.inf]])
+    out = rule.noise(rule.bound(x), seeded(0))
+    assert torch.isfinite(out).all()
+    most = torch.finfo(torch.float32).max
+    like = torch.tensor([[0.0, 1.0, 0.0], [most, -most, 0.0], [most, most, most]])
+    assert torch.allclose(out, rule.noise(rule.bound(like), seeded(0)))
+
+
+@pytest.mark.parametrize("rule", PROTECTING + BARE, ids=lambda rule: rule.text)
+def test_releases_are_float32_of_their_shape_and_of_no_graph(rule: Rule) -> None:
+    x = torch.rand(4, 3).requires_grad_()
+    out = rule.noise(rule.bound(x), seeded(0))
+    assert out.shape == x.shape
+    assert out.dtype is torch.float32
+    assert isinstance(rule, (Exact, Derived)) or not out.requires_grad
+    assert "\n" not in rule.text
+
+
+@pytest.mark.parametrize("rule", PROTECTING[:3] + PROTECTING[5:], ids=lambda rule: rule.text)
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (2,), (2, 3, 4, 5)])
+def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ...]) -> None:
+    out = rule.noise(rule.bound(torch.zeros(shape)), seeded(0))
+    assert out.shape == shape
+    price = rule.price(shape)
+    assert price is not None
+    assert isinstance(rule, NoisyCounts) or bool(price) == (0 not in shape)
+
+
+# --- noise ---------------------------------------------------------------------------------------
+
+
+@DRAWS
+@pytest.mark.parametrize(
+    ("rule", "x", "law"),
+    [
+        (NoisyRows("laplace", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=0.7)),
+        (NoisyRows("gaussian", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=0.7)),
+        (NoisyRows("laplace", 2.0, 0.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=2)),
+        (Sanitised(0.5, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
+        (Sanitised(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
+        (NoisyCounts(3000.0), torch.full((30_000,), 1e6), stats.laplace(scale=3000)),
+        # 4 votes of standard deviation, as logits of sharpness 5 of 20 teachers: 4 * 5 / 20
+        (
+            Votes(PateConfig(teachers=20, sharpness=5.0), 4.0),
+            torch.arange(30_000) % 21 / 4,
+            stats.norm(scale=1),
+        ),
+    ],
+    ids=lambda value: getattr(value, "text", ""),
+)
+def test_the_noise_that_is_added_is_the_noise_that_is_claimed(draws, rule: Rule, x, law) -> None:
+    x = x.view(300, 100)
+    bounded = rule.bound(x)
+    added = (rule.noise(bounded, draws(0, "ks", rule.text)).double() - bounded.double()).flatten().numpy()
+    assert stats.kstest(added, law.cdf).pvalue > 0.01
+    worse = type(law.dist)()(scale=law.std() / type(law.dist)().std() * 1.1)
+    assert stats.kstest(added, worse.cdf).pvalue < 0.01
+    # And it does not depend on what it is added to.
+    low, high = (added[bounded.flatten().numpy() == end] for end in (bounded.min(), bounded.max()))
+    if len(low) < len(added):
+        assert stats.ks_2samp(low, high).pvalue > 0.01
+
+
+def test_counts_leave_as_whole_numbers_from_0_up() -> None:
+    """What servers ask of a count; Lap(5) is below 0 half of the time."""
+    rule = NoisyCounts(5.0)
+    out = rule.noise(rule.bound(torch.zeros(10_000)), seeded(0, "counts"))
+    assert torch.equal(out, out.round())
+    assert (out >= 0).all()
+    # P(x < 1/2) = 1 - exp(-0.1) / 2
+    assert (out == 0).double().mean().item() == pytest.approx(1 - math.exp(-0.1) / 2, abs=0.015)
+    assert rule.noise(rule.bound(torch.tensor(7.0)), seeded(1)).shape == ()
+
+
+def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
+    x = torch.tensor([[0.1, 7.0], [20.0, -3.0]])
+    assert torch.equal(Exact().noise(Exact().bound(x), seeded(0)), x)
+    assert torch.equal(Derived("a").noise(Derived("a").bound(x), seeded(0)), x)
+    assert torch.equal(NoisyCounts(0.0).noise(NoisyCounts(0.0).bound(x), seeded(0)), x.clamp(min=0))
+    outputs = NoisyRows("laplace", 0.0, 5.0)
+    clamped = torch.tensor([[0.1, 5.0], [5.0, -3.0]])
+    assert torch.allclose(outputs.noise(outputs.bound(x), seeded(0)), clamped)
+
+
+# --- prices --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "price"),
+    [
+        (Derived("a model"), (64, 10), {}),
+        (NoisyCounts(10.0), (10,), {Event("laplace", 10.0): 1}),
+        (NoisyCounts(10.0), (), {Event("laplace", 10.0): 1}),
+        (NoisyCounts(10.0, group=4), (10,), {Event("laplace", 2.5): 1}),
+        (NoisyCounts(10.0, moves=14), (14,), {Event("laplace", 10 / 14): 1}),
+        (NoisyCounts(10.0, 4, moves=5), (14,), {Event("laplace", 0.5): 1}),
+        # 10 values of each of 64 rows move by 2 * 5 each: 100 in L1
+        (NoisyRows("laplace", 50.0, 5.0), (64, 10), {Event("laplace", 0.5): 64}),
+        (NoisyRows("laplace", 50.0, 5.0), (64,), {Event("laplace", 5.0): 64}),
+        # 16 rows move by 2 * 5 each: 40 in L2
+        (NoisyRows("gaussian", 100.0, 5.0), (16, 10), {Event("gaussian", 2.5): 1}),
+        # 8 rows move by sqrt(2) votes each: 4 in L2; the most of 4 rows by 1: 2
+        (Votes(PateConfig(teachers=10), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
+        (Votes(PateConfig(teachers=10, release="label"), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
+        (Votes(PateConfig(teachers=10, threshold=6.0, threshold_noise=30.0), 40.0), (8, 10), "both"),
+        # 16 inputs move by 2 clip each: 8 clip
+        (Sanitised(0.3, 16.0), (16, 1, 8, 8), {Event("gaussian", 2.0): 1}),
+        (Sanitised(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
+    ],
+)
+def test_prices_by_hand(rule: Rule, shape: tuple[int, ...], price) -> None:
+    if price == "both":
+        price = {Event("gaussian", 10.0): 1, Event("gaussian", 30 / math.sqrt(8)): 1}
+    got = rule.price(shape)
+    assert got is not None
+    want = Counter(price)
+    assert sorted(got.values()) == sorted(want.values())
+    by_noise = [sorted(p, key=lambda event: event.noise) for p in (got, want)]
+    for one, other in zip(*by_noise, strict=True):
+        assert (one.kind, one.rate, one.group) == (other.kind, 1, 1)
+        assert one.noise == pytest.approx(other.noise, rel=1e-12)
+        assert got[one] == want[other]
+    assert rule.paid(shape, torch.ones(shape)) == got
+
+
+@pytest.mark.parametrize("rule", BARE, ids=lambda rule: rule.text)
+def test_without_noise_or_bound_there_is_no_guarantee(rule: Rule) -> None:
+    assert rule.price((8, 10)) is None
+    assert rule.paid((8, 10), torch.ones(8, 10)) is None
+    assert "no guarantee" in rule.text
+
+
+# --- sensitivity ---------------------------------------------------------------------------------
+
+
+def networks(seed: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Answers of two networks that have nothing in common, of any size; the worst among them: opposites."""
+    generator = torch.Generator().manual_seed(seed)
+    size = 10 ** (6 * torch.rand(2, generator=generator) - 3)
+    one, other = size.view(2, *[1] * len(shape)) * torch.randn(2, *shape, generator=generator)
+    return (one, -one) if seed % 3 == 0 else (one, other)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 12), st.floats(0.01, 100))
+def test_outputs_move_no_further_than_is_charged(seed: int, B: int, C: int, bound: float) -> None:
+    one, other = networks(seed, (B, C))
+    rule: Rule = NoisyRows("laplace", 3.0, bound)
+    event, times = only(rule.price((B, C)))
+    moved = (rule.bound(one).double() - rule.bound(other).double()).abs().sum(1)  # L1 of each row
+    assert times == B
+    assert (event.noise * moved <= 3.0).all()
+    rule = NoisyRows("gaussian", 3.0, bound)
+    event, times = only(rule.price((B, C)))
+    assert times == 1
+    assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0
+
+
+@given(st.integers(0, 2**31), st.integers(1, 20), st.floats(0.01, 100))
+def test_gradients_of_one_network_move_no_further_than_is_charged(seed: int, B: int, clip: float) -> None:
+    one, other = networks(seed, (B, 2, 3))
+    rule = Sanitised(clip, 3.0)
+    event, _ = only(rule.price((B, 2, 3)))
+    assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0 * clip
+
+
+@given(st.integers(0, 2**31), st.integers(1, 8), st.integers(2, 20), st.floats(0.01, 100))
+def test_means_of_teachers_move_by_one_of_them(seed: int, B: int, m: int, clip: float) -> None:
+    """One record: one teacher's gradients become any others."""
+    generator = torch.Generator().manual_seed(seed)
+    each = torch.stack([shorten(torch.randn(B, 6, generator=generator) * 3 * clip, clip) for _ in range(m)])
+    changed = each.clone()
+    one, other = networks(seed, (B, 6))
+    if seed % 2:  # the most that can be: all agree, and one turns round
+        each[:], changed[:] = shorten(one * 1e6, clip), shorten(one * 1e6, clip)
+        other = -one * 1e6
+    changed[seed % m] = shorten(other, clip)
+    rule = Sanitised(clip, 3.0, m)
+    event, _ = only(rule.price((B, 6)))
+    moved = (rule.bound(each.mean(0)).double() - rule.bound(changed.mean(0)).double()).norm()
+    assert event.noise * moved <= 3.0 * clip * (1 + 1e-5)  # means are taken in float32
+
+
+@given(st.integers(0, 2**31), st.integers(1, 12), st.integers(1, 5))
+def test_counts_move_by_one_record_or_one_group(seed: int, C: int, group: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(C, size=50)
+    rule = NoisyCounts(10.0, group)
+    event, _ = only(rule.price((C,)))
+    whole, less = (
+        rule.bound(torch.from_numpy(np.bincount(some, minlength=C)).float()).double()
+        for some in (labels, labels[group:])
+    )
+    assert event.noise * (whole - less).abs().sum() <= 10.0
+    assert event.noise * (whole - less).abs().sum() == pytest.approx(10.0)  # and all of that
+
+
+@given(st.integers(0, 2**31), st.integers(2, 12))
+def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_before(
+    seed: int, C: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    shares = rng.dirichlet(np.full(C, 0.3), 50)  # of pixels of each class; an image's sum to 1
+    rule = NoisyCounts(10.0)
+    event, _ = only(rule.price((C,)))
+    whole, less = (
+        rule.bound(torch.from_numpy(some.sum(0)).float()).double() for some in (shares, shares[1:])
+    )
+    assert event.noise * (whole - less).abs().sum() <= 10.0 * (1 + 1e-5)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: NoisyCounts(-1.0), "counts.scale is -1.0"),
+        (lambda: NoisyCounts(1.0, 0), "counts.group is 0"),
+        (lambda: NoisyCounts(1.0, moves=0.0), "counts.moves is 0.0"),
+        (lambda: NoisyRows("cauchy", 1.0, 1.0), "outputs.how is 'cauchy'"),  # type: ignore[arg-type]
+        (lambda: NoisyRows("laplace", math.nan, 1.0), "outputs.scale is nan"),
+        (lambda: NoisyRows("laplace", 1.0, math.inf), "outputs.bound_to is inf"),
+        (lambda: Votes(PateConfig(teachers=0), 1.0), "pate.teachers is 0"),
+        (lambda: Votes(PateConfig(teachers=2), -1.0), "pate.sigma is -1.0"),
+        (lambda: Votes(PateConfig(teachers=2, release="all"), 1.0), "pate.release is 'all'"),  # type: ignore[arg-type]
+        (lambda: Votes(PateConfig(teachers=2, threshold=-1.0), 1.0), "pate.threshold is -1.0"),
+        (lambda: Votes(PateConfig(teachers=2, threshold_noise=0.0), 1.0), "pate.threshold_noise is 0.0"),
+        (lambda: Votes(PateConfig(teachers=2, sharpness=0.0), 1.0), "pate.sharpness is 0.0"),
+        (lambda: Sanitised(0.0, 1.0), "gradients.clip is 0.0"),
+        (lambda: Sanitised(1.0, math.inf), "gradients.sigma is inf"),
+        (lambda: Sanitised(1.0, 1.0, 0), "gradients.teachers is 0"),
+    ],
+)
+def test_values_outside_their_range_are_refused(make, line: str) -> None:
+    with pytest.raises(ArgumentError, match=line):
+        make()

@@ -1,0 +1,236 @@
+"""Messages are bytes and back; what is no message is refused; shorter forms round as little as they must."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.federation.link_config import LinkConfig
+from fedstill.protocol.wire_format import Form, WireConfig, kind_of, pack, refine, size, unpack
+
+KINDS = {"x": "inputs"}
+FORMS: tuple[Any, ...] = ("float16", "int8")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+DTYPES = (torch.float32, torch.float16, torch.float64, torch.int64, torch.int8, torch.bool)
+
+
+@st.composite
+def tensors(draw: Any, dtypes: tuple[torch.dtype, ...] = DTYPES) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    return (torch.randn(shape, generator=generator) * 10).to(draw(st.sampled_from(dtypes)))
+
+
+# --- messages -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(st.text(), JSON, max_size=4),
+    st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"), tensors()),
+)
+def test_a_message_comes_back_as_it_was(header: dict[str, Any], named: dict[str, torch.Tensor]) -> None:
+    message = pack(header, named)
+    told, came = unpack(message)
+    assert told == header
+    assert came.keys() == named.keys()
+    for name, tensor in named.items():
+        assert came[name].dtype == tensor.dtype
+        assert torch.equal(came[name], tensor)
+    assert pack(header, dict(reversed(named.items()))) == message  # equal messages are equal bytes
+
+
+def test_channels_last_in_memory_is_so_at_the_other_end() -> None:
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    _, came = unpack(pack({}, {"x": x, "y": x.contiguous(), "half": x[:, :2]}))
+    assert came["x"].stride() == x.stride()
+    assert came["y"].is_contiguous()
+    assert torch.equal(came["half"], x[:, :2])
+
+
+def test_tensors_begin_where_torch_lets_them_begin() -> None:
+    """Where a tensor begins decides which kernel computes it, and so the last digits of a run's figures."""
+    named = {f"x{size}": torch.ones(size, 1, 1, 1) for size in range(1, 20)}
+    assert {tensor.data_ptr() % 64 for tensor in unpack(pack({}, named))[1].values()} == {0}
+
+
+def test_a_message_lets_go_of_the_graph() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert not unpack(pack({}, {"x": x * 2}))[1]["x"].requires_grad
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_message_are_refused(garbage: bytes) -> None:
+    with pytest.raises(DataError, match="no message of fedstill"):
+        unpack(garbage)
+
+
+WHOLE = pack({"do": "answer", "number": 3}, {"x": torch.arange(6.0).view(2, 3)})
+
+
+@pytest.mark.parametrize("length", [*range(0, len(WHOLE), 7), len(WHOLE) - 1])
+def test_a_message_cut_short_is_refused(length: int) -> None:
+    with pytest.raises(DataError):
+        unpack(WHOLE[:length])
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
+def test_a_changed_byte_is_refused_or_changes_what_it_says_and_nothing_else(place: int, by: int) -> None:
+    changed = bytearray(WHOLE)
+    changed[place] = (changed[place] + by) % 256
+    try:
+        header, named = unpack(bytes(changed))
+    except DataError:
+        return
+    assert isinstance(header, dict)
+    assert all(isinstance(tensor, torch.Tensor) for tensor in named.values())
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"fedstill": "no JSON"},
+        {"fedstill": "[]"},
+        {"fedstill": "{}"},
+        {"fedstill": json.dumps({"fedstill": [], "strides": {}})},
+        {"fedstill": json.dumps({"fedstill": {}, "strides": []})},
+        {"fedstill": json.dumps({"fedstill": {}, "strides": {"x": 3}})},
+        {"fedstill": "[" * 100_000},
+    ],
+)
+def test_a_file_of_safetensors_with_another_header_is_refused(metadata: dict[str, str]) -> None:
+    with pytest.raises(DataError):
+        unpack(save({"x": torch.zeros(1, 1, 1, 1)}, metadata=metadata))
+
+
+# --- shorter forms ------------------------------------------------------------------------------------
+
+
+def test_int8_by_hand() -> None:
+    x = torch.tensor([[1.27, -0.504, 0.0], [0.0, 0.0, 0.0], [-254.0, 3.0, 127.0]])
+    sent = WireConfig(inputs="int8").coarsen({"x": x}, KINDS)
+    assert sent["x"].dtype == torch.int8
+    assert sent["x"].tolist() == [[127, -50, 0], [0, 0, 0], [-127, 2, 64]]  # 1.5 and 63.5 to the even one
+    torch.testing.assert_close(sent["x:scale"][[0, 2]], torch.tensor([0.01, 2.0]))
+    assert size(sent["x"]) == 9
+    torch.testing.assert_close(
+        refine(sent)["x"], torch.tensor([[1.27, -0.5, 0.0], [0.0, 0.0, 0.0], [-254.0, 4.0, 128.0]])
+    )
+
+
+@given(tensors(dtypes=(torch.float32,)).filter(lambda x: x.ndim > 0), st.sampled_from(FORMS))
+def test_rounding_is_bounded_by_each_rows_largest_number(x: torch.Tensor, form: Form) -> None:
+    sent = WireConfig(inputs=form).coarsen({"x": x}, KINDS)
+    came = refine(sent)["x"]
+    assert came.dtype == torch.float32
+    assert came.shape == x.shape
+    if x.numel():
+        top = x.abs().reshape(len(x), -1).amax(1).view(-1, *(1,) * (x.ndim - 1))
+        # Half a step of 254, or half a unit in the last place of eleven binary digits.
+        assert bool(((came - x).abs() <= top * (0.5 / 127 if form == "int8" else 2**-11) * 1.0001).all())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e30])
+def test_gradients_of_any_size_survive(form: Form, scale: float) -> None:
+    x = torch.tensor([[0.5, -1.0]]) * scale
+    came = refine(WireConfig(gradients=form).coarsen({"g": x}, {"g": "gradients"}))["g"]
+    torch.testing.assert_close(came, x, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_not_finite_at_the_other_end(form: Form, wrong: float) -> None:
+    x = torch.tensor([[1.0, wrong], [1.0, 2.0]])
+    came = refine(WireConfig(inputs=form).coarsen({"x": x}, KINDS))["x"]
+    assert not torch.isfinite(came[0]).all()
+    assert torch.isfinite(came[1]).all()
+
+
+def test_only_inputs_and_gradients_are_rounded() -> None:
+    wire = WireConfig("int8", "float16")
+    named = {
+        "z": torch.randn(2, 2),
+        "x": torch.randn(2, 2),
+        "g": torch.randn(2, 2),
+        "n": torch.tensor([1, 2]),
+    }
+    sent = wire.coarsen(named, {"z": "logits", "x": "inputs", "g": "gradients", "n": "inputs"})
+    assert {name: tensor.dtype for name, tensor in sent.items()} == {
+        "z": torch.float32,
+        "x": torch.int8,
+        "x:scale": torch.float32,
+        "g": torch.float16,
+        "g:scale": torch.float32,
+        "n": torch.int64,
+    }
+    assert torch.equal(sent["z"], named["z"])
+    assert refine(sent).keys() == named.keys()
+
+
+def test_a_scale_counts_as_what_it_scales() -> None:
+    assert kind_of("x:scale", KINDS) == kind_of("x", KINDS) == "inputs"
+    with pytest.raises(KeyError):
+        kind_of("y", KINDS)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"x:scale": torch.ones(2)},
+        {"x": torch.ones(2, 3), "x:scale": torch.ones(3)},
+        {"x": torch.ones(2, 3), "x:scale": torch.ones(2, 1)},
+        {"x": torch.ones(2, 3), "x:scale": torch.ones(())},
+        {"x": torch.ones(()), "x:scale": torch.ones(2)},
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(named: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(DataError, match="came with"):
+        refine(named)
+
+
+# --- config -------------------------------------------------------------------------------------------
+
+
+def test_a_link_is_patient_strict_and_exact_by_default() -> None:
+    link = LinkConfig()
+    assert (link.inputs, link.gradients, link.wait, link.quorum) == ("float32", "float32", 600.0, 1.0)
+    assert [link.least(nodes) for nodes in (1, 3, 10)] == [1, 3, 10]
+
+
+@pytest.mark.parametrize(
+    ("quorum", "nodes", "least"),
+    [(0.5, 2, 1), (0.5, 3, 2), (0.6, 5, 3), (0.7, 10, 7), (0.01, 3, 1), (2 / 3, 3, 2), (1.0, 7, 7)],
+)
+def test_a_quorum_is_a_share_rounded_up(quorum: float, nodes: int, least: int) -> None:
+    assert LinkConfig(quorum=quorum).least(nodes) == least
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("wait", 0.0),
+        ("wait", float("nan")),
+        ("quorum", 0.0),
+        ("quorum", 1.1),
+        ("quorum", float("nan")),
+        ("outlier", 1.0),
+        ("outlier", float("nan")),
+        ("inputs", "float8"),
+        ("gradients", "bfloat16"),
+    ],
+)
+def test_a_link_that_makes_no_sense_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        LinkConfig(**{name: value})

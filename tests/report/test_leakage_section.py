@@ -1,0 +1,366 @@
+"""The part of a run's page on attacks: its figures, its pictures, and what it makes of broken files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import save_file
+
+from fedstill.core.errors import RunFolderError
+from fedstill.report.leakage_section import MOST, section
+from fedstill.report.result import Result
+from tests import leaked
+from tests.leaked import at, interval
+from tests.report.test_report_page import Page, a_folder, a_result, read
+from tests.report.test_report_png import decoded
+from tests.report.test_result import spoilt
+
+ATTACKS = ("inversion", "membership", "copying", "counts")
+HOSTILE = '"><script>alert(1)</script>'
+Stacks = dict[str, npt.NDArray[Any]]
+
+
+def a_head(**parts: Any) -> dict[str, Any]:
+    """What each file of attacks has, with no attack in it but those given."""
+    attacks = {name: parts.pop(name) for name in ATTACKS if name in parts}
+    return {
+        "fedstill": "0.1.0",
+        "date": "2026-11-22T17:40:00+00:00",
+        "machine": "2-core x86_64, Linux",
+        "command": "fedstill attack runs/x",
+        "seconds": 72.5,
+        "config": {"seed": 3, "inversion": {"attacks": ["dlg", "inverting"]}},
+        "epsilon": None,
+        "leaves": ["data sizes", "parameters"],
+        "audit": None,
+        "skipped": [],
+        "sentence": "What left north was enough to work out an image of it.",
+        "attacks": leaked.found(**attacks),
+        **parts,
+    }
+
+
+def an_inversion() -> dict[str, Any]:
+    return leaked.inversion(
+        leaked.inverted("DLG", 31.24, 4.05, [30.06, 31.06, 32.06, 31.78]),
+        leaked.inverted("Inverting gradients", 22.0, 1.5, [22.0, 23.5, 20.5, 22.0], right=4),
+    )
+
+
+def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
+    """A model that was attacked twice: LiRA found something, loss did not."""
+    lira = leaked.member_attack(
+        "LiRA",
+        interval(0.6123, 0.5831, 0.6409),
+        at(0.01, interval(0.0278, 0.0199, 0.0377), 3, 40),
+        at(0.001, interval(0.0084, 0.0043, 0.0145), 0, 12),
+    )
+    loss = leaked.member_attack(
+        "loss threshold",
+        interval(0.5104, 0.4772, 0.5435),
+        at(0.01, interval(0.0097, 0.0053, 0.0163), 3, 14),
+        at(0.001, interval(0.0007, 0.0, 0.0039), 0, 1),
+    )
+    return leaked.target(of, lira, loss, **changes)
+
+
+PAIRS = [
+    {"generated": k, "private": 2 * k, "held_out": 3 * k, "distance": 0.5, "other": 1.0,
+     "ratio": 0.642 + 0.02 * k, "node": ("north", "south")[k % 2]}
+    for k in range(10)
+]  # fmt: skip
+
+
+def generated(**changes: Any) -> dict[str, Any]:
+    """What is told of generated images, as of a run of FedIOD."""
+    distances = {
+        "extractor": "features of the student",
+        "dimensions": 64,
+        "generated": 1000,
+        "average": 27.253,
+        "average_held_out": 25.71,
+        "full_rank": False,
+        "nodes": {
+            "north": {"fid": 30.006, "kid": 0.01234, "real": 703},
+            "south": {"fid": 24.5, "kid": 0.0098, "real": 734},
+        },
+        "held_out": {
+            "north": {"fid": 26.0, "kid": 0.0001, "real": 703},
+            "south": {"fid": 25.42, "kid": -0.00021, "real": 734},
+        },
+    }
+    scores = {"images": 1000, "adapted": 5.104, "nodes": {"north": 4.8, "south": 5.41}, "student": 7.7}
+    features = leaked.space("features of the student", share=0.5, fresh=None, pairs=PAIRS)
+    spaces = (leaked.space("pixels", pairs=PAIRS), features)
+    noised = {"largest_error": 0.0412, "largest_class": "zero", "size_error": -12.37, "told_absent": ["one"]}
+    return {
+        "leaves": ["data sizes", "label counts", "logits", "gradients"],
+        "membership": [
+            a_target(),
+            a_target("answers of south", sees="what south answered", shadows=8, trained="alone"),
+        ],
+        "copying": leaked.copying(*spaces, distances=[distances], scores=scores),
+        "counts": [
+            leaked.counted("north", True, absent=["two"], told_absent=["two"]),
+            leaked.counted("south", False, 0.05, **noised),
+        ],
+        **changes,
+    }
+
+
+def pictures(count: int, seed: int, channels: int = 1, side: int = 8) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (count, channels, side, side)).astype(np.uint8)
+
+
+def of_inversion() -> Stacks:
+    return {f"inversion.{name}": pictures(4, k) for k, name in enumerate(("original", "dlg", "inverting"))}
+
+
+def of_copying() -> Stacks:
+    return {
+        f"copying.{name}": pictures(10, k, 3) for k, name in enumerate(("generated", "private", "held_out"))
+    }
+
+
+def attacked(folder: Path, told: object, stacks: Stacks | None = None, **result: Any) -> Page:
+    """The page of a run whose folder holds what attacks got."""
+    a_folder(folder, {**a_result(), **result})
+    (folder / "leakage.json").write_text(told if isinstance(told, str) else json.dumps(told))
+    if stacks is not None:
+        save_file(stacks, folder / "leakage.safetensors")
+    return read(folder)
+
+
+def drawn(page: Page, *alts: str) -> list[str]:
+    """The addresses of pictures that are called so."""
+    return [attrs["src"] or "" for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
+
+
+# --- figures ---
+
+
+def test_the_sentence_comes_first_and_nothing_is_called_safe(tmp_path: Path) -> None:
+    text = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion()).text
+    part = text[text.index("Leakage: what attacks got") :]
+    assert part.startswith(
+        "Leakage: what attacks got For whoever is in charge of the data "
+        "What left north was enough to work out an image of it. How to read: nothing here is called safe. "
+        "Each figure says that this attack, at this strength, got this; another may get more."
+    )
+    assert "Formal guarantee of privacy: no guarantee." in part
+    assert "each release (data sizes and parameters) heard as it left its node\u2019s gate" in part
+    assert "The repetition is the run: what was heard has the bytes that its audit log counts" in part
+    assert "fedstill attack runs/x The attacks took 1 min 12 s on 2-core x86_64, Linux." in part
+    assert '"attacks": [ "dlg", "inverting" ]' in part
+
+
+def test_what_was_heard_and_the_audit_log_can_disagree(tmp_path: Path) -> None:
+    why = "north: 10 bytes of logits by the audit log, 12 heard"
+    text = attacked(tmp_path, a_head(audit=why, epsilon=2.9951)).text
+    assert f"The repetition is not the run of this folder: {why}." in text
+    assert "The repetition is the run" not in text
+    assert "Formal guarantee of privacy: epsilon 3 at most, at each node." in text  # rounded up
+
+
+def test_inversion_stands_beside_a_guess(tmp_path: Path) -> None:
+    page = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion())
+    for told in (
+        "Sent by a node all parameters "
+        "The adversary also knows the weights sent to the node, and the protocol "
+        "Attacked round 0, 1 local step of sgd; 4 victims with 1 image each",
+        "Attack Tried on PSNR Labels right Time DLG all parameters 31.2 \u00b1 4.0 dB 3 of 4 3.1 s "
+        "Inverting gradients all parameters 22.0 \u00b1 1.5 dB 4 of 4 3.1 s "
+        "Without attacking 9.8 dB, guessed",
+        "victim 1 victim 2 victim 3 victim 4 original DLG 30.1 dB 31.1 dB 32.1 dB 31.8 dB "
+        "Inverting gradients 22.0 dB 23.5 dB 20.5 dB 22.0 dB",
+    ):
+        assert told in page.text, told
+    assert "<b>31.2 \u00b1 4.0 dB</b>" in (tmp_path / "report.html").read_text()  # the best attack
+
+
+def test_original_and_recovered_images_are_side_by_side(tmp_path: Path) -> None:
+    stacks = of_inversion()
+    page = attacked(tmp_path, a_head(inversion=an_inversion()), stacks)
+    alts = ("original", "DLG", "Inverting gradients")
+    for alt, name in zip(alts, ("original", "dlg", "inverting"), strict=True):
+        shown = [decoded(address) for address in drawn(page, alt)]
+        np.testing.assert_array_equal(np.stack(shown), stacks[f"inversion.{name}"][:, 0])
+    order = [attrs["alt"] for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
+    assert order == [alt for alt in alts for _ in range(4)]
+
+
+def test_images_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
+    part = {**an_inversion(), "images": 4}
+    part["attacks"] = part["attacks"][:1]
+    part["attacks"][0]["psnr"]["per_image"] = [20.0 + k for k in range(16)]
+    stacks: Stacks = {"inversion.original": pictures(16, 0), "inversion.dlg": pictures(16, 1)}
+    page = attacked(tmp_path, a_head(inversion=part), stacks)
+    assert len(drawn(page, "original")) == len(drawn(page, "DLG")) == MOST == 10
+    assert "The first 10; 6 more count above." in page.text
+    assert "victim 1, image 4 victim 2, image 1" in page.text
+    assert "20.0 dB 21.0 dB" in page.text
+    assert "30.0 dB" not in page.text  # of the eleventh
+
+
+def test_membership_has_its_errors_and_what_records_cannot_tell(tmp_path: Path) -> None:
+    page = attacked(tmp_path, a_head(**generated()), of_copying())
+    for told in (
+        "student The adversary sees the student's outputs about any input. It was tried on 1,437 members "
+        "(trained on) and 360 others (not), with 16 shadow models, each the whole run again, "
+        "over other draws of the records.",
+        "answers of south The adversary sees what south answered.",
+        "with 8 shadow models, each trained alone as a node trains its model.",
+        "LiRA student 61.2% (58.3 to 64.1) 2.8% (2.0 to 3.8) 40 of 1,437; false alarms: 3 of 360 "
+        "0.8% (0.4 to 1.5) 12 of 1,437; false alarms: 0 of 360",
+        "loss threshold student 51.0% (47.7 to 54.4) not told from guessing 1.0% (0.5 to 1.6)",
+        "Without attacking 50% 1% 0.1%",
+        "0.1% false alarms cannot be told from fewer than 1,000 others: "
+        "that column counts members found without any false alarm.",
+    ):
+        assert told in page.text, told
+    assert page.text.count("not told from guessing") == 2  # loss, of both targets: LiRA's is above 0.5
+    assert "1% false alarms cannot be told" not in page.text.replace("0.1% false alarms", "")
+    lines = [attrs for tag, attrs in page.tags if tag == "line" and attrs.get("class") == "whisker"]
+    assert ("58.31%", "64.09%") in [(attrs["x1"], attrs["x2"]) for attrs in lines]
+    assert "61.23%" in page.attributes("cx")
+
+
+def test_copying_stands_beside_held_out_images(tmp_path: Path) -> None:
+    page = attacked(tmp_path, a_head(**generated()), of_copying())
+    for told in (
+        "1,000 images inputs that the server sent to nodes; the adversary is whoever sees them",
+        "pixels 1,000 images 58.2% (55.1 to 61.2) 1,000 generated, 1,437 private, 360 held-out "
+        "0.034 999 drawings -3.2 p 0.00066 0.64 0.71",
+        "features of the student 1,000 images 50.0%",
+        "The 10 closest pairs, by pixels ratio 0.64, north, closer than any held-out image ratio 0.66, south",
+        "ratio 0.82, south generated nearest private nearest held-out",
+    ):
+        assert told in page.text, told
+    assert page.text.count("closer than any held-out image") == 4  # 0.642, 0.662, 0.682, 0.702; then 0.722
+    order = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
+    rows = ("generated", "nearest private", "nearest held-out")
+    assert [alt for alt in order if alt in rows] == [alt for alt in rows for _ in range(10)]
+
+
+def test_scores_and_label_counts(tmp_path: Path) -> None:
+    text = attacked(tmp_path, a_head(**generated())).text
+    for told in (
+        "the nodes' own models, on average 5.10 of 1,000 images the student 7.70 of 1,000 images north 4.80 "
+        "south 5.41",
+        "2 nodes of 1 of 2 0.0% to 5.0%",
+        "north exact 0.0 0 1 of 1 classes: two south noised 4.1 class zero -12.4 it lacks no class "
+        "told as absent, but there: one",
+    ):
+        assert told in text.replace("without it 1 at least ", ""), told
+    nobody = generated()
+    nobody["copying"]["scores"]["student"] = None
+    assert "the student 7.70" not in attacked(tmp_path, a_head(**nobody)).text
+
+
+def test_nodes_are_called_what_the_page_calls_them(tmp_path: Path) -> None:
+    nodes = [
+        {**node, "site": site} for node, site in zip(a_result()["nodes"], ("Utrecht", "Ghent"), strict=True)
+    ]
+    text = attacked(tmp_path, a_head(**generated()), of_copying(), nodes=nodes).text
+    for told in (
+        "LiRA answers of south \u00b7 Ghent",
+        "ratio 0.64, north \u00b7 Utrecht",
+        "north \u00b7 Utrecht 30.01",
+        "north \u00b7 Utrecht 4.80",
+        "north \u00b7 Utrecht exact",
+    ):
+        assert told in text, told
+
+
+# --- what is not there ---
+
+
+def test_a_run_that_nobody_attacked_has_no_section(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, a_result())
+    assert section(folder, Result.of(a_result())) is None
+    assert "Leakage" not in read(folder).text
+
+
+def test_what_was_not_tried_says_why(tmp_path: Path) -> None:
+    skipped = [
+        {"attack": "copying", "reason": "the server made no images."},
+        {"attack": "counts", "reason": "no <counts> left"},
+    ]
+    text = attacked(tmp_path, a_head(inversion=an_inversion(), skipped=skipped), of_inversion()).text
+    part = text[text.index("Not tried") :]
+    assert "copying : the server made no images." in part
+    assert "counts : no <counts> left." in part
+    assert "membership" not in part
+    heads = ("Who was among the training records", "Whether generated images copy", "What label counts told")
+    assert not any(head in text for head in heads)
+
+
+def test_missing_pictures_are_said(tmp_path: Path) -> None:
+    told = a_head(inversion=an_inversion(), **generated())
+    page = attacked(tmp_path, told)
+    missing = "No pictures: leakage.safetensors is not in the run\u2019s folder."
+    assert page.text.count(missing) == 2
+    assert "31.2 \u00b1 4.0" in page.text
+    page = attacked(tmp_path, told, of_inversion())
+    assert "the file of pictures holds none of these that can be shown" in page.text
+    assert len(drawn(page, "original")) == 4
+    assert drawn(page, "generated") == []
+    two = {name: np.repeat(stack, 2, axis=1) for name, stack in of_inversion().items()}
+    assert drawn(attacked(tmp_path, told, two), "original") == []  # of two channels: not to be shown
+
+
+# --- broken and hostile files ---
+
+
+def test_broken_pictures_are_named(tmp_path: Path) -> None:
+    (tmp_path / "leakage.safetensors").write_bytes(b"no file of tensors")
+    with pytest.raises(RunFolderError, match="cannot be read as safetensors"):
+        attacked(tmp_path, a_head(inversion=an_inversion()))
+
+
+@pytest.mark.parametrize("junk", [None, "x", 7, [3, None], {"a": [1]}, float("nan")])
+def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path, junk: object) -> None:
+    parts = generated()
+    parts["membership"] = parts["membership"][:1]
+    parts["copying"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]
+    told = json.loads(json.dumps(a_head(inversion=an_inversion(), **parts)))
+    broken = list(spoilt(told, junk))
+    assert len(broken) > 200
+    refused = []
+    for changed in broken:
+        (tmp_path / "leakage.json").write_text(json.dumps(changed))
+        try:
+            assert section(tmp_path, Result.of(a_result())) is not None
+        except RunFolderError as error:
+            refused.append(str(error))
+    assert len(refused) > 50
+    line = re.compile(r"\S+leakage\.json: [\w.\[\]]+ is (missing|.*: allowed is [a-z ]+)")
+    assert all(map(line.fullmatch, refused))
+
+
+def test_texts_are_only_text(tmp_path: Path) -> None:
+    def poisoned(value: Any) -> Any:
+        if isinstance(value, dict):
+            keep = ("name", "stack", "column")
+            return {
+                (HOSTILE if key in ("north", "south") else key): part if key in keep else poisoned(part)
+                for key, part in value.items()
+            }
+        if isinstance(value, list):
+            return [poisoned(part) for part in value]
+        return HOSTILE if isinstance(value, str) else value
+
+    whole = a_head(inversion=an_inversion(), **generated(), audit="other")
+    told = poisoned(json.loads(json.dumps(whole)))
+    told["skipped"] = [{"attack": HOSTILE, "reason": HOSTILE}]
+    page = attacked(tmp_path, told, {**of_inversion(), **of_copying()})
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "object", "a"})
+    assert page.text.count(HOSTILE) > 40
+    assert any(HOSTILE in (alt or "") for alt in page.attributes("alt"))
+    assert all(source.startswith("data:image/png;base64,") for source in page.attributes("src"))

@@ -1,0 +1,145 @@
+"""Which cases a run's pictures show, and that they are put together as the data have them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.core.dataset import Cases, TensorData
+from fedstill.runs.example_predictions import SIDE, portray, ranked
+from fedstill.tasks import Task
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.instances import InstancesConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from fedstill.tasks.segmentation import SegmentationConfig
+
+ONE = ((0.0,), (1.0,))  # a normalisation that changes nothing
+
+
+def segmentation() -> Task:
+    return SegmentationConfig().make(2)
+
+
+def certain(maps: torch.Tensor) -> torch.Tensor:
+    """Logits of a model that is sure of maps (N, H, W)."""
+    return torch.nn.functional.one_hot(maps, 2).movedim(-1, 1).float() * 20
+
+
+def strips(columns: list[int]) -> torch.Tensor:
+    """Maps (N, 8, 8) whose first columns are 1."""
+    return torch.stack([(torch.arange(8) < width).long().expand(8, 8) for width in columns])
+
+
+@pytest.fixture
+def patients() -> tuple[TensorData, torch.Tensor]:
+    """Four patients of two slices; the truth is 2 and 4 columns, and a model sees 4, 3, 1 and 2 of the 4."""
+    cases = Cases(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), ("a", "b", "c", "d"), ("x", "x", "y", ""))
+    truth = strips([2, 4] * 4)
+    images = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return TensorData(images, truth, None, cases), strips([2, 4, 2, 3, 2, 1, 2, 2])
+
+
+def test_best_median_and_worst_are_the_central_models(patients: tuple[TensorData, torch.Tensor]) -> None:
+    test, seen = patients
+    outputs = {"student": certain(seen), "north": certain(seen.flip(0))}
+    found = portray(segmentation(), test, outputs, *ONE)
+    assert found is not None
+    # Dice of all pixels of both slices: 12/12; 10/11; 6/9; 8/10. The median of four is the better one.
+    told = [(case["rank"], case["case"], case["site"]) for case in found[1]]
+    assert told == [("best", "a", "x"), ("median", "b", "x"), ("worst", "c", "y")]
+    scores = [{model["name"]: model["score"] for model in case["models"]} for case in found[1]]
+    assert [each["student"] for each in scores] == pytest.approx([100, 1000 / 11, 600 / 9])
+    assert scores[0]["north"] == pytest.approx(100 * 2 * 4 / (6 + 4))  # what d's prediction is to a's truth
+    # Ranked by the other model the order is another.
+    by_north = portray(segmentation(), test, dict(reversed(outputs.items())), *ONE)
+    assert by_north is not None
+    assert [case["case"] for case in by_north[1]] != [case["case"] for case in found[1]]
+
+
+def test_a_case_of_slices_shows_the_one_with_the_largest_truth(
+    patients: tuple[TensorData, torch.Tensor],
+) -> None:
+    test, seen = patients
+    found = portray(segmentation(), test, {"student": certain(seen)}, *ONE)
+    assert found is not None
+    worst = found[1][2]
+    assert (worst["part"], worst["parts"]) == (1, 2)
+    assert torch.equal(found[0]["2/truth"], strips([4])[0].int())
+    assert torch.equal(found[0]["2/output/0"], strips([1])[0].int())
+    white = test.inputs[5].double().quantile(0.998)
+    image = (test.inputs[5] / white).clamp(0, 1).mul(255).round().to(torch.uint8)
+    assert torch.equal(found[0]["2/image"], image)
+
+
+def test_a_case_that_nothing_can_be_said_of_is_left_out() -> None:
+    assert ranked([math.nan, 1.0, 3.0, 2.0]) == [("best", 2), ("median", 3), ("worst", 1)]
+    assert ranked([math.nan]) == []
+    # Cases of the whole data set that are not in this part have no score: they are never chosen.
+    cases = Cases(torch.tensor([2, 4]), tuple("abcde"), ("",) * 5)
+    test = TensorData(torch.zeros(2, 1, 8, 8), strips([2, 2]), None, cases)
+    found = portray(segmentation(), test, {"student": certain(strips([1, 2]))}, *ONE)
+    assert found is not None
+    assert [case["case"] for case in found[1]] == ["e", "c"]
+
+
+def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
+    """Four patches of a slide of 400 x 400; all nuclei lie in its lower right corner."""
+    side = 200
+    objects = np.zeros((400, 400), np.int32)
+    for number, (row, column) in enumerate(((220, 220), (250, 300), (330, 240)), start=1):
+        objects[row : row + 30, column : column + 30] = number
+    places = [(row, column) for row in (0, side) for column in (0, side)]
+    patches = [objects[row : row + side, column : column + side] for row, column in places]
+    classes = torch.tensor(np.stack(patches) > 0).long()  # all of them inside, no contour
+    cases = Cases(
+        torch.zeros(4, dtype=torch.int64), ("s",), ("liver",), torch.tensor(places), ((400, 400),), (objects,)
+    )
+    test = TensorData(torch.zeros(4, 3, side, side), classes, None, cases)
+    logits = torch.nn.functional.one_hot(classes, 3).movedim(-1, 1).float() * 20
+    found = portray(InstancesConfig().make(3), test, {"student": logits}, (0.5,) * 3, (0.5,) * 3)
+    assert found is not None
+    [case] = found[1]
+    top, left, height, width = case["window"]
+    assert (case["rank"], case["part"], case["size"], height, width) == ("only", None, [400, 400], SIDE, SIDE)
+    truth = found[0]["0/truth"]
+    assert torch.equal(truth, torch.tensor(objects)[top : top + SIDE, left : left + SIDE])
+    assert set(truth.unique().tolist()) == {0, 1, 2, 3}  # nothing of the truth is cut off
+    drawn = found[0]["0/output/0"]
+    assert torch.equal(drawn > 0, truth > 0)
+    assert len(drawn.unique()) == 4  # three objects, each by itself
+    assert found[0]["0/image"].unique().tolist() == [128]  # 0 * 0.5 + 0.5
+
+
+def test_images_are_in_units_of_the_truths_white() -> None:
+    task = ReconstructionConfig().make(1)
+    truth = torch.full((1, 1, 16, 16), -1.0)
+    truth[..., 4:12, 4:12] = 0.0  # half of what a scanner could give: white here
+    made = truth + 0.1  # in pixels 0.05, a tenth of that white
+    found = portray(task, TensorData(truth - 0.2, truth), {"student": made}, (0.5,), (0.5,))
+    assert found is not None
+    names = sorted(found[0])
+    assert names == ["0/output/0", "0/seen", "0/truth"]
+    assert found[0]["0/truth"].max() == 1
+    error = found[0]["0/output/0"].float() - found[0]["0/truth"].float()
+    assert error.allclose(torch.full_like(error, 0.1), atol=2e-3)
+    assert found[1][0]["case"] == "example 1"
+
+
+def test_tasks_without_pictures_have_none() -> None:
+    task = ClassificationConfig().make(3)
+    test = TensorData(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
+    assert portray(task, test, {"student": torch.zeros(2, 3)}, *ONE) is None
+
+
+def test_tensors_can_be_written_together(patients: tuple[TensorData, torch.Tensor]) -> None:
+    """A file of safetensors takes no two names for one memory."""
+    test, seen = patients
+    same = certain(seen)
+    found = portray(segmentation(), test, {"student": same, "north": same}, *ONE)
+    assert found is not None
+    memory = {tensor.untyped_storage().data_ptr() for tensor in found[0].values()}
+    assert len(memory) == len(found[0])
+    assert all(tensor.is_contiguous() for tensor in found[0].values())

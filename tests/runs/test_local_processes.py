@@ -1,0 +1,437 @@
+"""Runs whose nodes are elsewhere: with whom a run begins and goes on, and what is known of a rehearsal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+
+from fedstill.cli import main as cli
+from fedstill.cli.arguments import Given
+from fedstill.cli.run import configured
+from fedstill.core import run_writer
+from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
+from fedstill.data.splits import Dirichlet
+from fedstill.federation.transport import Link, LinkError
+from fedstill.protocol.wire_format import unpack
+from fedstill.report import write_report
+from fedstill.runs import assemble, deployed, local_processes, run
+from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
+from tests.federation.test_remote import Away, tiny
+from tests.loopback import Loopback
+
+RESULT = {"method": "fedavg", "accuracy": 80.0, "engine": {"name": "flare"}}
+
+
+class Server:
+    """Stands for a federation's server and what an admin sees of it: no process, no network."""
+
+    def __init__(self) -> None:
+        self.there = ["node-0", "node-1", "node-10", "node-2"]
+        self.known: list[dict[str, Any]] = []
+        self.handed_in: list[dict[str, Any]] = []
+        self.left: dict[str, dict[str, Any]] = {"result.json": RESULT}
+        self.kits: list[Path] = []
+        self.waited_for: list[str] = []
+        self.ended: list[str] = []
+        self.interrupted = False
+        self.at_work: list[str] = []  # statuses before the end
+
+    def admin(self, kit: Path, patience: float = 0.0) -> Server:
+        if kit.name != "admin":
+            raise DeployError(f"{kit} is no admin's startup kit")
+        self.kits.append(kit)
+        return self
+
+    server = "localhost:8002"
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        pass
+
+    def nodes(self) -> dict[str, float]:
+        return dict.fromkeys(self.there, 0.0)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return self.known
+
+    def submit(self, job: Path) -> str:
+        told = json.loads((job / "meta.json").read_text())
+        self.handed_in.append(told)
+        number = f"job-{len(self.known)}"
+        self.known.insert(0, {"job_id": number, "name": told["name"], "status": "FINISHED:COMPLETED"})
+        return number
+
+    def status(self, job: str) -> str:
+        self.waited_for.append(job)
+        if self.interrupted:
+            raise KeyboardInterrupt
+        if self.at_work:
+            return self.at_work.pop(0)
+        return "FINISHED:COMPLETED"
+
+    def progress(self, job: str) -> str:
+        return ", distillation 3 of 60, waits for node-2 for 12 s"
+
+    def abort(self, job: str) -> None:
+        self.ended.append(job)
+
+    def wait(self, job: str, patience: float, every: float = 0.0) -> str:
+        return "FINISHED:ABORTED"
+
+    def download(self, job: str, to: Path) -> Path:
+        place = to / job / "workspace" / "fedstill"
+        place.mkdir(parents=True)
+        for name, told in self.left.items():
+            (place / name).write_text(json.dumps(told))
+        return to / job
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
+    made = Server()
+    for module in (deployed, local_processes):
+        monkeypatch.setattr(module, "Admin", made.admin)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def begin(*words: str, progress: bool = False) -> None:
+    options = ["--engine", "flare", "--startup-kit", "admin", "--split.nodes", "10", *words]
+    config = configured("digits-fedavg", Given("fedstill run", (), rest=options), "run")
+    run.run(config, Path("out"), command="fedstill run", progress=progress)
+
+
+def told() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("out/live.json").read_text())
+    return found
+
+
+# --- at a deployed federation -------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_the_nodes_that_it_began_with(server: Server) -> None:
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "node-2 is gone"}}
+    with pytest.raises(FedstillError, match="node-2 is gone"):
+        begin("--link.quorum", "0.5")
+    names = ["node-0", "node-1", "node-2", "node-10"]
+    assert told()["nodes"] == names
+    server.there.append("node-3")  # one more has come since
+    server.left = {"result.json": RESULT}
+    assert run.resume(Path("out"), progress=False)["accuracy"] == 80.0
+    assert [job["deploy_map"]["app"] for job in server.handed_in] == [["server", *names]] * 2
+    assert [job["mandatory_clients"] for job in server.handed_in] == [names] * 2  # also under a quorum
+    assert {job["name"] for job in server.handed_in} == {told()["run"]}
+
+
+def test_whoever_waits_reads_how_far_a_run_is(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
+    server.at_work = ["SUBMITTED", "RUNNING", "RUNNING"]
+    begin(progress=True)
+    told = "  submitted\n  running, distillation 3 of 60, waits for node-2 for 12 s\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
+def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    with pytest.raises(FedstillError):
+        begin()
+    server.there.remove("node-2")
+    away = (
+        r"not connected to the server at localhost:8002: node-2\. The run .*fedstill run --resume out goes on"
+    )
+    with pytest.raises(DeployError, match=away):
+        run.resume(Path("out"), progress=False)
+    assert len(server.handed_in) == 1
+
+
+def test_under_a_quorum_a_run_goes_on_without_a_node_that_is_away(server: Server) -> None:
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    with pytest.raises(FedstillError):
+        begin("--link.quorum", "0.5")
+    server.there.remove("node-2")
+    server.left = {"result.json": RESULT}
+    run.resume(Path("out"), progress=False)
+    there = ["node-0", "node-1", "node-10"]
+    assert server.handed_in[-1]["deploy_map"]["app"] == ["server", *there]
+    assert told()["nodes"] == ["node-0", "node-1", "node-2", "node-10"]  # it still belongs to the run
+
+
+def test_a_job_that_nobody_waits_for_any_more_is_ended_before_the_run_goes_on(server: Server) -> None:
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    with pytest.raises(FedstillError):
+        begin()
+    other = {"job_id": "theirs", "name": "another", "status": "RUNNING"}
+    mine = {"job_id": "mine", "name": told()["run"], "status": "RUNNING"}
+    server.known, server.left = [other, mine], {"result.json": RESULT}
+    run.resume(Path("out"), progress=False)
+    assert server.ended == ["mine"]  # and not another run's
+    assert len(server.handed_in) == 2
+
+
+def test_who_stops_waiting_ends_the_job(server: Server) -> None:
+    server.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert server.ended == ["job-0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("QuestionRefused", r"refused: x\. Once that is changed there, fedstill run --resume out goes on"),
+        ("DataError", "cannot go on as it is: x$"),
+        ("NodeFault", r"stopped: x\. To go on: fedstill run --resume out"),
+    ],
+)
+def test_a_run_that_would_only_be_refused_again_is_not_said_to_go_on(
+    server: Server, kind: str, said: str
+) -> None:
+    server.left = {"stopped.json": {"error": kind, "text": "x"}}
+    with pytest.raises(FedstillError, match=said):
+        begin()
+
+
+def test_a_server_that_is_gone_is_said_with_the_command_that_goes_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(job: str) -> str:
+        raise DeployError("the server is gone")
+
+    monkeypatch.setattr(server, "status", gone)
+    with pytest.raises(DeployError, match=r"is gone\. To go on with the run: fedstill run --resume out"):
+        begin()
+
+
+def test_time_that_ran_out_is_silence_and_no_reason() -> None:
+    from nvflare.collab.api.exceptions import CollabCallError
+
+    from fedstill.federation.flare import FlareLink
+    from fedstill.federation.transport import Silent
+
+    class Client:
+        name = "north"
+
+        def __call__(self, timeout: float) -> Client:
+            return self
+
+        def serve(self, message: bytes) -> bytes:
+            late = TimeoutError("function serve timed out after 1.9565732450000723 seconds")
+            raise CollabCallError("north", "serve", late)
+
+    with pytest.raises(Silent, match=r"^no answer in time$"):
+        FlareLink([Client()]).call("north", b"", 1.9565732450000723)
+
+
+def test_a_run_with_a_result_did_not_stop(server: Server) -> None:
+    stopped = {"error": "NodeFault", "text": "in use"}
+    server.left = {"result.json": RESULT, "stopped.json": stopped, "audit.sqlite": {}}
+    begin()
+    assert json.loads(Path("out/result.json").read_text())["accuracy"] == 80.0
+    assert Path("out/audit.sqlite").exists()
+    assert not Path("out/stopped.json").exists()
+    server.left = {}
+    Path("out/result.json").unlink()
+    with pytest.raises(DeployError, match=r"job job-1 ended as FINISHED:COMPLETED and left no result"):
+        run.resume(Path("out"), progress=False)
+
+
+def test_where_nothing_can_begin_no_folder_is_made(server: Server) -> None:
+    with pytest.raises(DeployError, match="is no admin's startup kit"):
+        begin("--startup-kit", "amdin")
+    server.there = []
+    with pytest.raises(DeployError, match="no node is connected"):
+        begin()
+    assert not Path("out").exists()
+
+
+def test_the_kit_is_found_from_anywhere_and_can_be_another(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path("out").resolve()
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    with pytest.raises(FedstillError):
+        begin()
+    assert load_toml(out / "config.toml").engine.startup_kit == str(out.parent / "admin")
+    monkeypatch.chdir("/")
+    with pytest.raises(FedstillError):
+        run.resume(out, progress=False)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run", "--resume", str(out), "--startup-kit", str(out.parent / "new/admin")])
+    assert left.value.code == 2  # it stopped again
+    assert server.kits[-1] == out.parent / "new/admin"
+    text = (out / "config.toml").read_text()
+    assert text.startswith("# Made by: fedstill run\n")
+    assert f'startup_kit = "{out.parent / "new/admin"}"' in text
+    with pytest.raises(DeployError, match="no admin's startup kit"):
+        run.resume(out, progress=False, startup_kit=Path("amdin"))
+    assert (out / "config.toml").read_text() == text
+
+
+def test_a_kit_is_refused_where_there_is_no_federation(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('# Made by: x\n\n[method]\nname = "fedavg"\n')
+    with pytest.raises(ArgumentError, match="none, as this run began without one"):
+        run.resume(tmp_path, progress=False, startup_kit=Path("admin"))
+
+
+def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
+    Path("out").mkdir()
+    held = os.open("out", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    config = tiny("fedavg")
+    experiment, _ = assemble.prepare(config)
+    for start in (
+        lambda: local_processes.rehearse(config, experiment, Path("out"), False),
+        lambda: deployed.submit(config, Path("out"), False),
+    ):
+        with pytest.raises(RunFolderError, match="out is in use: another process is at work on this run"):
+            start()
+    os.close(held)
+    assert not list(Path("out").iterdir())
+
+
+# --- rehearsed here ---------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_is_deployed_anew_each_time(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port may be another's by now, and what was killed while it was made is no federation."""
+    made: list[str] = []
+
+    def provision(folder: Path, host: str, nodes: list[str], **given: Any) -> int:
+        assert not folder.exists()
+        made.append(f"kit {len(made)}")
+        for place, file in (
+            ("admin", "admin"),
+            ("server", "server"),
+            *((f"nodes/{name}", "client") for name in nodes),
+        ):
+            (folder / place / "startup").mkdir(parents=True)
+            (folder / place / "startup" / f"fed_{file}.json").write_text(made[-1])
+        return 1
+
+    events: list[str] = []
+    monkeypatch.setattr(local_processes, "provision", provision)
+    monkeypatch.setattr(
+        local_processes.site, "start", lambda here, **given: events.append(f"start {here.folder.name}")
+    )
+    monkeypatch.setattr(local_processes.site, "stop", lambda here: events.append(f"stop {here.folder.name}"))
+    monkeypatch.setattr(Server, "wait_for", lambda *given: None, raising=False)
+    home, names = tmp_path / "federation", ["node-0", "node-1"]
+    for name in names:
+        (home / "nodes" / name).mkdir(parents=True)
+    (home / "runs/run").mkdir(parents=True)
+    (home / "runs/run/result.json").write_text("{}")
+    for again in ("whole", "half", "whole"):
+        events.clear()
+        local_processes._deploy_here(tiny("fedavg"), "run", names, home)
+        kits = [home / "nodes" / name / "kit/startup/fed_client.json" for name in names]
+        assert [kit.read_text() for kit in kits] == [made[-1]] * 2
+        assert sorted(events[-6:]) == sorted(f"{what} {name}" for what in ("start", "stop") for name in
+                                             ("flare", *names))  # fmt: skip
+        assert (home / "flare/runs/run/result.json").exists()
+        if again == "half":  # killed as the kits were handed out
+            (home / "nodes/node-1/kit/startup/fed_client.json").unlink()
+            (home / "nodes/node-1/kit/startup").rmdir()
+            (home / "nodes/node-1/kit").rmdir()
+    assert made == ["kit 0", "kit 1", "kit 2"]
+    assert (home / "runs/run/result.json").exists()  # behind a link, and not thrown away with it
+
+
+def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The figures of a rehearsal whose node-2 does not answer where it is absent."""
+    config = tiny(method, quorum=0.6, wait=0.2)
+    away = Away(config, folder)
+
+    class Gone(Loopback):
+        def call(self, node: str, message: bytes, seconds: float) -> bytes:
+            if node == "node-2" and absent(unpack(message)[0]):
+                raise LinkError("gone")
+            return super().call(node, message, seconds)
+
+    link: Link = Gone(away.serve)
+    live = away.live(link)
+    figures = live.run()
+    live.records.finish(
+        {**live.about(), **figures}, live.setting.student if live.has_student else None, keep_state=True
+    )
+    (folder / "out").mkdir()
+    experiment, about = assemble.prepare(config)
+    found = local_processes._looked_into(
+        experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0
+    )
+    return run.finish(experiment, about, found, folder / "out")
+
+
+@pytest.mark.parametrize("method", ["fediod", "fedkd"])
+def test_a_node_that_never_took_part_has_no_figures(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_writer, "SECONDS_BETWEEN", 0.0)
+    all_there = rehearsed(tmp_path / "all", method, lambda header: False)
+    assert "nodes" not in all_there["standalone"]["accuracy"]
+    assert "nodes" not in all_there["ensemble"]
+    result = rehearsed(tmp_path / "two", method, lambda header: True)
+    alone, whole = result["standalone"]["accuracy"], all_there["standalone"]["accuracy"]["per_node"]
+    assert alone["nodes"] == result["ensemble"]["nodes"] == ["node-0", "node-1"]
+    assert alone["per_node"] == [*whole[:2], None]
+    assert alone["mean"] == pytest.approx(np.mean(whole[:2]))
+    page = write_report(tmp_path / "two/out").read_text()
+    assert "each node alone, on its own data (only node-0, node-1)" in page
+    assert "answering together (only node-0, node-1)" in page
+
+
+def test_a_node_that_was_left_out_is_measured_as_it_was_last(
+    tmp_path: Path,
+) -> None:
+    all_there = rehearsed(tmp_path / "all", "fediod", lambda header: False)
+    result = rehearsed(
+        tmp_path / "two", "fediod", lambda header: header["do"] == "answer" and header["number"] >= 2
+    )
+    # Its own model is what it had learned before the first question, not what it began with.
+    assert result["standalone"] == all_there["standalone"]
+    assert result["ensemble"]["nodes"] == ["node-0", "node-1"]
+    assert [event["node"] for event in result["events"]] == ["node-2"]
+
+
+def test_a_node_that_is_not_in_the_job_is_unreachable_at_once() -> None:
+    pytest.importorskip("nvflare")
+    from fedstill.federation.flare import FlareLink
+    from fedstill.federation.transport import Unreachable
+
+    class Client:
+        name = "north"
+
+    link = FlareLink([Client()], ["south", "north"])
+    assert link.nodes == ["north", "south"]
+    with pytest.raises(Unreachable, match="not connected when this part of the run began"):
+        link.call("south", b"", 60.0)
+
+
+def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
+    config = from_dict(
+        {
+            "method": {"name": "fediod", "steps": 7},
+            "split": {"nodes": 9},
+            "nodes": {"models": ["mine:make"], "policy": {"outputs_only": False}},
+            "engine": {"name": "flare", "startup_kit": "federation/admin"},
+        }
+    )
+    told = read_toml(deployed.servers_part(config))
+    assert told.method.steps == 7
+    assert (told.nodes, told.split) == (NodesConfig(), Dirichlet())
+    assert told.engine.startup_kit == ""
+    assert not any(word in deployed.servers_part(config) for word in ("mine:make", "policy", "models"))

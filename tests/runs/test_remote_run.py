@@ -1,0 +1,235 @@
+"""The server's half of a run: what it knows, what it refuses beforehand, and what it says at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QuestionRefused
+from fedstill.federation import transport
+from fedstill.federation.transport import LinkError
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.host import Host
+from fedstill.protocol.wire_format import unpack
+from fedstill.runs import assemble, local_processes
+from fedstill.runs.config import RunConfig, from_dict, to_dict
+from tests.federation.test_remote import NAMES, Live, tiny
+from tests.loopback import Loopback
+
+
+class Heard(Loopback):
+    """Notes what is said to whom; nodes in ``away`` are not there."""
+
+    def __init__(self, hosts: dict[str, Host], away: tuple[str, ...] = ()) -> None:
+        super().__init__({name: host.serve for name, host in hosts.items()})
+        self.away, self.heard = away, list[tuple[str, str]]()
+
+    def call(self, node: str, message: bytes, seconds: float) -> bytes:
+        self.heard.append((node, unpack(message)[0]["do"]))
+        if node in self.away:
+            raise LinkError("no way")
+        return super().call(node, message, seconds)
+
+    def times(self, do: str) -> int:
+        return sum(said == do for _, said in self.heard)
+
+
+def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, Host]:
+    """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
+    local_processes.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
+    for node in NAMES:
+        file = folder / "nodes" / node / "node.toml"
+        text = file.read_text()
+        for name, value in changes.items():
+            text, count = re.subn(rf"(?m)^{name} = (\[[^\]]*\]|.*)$", f"{name} = {value}", text)
+            assert count == 1
+        file.write_text(text)
+    return {name: Host(folder / "nodes" / name) for name in NAMES}
+
+
+def live(config: RunConfig, link: Loopback, folder: Path) -> Live:
+    (folder / "server").mkdir(exist_ok=True)
+    return Live(config, link, "one", folder / "server")
+
+
+def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
+    """A configuration with some values of some tables replaced."""
+    table = to_dict(config)
+    for name, values in tables.items():
+        table[name] = {**table[name], **values}
+    return from_dict(table)
+
+
+# --- what it knows ------------------------------------------------------------------------------------
+
+
+def test_what_a_configuration_says_of_nodes_is_not_read(tmp_path: Path) -> None:
+    config = tiny("fediod")
+    experiment, _ = assemble.prepare(config)
+    experiment.run()
+    other = changed(config, nodes={"models": ["resnet8:4"], "local": {"epochs": 9}}, split={"nodes": 50})
+    server = live(other, Heard(nodes(config, tmp_path)), tmp_path)
+    server.run()
+    assert torch.equal(to_vector(server.student), to_vector(experiment.student))
+
+
+def test_it_tells_what_nodes_told_and_nothing_else(tmp_path: Path) -> None:
+    hosts = nodes(tiny("fediod"), tmp_path)
+    server = live(tiny("fediod"), Heard(hosts), tmp_path)
+    figures = server.run()
+    sizes = [len(part) for part in assemble.prepare(tiny("fediod"))[0].setting.parts]
+    assert [node["examples"] for node in figures["nodes"]] == sizes
+    assert [sum(node["label_counts"]) for node in figures["nodes"]] == sizes
+    assert [node["name"] for node in figures["nodes"]] == list(NAMES)
+    assert figures["local"] is figures["standalone"] is figures["ensemble"] is None
+    assert figures["events"] == []
+    assert json.dumps(figures)
+    assert figures["bytes"]["up"] == sum(node["bytes"]["up"] for node in figures["nodes"])
+    link = figures["link"]
+    parts = sum(link[name] for name in ("nodes", "waiting", "link", "training", "server"))
+    assert parts == pytest.approx(figures["seconds"]["total"], abs=0.2)
+    assert all(host.session is None for host in hosts.values())  # they have left
+
+
+def test_where_nobody_tells_label_counts_none_are_shown(tmp_path: Path) -> None:
+    config = tiny("fedavg")
+    figures = live(config, Heard(nodes(config, tmp_path)), tmp_path).run()
+    assert [node["label_counts"] for node in figures["nodes"]] == [None] * 3
+
+
+def test_a_method_without_a_student_ends_without_one(tmp_path: Path) -> None:
+    config = tiny("standalone")
+    server = live(config, Heard(nodes(config, tmp_path)), tmp_path)
+    assert server.run()["student"] is None
+    assert not server.has_student
+
+
+# --- refused before anything is trained -----------------------------------------------------------------
+
+
+def refused(link: Heard) -> bool:
+    """Whether nobody has been asked or has trained."""
+    return not link.times("learn") and not link.times("answer")
+
+
+def test_other_architectures_are_refused_where_parameters_are_averaged(tmp_path: Path) -> None:
+    config = tiny("fedavg")
+    link = Heard(nodes(config, tmp_path))
+    other = changed(config, student={"model": "small-cnn:4"})
+    with pytest.raises(MethodRefused, match="node-1, node-2: its model is not of the student's architecture"):
+        live(other, link, tmp_path).run()
+    assert refused(link)
+
+
+def test_frozen_models_are_refused_where_every_round_trains_them(tmp_path: Path) -> None:
+    config = tiny("fedavg")
+    link = Heard(nodes(config, tmp_path, train="false"))
+    with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
+        live(config, link, tmp_path).run()
+    assert refused(link)
+
+
+def test_frozen_models_answer(tmp_path: Path) -> None:
+    config = tiny("fediod")
+    hosts = nodes(config, tmp_path, train="false")
+    before = {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
+    link = Heard(hosts)
+    figures = live(config, link, tmp_path).run()
+    assert link.times("learn") == 0
+    assert figures["questions"] == 4
+    assert before == {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
+
+
+def test_public_data_that_are_missing_are_missed_at_once(tmp_path: Path) -> None:
+    config = tiny("fedkd")
+    link = Heard(nodes(config, tmp_path))
+    with pytest.raises(MethodRefused, match=r"there is no public data: set public\.name"):
+        live(changed(config, public={"name": "none"}), link, tmp_path)
+    assert link.heard == []
+
+
+def test_a_policy_that_allows_too_few_questions_refuses_at_once(tmp_path: Path) -> None:
+    config = tiny("fediod")  # asks one question and three
+    link = Heard(nodes(config, tmp_path, most_questions="3"))
+    with pytest.raises(QuestionRefused, match="most_questions: 3, and the run asks 4"):
+        live(config, link, tmp_path).run()
+    assert refused(link)
+    again = Heard({name: Host(tmp_path / "nodes" / name) for name in NAMES})
+    with pytest.raises(QuestionRefused, match="most_questions: 3"):
+        live(config, again, tmp_path).run()
+
+
+def test_a_policy_that_forbids_a_question_refuses_at_once(tmp_path: Path) -> None:
+    config = tiny("fediod")
+    link = Heard(nodes(config, tmp_path, questions='["count_labels"]'))
+    with pytest.raises(QuestionRefused, match="'node-1', 'node-2' refuse question 'examine' by rule"):
+        live(config, link, tmp_path).run()
+    assert refused(link)
+
+
+def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(tmp_path: Path) -> None:
+    config = tiny("fediod")
+    link = Heard(nodes(config, tmp_path))
+    server = live(config, link, tmp_path)
+    spec = dataclasses.replace(server.federation.plan.spec, mean=(0.5,), std=(5.0,))
+    server.federation.plan = dataclasses.replace(server.federation.plan, spec=spec)
+    with pytest.raises(NodeFault, match="its own log says more"):
+        server.run()
+    assert refused(link)
+
+
+# --- who is not there -----------------------------------------------------------------------------------
+
+
+def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> None:
+    config = tiny("fediod", wait=0.2)
+    link = Heard(nodes(config, tmp_path), away=("node-1",))
+    with pytest.raises(NodeFault, match=r"'node-1', question 'join'.*no way.*link\.quorum wants 3"):
+        live(config, link, tmp_path).run()
+    assert refused(link)
+    # With it, the same folder goes on, to the figures of a run that was never stopped.
+    experiment, _ = assemble.prepare(config)
+    experiment.run()
+    link.away = ()
+    server = live(config, link, tmp_path)
+    server.run()
+    assert torch.equal(to_vector(server.student), to_vector(experiment.student))
+
+
+@pytest.mark.parametrize("method", ["fediod", "fedavg", "fedkd", "fedmd"])
+def test_a_quorum_begins_and_ends_without_a_node(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "PAUSE", 0.02)
+    config = tiny(method, quorum=0.6, wait=0.1)
+    link = Heard(nodes(config, tmp_path), away=("node-1",))
+    server = live(config, link, tmp_path)
+    figures = server.run()
+    (event,) = figures["events"]
+    assert (event["node"], event["number"], event["event"]) == ("node-1", 0, "left out")
+    assert figures["nodes"][1]["bytes"] == {"up": 0, "down": 0}
+    assert torch.isfinite(to_vector(server.student)).all()
+
+
+def test_a_run_that_stops_says_so_and_leaves_its_nodes(tmp_path: Path) -> None:
+    config = tiny("fediod", {"steps": 6})
+    hosts = nodes(config, tmp_path)
+
+    class Stops(Heard):
+        def call(self, node: str, message: bytes, seconds: float) -> bytes:
+            header, _ = unpack(message)
+            if node == "node-1" and header["do"] == "answer" and header["number"] == 3:
+                raise FedstillError("the power is off")
+            return super().call(node, message, seconds)
+
+    link = Stops(hosts)
+    with pytest.raises(FedstillError, match="the power is off"):
+        live(config, link, tmp_path).run()
+    assert not (tmp_path / "server/result.json").exists()
+    assert hosts["node-0"].session is hosts["node-2"].session is None  # the one that failed is not told

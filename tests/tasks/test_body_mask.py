@@ -1,0 +1,76 @@
+"""The outline of the imaged body, on drawn heads whose true outline is known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.tasks.body_mask import outline
+
+
+def head(channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """One image of a bright skull around a dark cavity, in noisy air; and the mask of all in the skull."""
+    rows, columns = torch.meshgrid(torch.arange(40.0), torch.arange(48.0), indexing="ij")
+    radius = (((rows - 20) / 16) ** 2 + ((columns - 24) / 14) ** 2).sqrt()
+    image = torch.where(radius < 1, 0.8, 0.02)
+    image[(radius < 0.7) & (radius > 0.5)] = 0.0  # fluid, as dark as air
+    image = image + 0.01 * torch.rand(40, 48, generator=torch.Generator().manual_seed(0))
+    return image.expand(1, channels, 40, 48).clone(), (radius < 1).unsqueeze(0)
+
+
+def agree(found: torch.Tensor, true: torch.Tensor) -> float:
+    """Share of pixels."""
+    return found.bool().eq(true).double().mean().item()
+
+
+def test_a_body_is_found_with_its_cavities_filled_at_any_scale() -> None:
+    image, body = head()
+    found = outline(image)
+    assert found.dtype == torch.uint8
+    assert found.shape == (1, 40, 48)
+    assert agree(found, body) > 0.99
+    assert torch.equal(outline((image - 0.5) / 0.25), found)  # as normalised inputs are
+
+
+def test_only_the_largest_piece_counts() -> None:
+    image, body = head()
+    image[0, 0, 1:5, 1:5] = 1.0  # a marker beside the head
+    assert agree(outline(image), body) > 0.99
+
+
+def test_one_channel_with_a_raised_background_does_not_decide() -> None:
+    image, body = head(3)
+    image[0, 0] = image[0, 0] * 0.5 + 0.5  # air at half of the range
+    image[0, 0, 0, 0] = 0.0
+    assert agree(outline(image), body) > 0.99
+    assert agree(outline(image[:, :1]), body) < 0.9  # alone it does
+
+
+def test_an_image_of_one_value_has_no_body_and_no_images_have_none() -> None:
+    assert not outline(torch.full((2, 3, 8, 8), -1.0)).any()
+    assert outline(torch.zeros(0, 3, 8, 8)).shape == (0, 8, 8)
+
+
+def test_a_body_of_few_pixels_is_found() -> None:
+    image = torch.zeros(1, 1, 20, 20)
+    image[0, 0, 9, 9] = 1.0  # below the percentile that ends the range
+    assert outline(image).sum() == 1
+
+
+PACK = Path(os.environ.get("FEDSTILL_DATA", "")) / "brain_mri_lgg.npz"
+
+
+@pytest.mark.skipif(not PACK.is_file(), reason="needs the pack brain_mri_lgg.npz in FEDSTILL_DATA")
+def test_heads_of_every_institution_are_found_with_all_tumours_inside() -> None:
+    pack = np.load(PACK)
+    images = torch.from_numpy(pack["images"][::10]).permute(0, 3, 1, 2).float() / 255
+    found = outline(images)
+    assert found[torch.from_numpy(pack["masks"][::10]) > 0].all()
+    share = found.double().mean((1, 2))
+    assert share.min() > 0.05  # near the top of a head it is small
+    assert share.median() < 0.6
+    assert (share > 0.9).sum() <= 1  # images of little but noise

@@ -1,0 +1,286 @@
+"""The papers' formulas against numbers worked by hand, slow loops and what must always hold."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.formulas import (
+    AGREEING,
+    distance,
+    divergence,
+    entropy,
+    entropy_of,
+    importance,
+    mean_entropy,
+)
+
+SURE = 1e4  # a logit so large that its softmax is 1 and all others are 0
+LOG2 = math.log(2)
+ensemble = Classification(2).ensemble  # which is the same of however many classes
+
+
+def logits_of(*probs: float) -> torch.Tensor:
+    return torch.tensor(probs).log()
+
+
+def random(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def random_pi(nodes: int, seed: int = 0) -> torch.Tensor:
+    return random(nodes, seed=seed).softmax(0)
+
+
+# --- entropy -------------------------------------------------------------------------------------
+
+
+def test_entropy_by_hand() -> None:
+    logits = torch.stack([logits_of(0.5, 0.25, 0.25), logits_of(0.125, 0.125, 0.75)])
+    by_hand = [1.5 * LOG2, 0.25 * math.log(8) + 0.75 * math.log(4 / 3)]
+    torch.testing.assert_close(entropy(logits, 1), torch.tensor(by_hand))
+    torch.testing.assert_close(entropy_of(logits.softmax(1), 1), torch.tensor(by_hand))
+
+
+def test_entropy_runs_along_the_axis_it_is_given() -> None:
+    logits = torch.zeros(2, 3, 5)
+    for axis, size in enumerate(logits.shape):
+        expected = torch.full([n for i, n in enumerate(logits.shape) if i != axis], math.log(size))
+        torch.testing.assert_close(entropy(logits, axis), expected)
+        torch.testing.assert_close(entropy_of(torch.full((2, 3, 5), 1 / size), axis), expected)
+
+
+# --- Eq. 3 and 4 ---------------------------------------------------------------------------------
+
+
+def test_eq3_weighs_each_nodes_entropy_by_hand() -> None:
+    coin, sure = torch.zeros(2), torch.tensor([SURE, 0.0])
+    quarter = logits_of(0.25, 0.75)
+    answers = torch.stack([torch.stack([coin, sure]), torch.stack([quarter, quarter])])  # (2 nodes, 2, 2)
+    h_quarter = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    expected = 0.75 * (LOG2 / 2) + 0.25 * h_quarter
+    assert mean_entropy(answers, torch.tensor([0.75, 0.25])).item() == pytest.approx(expected)
+
+
+def test_eq4_by_hand() -> None:
+    # q_1 = (1, 0), q_2 = (1/2, 1/2), pi = (1/3, 2/3): the mean is (2/3, 1/3).
+    answers = torch.tensor([[[SURE, 0.0]], [[0.0, 0.0]]])
+    h_mean = 2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3)
+    expected = h_mean - 2 / 3 * LOG2
+    assert divergence(answers, torch.tensor([1 / 3, 2 / 3])).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_eq4_averages_over_examples_after_mixing_nodes_not_before() -> None:
+    # Each example alone: full agreement. Mixed over examples there would seem to be divergence.
+    answers = torch.tensor([[[SURE, 0.0], [0.0, SURE]]]).expand(2, 2, 2)
+    assert divergence(answers, torch.tensor([0.5, 0.5])).item() == pytest.approx(0, abs=1e-6)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 5), st.integers(1, 4), st.integers(2, 6))
+def test_eq4_lies_between_zero_and_the_entropy_of_pi(seed: int, nodes: int, batch: int, classes: int) -> None:
+    answers, pi = random(nodes, batch, classes, seed=seed, scale=20), random_pi(nodes, seed)
+    assert -1e-9 <= divergence(answers, pi).item() <= entropy_of(pi, 0).item() + 1e-9
+
+
+@given(st.integers(0, 10_000))
+def test_a_nodes_offset_changes_neither_eq3_nor_eq4(seed: int) -> None:
+    answers, pi = random(3, 2, 4, seed=seed), random_pi(3, seed)
+    moved = answers + random(3, 2, 1, seed=seed + 1, scale=50)
+    torch.testing.assert_close(mean_entropy(moved, pi), mean_entropy(answers, pi))
+    torch.testing.assert_close(divergence(moved, pi), divergence(answers, pi))
+
+
+# --- Eq. 8 ---------------------------------------------------------------------------------------
+
+
+def test_eq8_with_the_critics_ratio_by_hand() -> None:
+    counts = torch.tensor([[3.0, 0.0], [1.0, 0.0]])
+    ratio = torch.tensor([[1.0, 2.0], [1.0, 6.0]])  # (2 nodes, 2 inputs)
+    weights = importance(counts, ratio)
+    # first input: 3:1; second: 3*2 : 1*6
+    torch.testing.assert_close(weights[:, 0], torch.tensor([[0.75, 0.5], [0.25, 0.5]]))
+    torch.testing.assert_close(weights[:, 1], torch.tensor([[0.5, 0.5], [0.5, 0.5]]))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 4))
+def test_eq8_sums_to_one_over_nodes_and_is_equal_where_nobody_has_the_class(
+    seed: int, nodes: int, batch: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 3, (nodes, 4), generator=generator).double()
+    counts[:, 2] = 0
+    ratio = random(nodes, batch, seed=seed).exp()
+    for weights in (importance(counts), importance(counts, ratio)):
+        torch.testing.assert_close(weights.sum(0), torch.ones_like(weights[0]))
+        assert (weights >= 0).all()
+        torch.testing.assert_close(weights[:, :, 2], torch.full_like(weights[:, :, 2], 1 / nodes))
+
+
+# --- Eq. 9 ---------------------------------------------------------------------------------------
+
+ANSWERS = torch.tensor([[[2.0, 0.0]], [[-4.0, 4.0]]])  # 2 nodes, 1 input, 2 classes
+WEIGHTS = torch.tensor([[[0.75, 0.25]], [[0.25, 0.75]]])
+
+
+def test_eq9_of_logits_by_hand() -> None:
+    torch.testing.assert_close(ensemble(ANSWERS, WEIGHTS, "logits"), torch.tensor([[0.5, 3.0]]))
+
+
+def test_eq9_of_log_probs_by_hand() -> None:
+    first, second = math.log1p(math.exp(-2)), math.log1p(math.exp(-8))  # -log q of the likelier class
+    expected = [-0.75 * first - 0.25 * (second + 8), -0.25 * (first + 2) - 0.75 * second]
+    torch.testing.assert_close(ensemble(ANSWERS, WEIGHTS, "log_probs"), torch.tensor([expected]))
+
+
+def test_eq9_of_probs_is_the_logarithm_of_the_weighted_mean() -> None:
+    expected = (WEIGHTS * ANSWERS.softmax(2)).sum(0).log()
+    torch.testing.assert_close(ensemble(ANSWERS, WEIGHTS, "probs"), expected)
+
+
+@given(st.integers(0, 10_000))
+def test_all_but_logits_do_not_see_a_nodes_offset_but_logits_do(seed: int) -> None:
+    answers = random(3, 2, 4, seed=seed)
+    weights = importance(random(3, 4, seed=seed + 1).exp(), random(3, 2, seed=seed + 2).exp())
+    moved = answers + torch.tensor([7.0, 0.0, 0.0]).view(3, 1, 1)
+    for how in ("log_probs", "probs", "consensus"):
+        torch.testing.assert_close(ensemble(moved, weights, how), ensemble(answers, weights, how))
+    change = ensemble(moved, weights, "logits") - ensemble(answers, weights, "logits")
+    torch.testing.assert_close(change, 7 * weights[0])
+
+
+# --- consensus ---------------------------------------------------------------------------------
+
+
+def slow_consensus(answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Input by input, node by node: the mean of log-probabilities first, then turns of shares."""
+    nodes, batch, classes = answers.shape
+    out = torch.empty(batch, classes, dtype=answers.dtype)
+    for b in range(batch):
+        q = [answers[k, b].softmax(0) for k in range(nodes)]
+        pi = [weights[k, b] for k in range(nodes)]
+        p = sum(pi[k] * q[k].log() for k in range(nodes)).softmax(0)
+        for _ in range(AGREEING):
+            knows = [(pi[k] * p).sum() for k in range(nodes)]
+            p = sum(knows[k] / sum(knows) * q[k] for k in range(nodes))
+        out[b] = p.log()
+    return out
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 3))
+def test_consensus_equals_the_slow_loop_and_is_a_distribution(seed: int, nodes: int, batch: int) -> None:
+    answers = random(nodes, batch, 4, seed=seed)
+    weights = importance(random(nodes, 4, seed=seed + 1).exp(), random(nodes, batch, seed=seed + 2).exp())
+    out = ensemble(answers, weights, "consensus")
+    torch.testing.assert_close(out, slow_consensus(answers, weights))
+    torch.testing.assert_close(out.exp().sum(1), torch.ones(batch).double())
+
+
+def test_consensus_turns_away_from_the_node_that_cannot_know() -> None:
+    # The first node holds classes 0 and 1, and takes everything for a 0. Two others know a 2.
+    weights = importance(torch.tensor([[9.0, 9.0, 0.0], [1.0, 1.0, 9.0], [1.0, 1.0, 9.0]]))
+    knowing = logits_of(0.02, 0.02, 0.96)
+    answers = torch.stack([logits_of(0.8, 0.19, 0.01), knowing, knowing])[:, None]
+    by_class = [ensemble(answers, weights, how).softmax(1)[0, 2] for how in ("logits", "log_probs", "probs")]
+    assert ensemble(answers, weights, "consensus").exp()[0, 2] > max(by_class) + 0.1
+
+
+def test_no_gradient_flows_through_the_shares_of_a_consensus() -> None:
+    answers = random(2, 3, 4).requires_grad_()
+    even = importance(torch.ones(2, 4).double())  # equal weights give equal shares, whatever is said
+    (grad,) = torch.autograd.grad(ensemble(answers, even, "consensus").sum(), answers)
+    (plain,) = torch.autograd.grad((0.5 * answers.softmax(2)).sum(0).log().sum(), answers)
+    torch.testing.assert_close(grad, plain)
+    weights = importance(random(2, 4, seed=1).exp())
+    out = ensemble(answers, weights, "consensus")
+    with torch.no_grad():  # the shares, read off the answer: p = share q_1 + (1 - share) q_2
+        q = answers.softmax(2)
+        share = ((out.exp() - q[1]) / (q[0] - q[1])).mean(1, keepdim=True)
+    (grad,) = torch.autograd.grad(out.sum(), answers)
+    fixed = (share * answers[0].softmax(1) + (1 - share) * answers[1].softmax(1)).log()
+    torch.testing.assert_close(grad, torch.autograd.grad(fixed.sum(), answers)[0])
+
+
+# --- Eq. 6 and 10 --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", [1.0, 3.0, 25.0])
+def test_distance_equals_torchs_kl_times_tau_squared(tau: float) -> None:
+    student, target = random(4, 5), random(4, 5, seed=1)
+    log_s, log_t = (student / tau).log_softmax(1), (target / tau).log_softmax(1)
+    expected = tau**2 * F.kl_div(log_s, log_t, reduction="none", log_target=True).sum(1)
+    torch.testing.assert_close(distance(student, target, tau), expected)
+
+
+def test_the_infinite_limit_by_hand() -> None:
+    student, target = torch.tensor([[1.0, 2.0, 6.0]]), torch.tensor([[0.0, 0.0, 0.0]])
+    # centred: (-2, -1, 3); half the mean square: (4 + 1 + 9) / 6
+    assert distance(student, target, math.inf).item() == pytest.approx(14 / 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("tau", "within"), [(1e3, 2e-2), (10001.0, 2e-3), (1e6, 2e-4)])
+def test_a_large_finite_tau_tends_to_the_infinite_limit(
+    tau: float, within: float, dtype: torch.dtype
+) -> None:
+    student, target = random(8, 10, scale=3).to(dtype), random(8, 10, seed=1, scale=3).to(dtype)
+    limit = distance(student, target, math.inf)
+    torch.testing.assert_close(distance(student, target, tau), limit, rtol=within, atol=0)
+
+
+# --- what follows the classes, and extremes -------------------------------------------------------
+
+K, B, C, H, W = 3, 2, 4, 2, 3
+
+
+def flat_nodes(maps: torch.Tensor) -> torch.Tensor:
+    """``(K, B, C, H, W)`` to ``(K, B*H*W, C)``: each pixel an example."""
+    return maps.permute(0, 1, 3, 4, 2).reshape(len(maps), -1, maps.shape[2])
+
+
+def flat(maps: torch.Tensor) -> torch.Tensor:
+    return flat_nodes(maps[None])[0]
+
+
+def test_pixels_count_as_further_examples_in_eq3_and_eq4() -> None:
+    answers, pi = random(K, B, C, H, W), random_pi(K)
+    torch.testing.assert_close(mean_entropy(answers, pi), mean_entropy(flat_nodes(answers), pi))
+    torch.testing.assert_close(divergence(answers, pi), divergence(flat_nodes(answers), pi))
+
+
+@pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])
+def test_pixels_are_ensembled_each_for_itself(how: str) -> None:
+    answers = random(K, B, C, H, W)
+    weights = importance(random(K, C, seed=1).exp(), random(K, B, seed=2).exp())
+    each_pixel = weights.repeat_interleave(H * W, 1)
+    expected = ensemble(flat_nodes(answers), each_pixel, how)
+    torch.testing.assert_close(flat(ensemble(answers, weights, how)), expected)
+
+
+@pytest.mark.parametrize("tau", [1.0, 5.0, 1e3, math.inf])
+def test_distance_of_maps_is_the_mean_over_pixels_one_value_an_input(tau: float) -> None:
+    student, target = random(B, C, H, W), random(B, C, H, W, seed=1)
+    each = distance(flat(student), flat(target), tau).view(B, H * W).mean(1)
+    torch.testing.assert_close(distance(student, target, tau), each)
+
+
+@pytest.mark.parametrize("signs", list(itertools.product([SURE, -SURE], repeat=3)))
+def test_gradients_are_finite_for_extreme_logits(signs: tuple[float, ...]) -> None:
+    row = torch.tensor(signs)
+    answers = torch.stack([row, row.flip(0)])[:, None].requires_grad_()  # (2, 1, 3)
+    pi, weights = torch.tensor([0.5, 0.5]), importance(torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))
+    losses = [mean_entropy(answers, pi), divergence(answers, pi)]
+    losses += [ensemble(answers, weights, how).sum() for how in ("logits", "log_probs", "probs", "consensus")]
+    losses += [distance(answers[0], answers[1], tau).sum() for tau in (1.0, 100.0, math.inf)]
+    losses += [entropy_of(answers[0].softmax(1).mean(0), 0)]
+    for loss in losses:
+        (grad,) = torch.autograd.grad(loss, answers, retain_graph=True)
+        assert torch.isfinite(loss)
+        assert torch.isfinite(grad).all()

@@ -1,0 +1,54 @@
+"""Drawn label maps: in range, seeded, and of the shapes that they should be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import ndimage
+
+from fedstill.core.seeds import torch_generator
+from fedstill.tasks.synthetic_maps import COVERED, RADIUS, nuclei, regions
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch_generator(seed, "shapes")
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 48)])
+def test_regions_lie_in_one_body_and_some_maps_have_none(height: int, width: int) -> None:
+    maps = regions(60, height, width, 1, generator())
+    assert maps.shape == (60, height, width)
+    assert maps.dtype == torch.uint8
+    assert set(maps.unique().tolist()) == {0, 1, 2}
+    for drawn in maps.numpy():
+        assert ndimage.label(drawn > 0)[1] == 1  # regions are of the body
+        assert 0.1 < (drawn > 0).mean() < 0.9
+    having = (maps == 2).flatten(1).any(1).double().mean().item()
+    assert 0.35 < having < 0.85
+
+
+def test_each_kind_of_region_is_met() -> None:
+    assert set(regions(30, 32, 32, 3, generator()).unique().tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_the_seed_settles_all_and_another_draws_others() -> None:
+    first, second = (regions(3, 32, 32, 2, generator()) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, regions(3, 32, 32, 2, generator(1)))
+    assert np.array_equal(nuclei(64, 64, generator()), nuclei(64, 64, generator()))
+    assert not np.array_equal(nuclei(64, 64, generator()), nuclei(64, 64, generator(1)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nuclei_do_not_touch_and_have_the_size_of_nuclei(seed: int) -> None:
+    labels = nuclei(200, 160, generator(seed))
+    count = labels.max()
+    assert ndimage.label(labels > 0, structure=np.ones((3, 3)))[1] == count > 5
+    largest = np.bincount(labels.ravel())[1:].max()
+    assert largest < 3.2 * RADIUS[1] ** 2 + 10
+    assert 0.03 < (labels > 0).mean() < COVERED + 0.02
+
+
+def test_a_map_smaller_than_a_nucleus_can_be_drawn() -> None:
+    assert nuclei(4, 4, generator()).shape == (4, 4)
