@@ -158,7 +158,7 @@ class AuditLog:
         return self.sums.spent_by(payer, run)
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
-        """Bytes and questions of one run, or of all: :meth:`fedstill.node.audit_entries.Sums.summary`."""
+        """Bytes and questions of one run, or of all: :meth:`fedstill.node.audit_totals.Sums.summary`."""
         return self.sums.summary(run)
 
     def entry(self, number: int) -> dict[str, Any]:
