@@ -28,7 +28,7 @@ from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
 from fedstill.federation import remote, transport
 from fedstill.federation.transport import LinkError
-from fedstill.node import host, session
+from fedstill.node import first_training, host, session
 from fedstill.runs import assemble, local_processes
 from fedstill.runs.config import RunConfig, read_toml, to_toml
 from fedstill.runs.remote_run import Served
@@ -72,7 +72,7 @@ def small(method: str = FEDIOD, **link: Any) -> RunConfig:
 def be_node(folder: Path, delay: float) -> None:
     """Serve a node's folder; ``delay`` seconds each message."""
     session.SECONDS_BETWEEN = 0.05
-    session.CHUNK = 5
+    first_training.CHUNK = 5
     _log(folder / LOG)
     node = host.Host(folder)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:

@@ -99,7 +99,7 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
                 tensors |= {part for each in asked for part in (*each.sends, *each.releases)}
     assert {"logits", "counts", "x"} <= tensors
     # Audits of gates ask questions of their own, `methods/audited.py`, and read the answers.
-    audits = ("audits.py", "worlds.py")
+    audits = ("mechanism_audits.py", "worlds.py")
     tensors -= {"critic", "inputs", "targets", "parameters", "round"}  # roles, and keys of files and batches
     rooms = ("node", "federation", "privacy", "protocol", "runs", "attacks")
     places = [path for path in elsewhere() if path.relative_to(PACKAGE).parts[0] in rooms]

@@ -26,8 +26,9 @@ from fedstill.node import dp_training, local_training
 from fedstill.node.dp_training import step
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
-from fedstill.privacy import dpsgd, noise
+from fedstill.privacy import dpsgd
 from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
+from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks.classification import Classification
 
@@ -50,7 +51,7 @@ def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed
 
 
 def private(noise: float = 0.0, clip: float = 1.0, secret: int = 0, group: int = 1) -> PrivateSteps:
-    return PrivateSteps(noise, clip, partial(noise.seeded, secret), group)
+    return PrivateSteps(noise, clip, partial(seeded, secret), group)
 
 
 def entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -189,13 +190,13 @@ def test_augmentation_follows_from_the_secret_and_not_from_the_nodes_seed() -> N
 
 def test_moves_follow_an_inputs_content_and_are_as_even_as_chance() -> None:
     inputs = torch.randn(6000, 2, 3, 3)
-    drawn = dp_training.moves(inputs, noise.seeded(0, "a"))
+    drawn = dp_training.moves(inputs, seeded(0, "a"))
     assert (drawn.shape, drawn.dtype) == ((4, 6000), torch.int64)
     assert drawn.min() >= 0
     order = torch.randperm(6000)[:50]
     some = inputs[order].to(memory_format=torch.channels_last)
-    assert torch.equal(dp_training.moves(some, noise.seeded(0, "a")), drawn[:, order])
-    assert not (dp_training.moves(inputs, noise.seeded(0, "b")) == drawn).any()
+    assert torch.equal(dp_training.moves(some, seeded(0, "a")), drawn[:, order])
+    assert not (dp_training.moves(inputs, seeded(0, "b")) == drawn).any()
     places = 6 * (drawn[0] % 3) + 2 * (drawn[1] % 3) + drawn[2] % 2
     places = 4 * places + drawn[3] % 4
     assert stats.chisquare(torch.bincount(places, minlength=72).numpy()).pvalue > 0.01
@@ -209,7 +210,7 @@ def test_samples_are_poissons() -> None:
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
     drawn = torch.zeros(times, n)
     for turn in range(times):
-        drawn[turn, dp_training.sample(data, q, noise.seeded(0, turn)).targets] += 1
+        drawn[turn, dp_training.sample(data, q, seeded(0, turn)).targets] += 1
     assert drawn.max() == 1, "no record twice"
     sizes = drawn.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()

@@ -129,7 +129,7 @@ def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: P
     ]
     assert bare == []
     assert max(map(len, lines)) <= 100
-    assert "# Passes over the node's own data. Allowed: 0 or more.\nepochs = 30.0\n" in text
+    assert "# Passes over the node's own data. Allowed: 0 or more and finite.\nepochs = 30.0\n" in text
     assert "Allowed: one of adam, sgd." in text
     assert (
         "Refuse once so many bytes have left the node, over all runs; 0 is no limit. Allowed: 0 (no" in text

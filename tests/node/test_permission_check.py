@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstill.federation import answering
-from fedstill.runs import bundles as runs
+from fedstill.federation import offline_node
+from fedstill.runs import offline as runs
 from fedstill.runs.config import read_toml
-from fedstill.federation import bundles, signed
+from fedstill.federation import offline_files as files, signed_files as signed
 from tests.loopback import Loopback
 from fedstill.runs.remote_run import Served
 from fedstill.node import owner
@@ -70,8 +70,8 @@ def look(*given):
             wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
             seen[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
 
-bundles.write_questions(home / "questions", runs.make(config), signed.own_key(home / "server.key"))
-answering.answer(folder, home / "questions", folder / "answers", report=look)
+files.write_questions(home / "questions", runs.make(config), signed.own_key(home / "server.key"))
+offline_node.answer(folder, home / "questions", folder / "answers", report=look)
 look()
 host = Host(folder)
 

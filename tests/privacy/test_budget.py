@@ -72,7 +72,7 @@ def test_it_says_what_the_accountant_would_say(asked: list[Price], limit: float,
 
 def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     composed = 0
-    compose = accounting.losses.epsilon
+    compose = accounting.privacy_loss.epsilon
 
     def counted(*words: object) -> float:
         nonlocal composed
@@ -87,7 +87,7 @@ def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
         looks += 1
         return look(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(accounting.losses, "epsilon", counted)
+    monkeypatch.setattr(accounting.privacy_loss, "epsilon", counted)
     monkeypatch.setattr(budget, "within", looked)
     price = Price({Event("laplace", 300.0): 4})
     _, number = spend(Budget(6.0, 1e-5), [price, Price({Event("gaussian", 400.0): 1})])

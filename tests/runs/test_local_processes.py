@@ -326,9 +326,10 @@ def test_a_rehearsal_is_deployed_anew_each_time(
     events: list[str] = []
     monkeypatch.setattr(local_processes, "provision", provision)
     monkeypatch.setattr(
-        local_processes.site, "start", lambda here, **given: events.append(f"start {here.folder.name}")
+        local_processes.flare_site, "start", lambda here, **given: events.append(f"start {here.folder.name}")
     )
-    monkeypatch.setattr(local_processes.site, "stop", lambda here: events.append(f"stop {here.folder.name}"))
+    stop = lambda here: events.append(f"stop {here.folder.name}")  # noqa: E731
+    monkeypatch.setattr(local_processes.flare_site, "stop", stop)
     monkeypatch.setattr(Server, "wait_for", lambda *given: None, raising=False)
     home, names = tmp_path / "federation", ["node-0", "node-1"]
     for name in names:
