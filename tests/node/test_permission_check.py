@@ -30,7 +30,7 @@ from fedstill.runs.config import read_toml
 from fedstill.federation import offline_files as files, signed_files as signed
 from tests.loopback import Loopback
 from fedstill.runs.remote_run import Served
-from fedstill.node import owner
+from fedstill.node import owner_folder
 from fedstill.node.host import Host
 
 home, umask = Path(sys.argv[1]), int(sys.argv[2], 8)
@@ -38,7 +38,7 @@ folder = home / "clinic"
 os.umask(umask)
 for name in ("chmod", "fchmod", "umask"):
     setattr(os, name, None)
-owner.init(folder)
+owner_folder.init(folder)
 assert stat.S_IMODE((folder / "node.toml").stat().st_mode) == 0o600
 draw = np.random.default_rng(0)
 images = draw.uniform(0, 1, (40, 1, 8, 8)).astype(np.float32)
