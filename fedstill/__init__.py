@@ -1,4 +1,19 @@
-"""Federated distillation: one central model from private data that stays in many places."""
+"""Federated distillation: one central model from private data that stays in many places.
+
+The rooms of the house, from the top; each may import those below it (``make test`` checks that), and its own
+front page, the docstring of its ``__init__``, says what is in it and what a newcomer changes there:
+
+- ``cli``: the command; ``api`` and ``figures``: the same from Python
+- ``report``: what a run found, for people; ``compare``: many runs on equal terms
+- ``attacks``: what an adversary gets
+- ``runs``: from a configuration to a folder of results
+- ``methods``: one file a method
+- ``federation``: how a server reaches nodes
+- ``node``: everything private, behind the gate
+- ``privacy``: mechanisms, accounting, budgets; ``protocol``: the words that server and nodes share
+- ``data``, ``models``, ``tasks``: what is learned from, by what, and what is learned
+- ``core``: errors, seeds, configuration, files
+"""
 
 from __future__ import annotations
 

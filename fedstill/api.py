@@ -1,4 +1,4 @@
-"""The same from Python: your own modules and data, one each a node, in ten lines."""
+"""The Python API: ``distil``, a federation of your own modules and data, one each a node, in ten lines."""
 
 from __future__ import annotations
 

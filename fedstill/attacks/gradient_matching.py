@@ -1,4 +1,4 @@
-"""Gradient inversion: images whose gradient, or whose update, is the one that a node released.
+"""Gradient matching: images whose gradient, or whose update, is the one that a node released.
 
 Three attacks, which are three settings of one search (:data:`SEARCHES`):
 

@@ -1,4 +1,4 @@
-"""Where and how precisely tensors are computed."""
+"""Device, precision and threads of a run (``Compute``), and how a user says them (``EngineConfig``)."""
 
 from __future__ import annotations
 

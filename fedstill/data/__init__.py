@@ -1,10 +1,13 @@
 """Data sets, and how they are divided over nodes.
 
-A data set is one class below ``config.DataConfig``: ``vision`` has the package's own, ``arrays``,
-``pictures`` and ``text`` the bases of one's own (docs/own-data.md), ``files`` reads paths, ``private`` what a
-node's owner has. Forms of files have a reader each (``tables``, ``folders``, ``nifti``), which ``files``
-chooses, and all end as ``raw``; ``preparation`` makes the data set. ``splits`` divide it, ``dividing`` is
-what they share, ``public`` sets public data aside.
+A data set is one class below ``config.DataConfig``: ``vision`` has the package's own, ``array_data``,
+``instance_images`` and ``text_data`` the bases of one's own (docs/own-data.md), ``user_data`` reads paths,
+``hugging_face`` data sets of that library. Each form of file has a reader (``csv_tables``, ``image_folders``,
+``nifti``; ``images`` for a single one), which ``user_data`` chooses, and all end as ``raw``; ``preparation``
+makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on ``split_base``;
+``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data aside. ``node_data``
+is what a node's owner has, as ``node_data_config`` says, brought by ``spec_tensors`` into the ``input_spec``
+that a server declares.
 
 May import models, tasks and core. A newcomer adds a reader or a split: a class in a file here, or anywhere.
 

@@ -1,4 +1,4 @@
-"""Data by name, as a configuration: the base of all readers, and where names are looked up."""
+"""DataConfig, the base of all data sets, and DATA, where their names are looked up."""
 
 from __future__ import annotations
 

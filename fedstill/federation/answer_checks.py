@@ -1,4 +1,4 @@
-"""Whom a server believes: answers that no sound node gives are found before they reach a student."""
+"""Checks of nodes' answers at the server: shapes, NaN, counts, outliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is ours in FLARE's own program of a site: it ends with its jobs, and a node's hears nothing else.
+"""The component that FLARE runs in a site's process: it ends jobs, and refuses requests that no job needs.
 
 FLARE makes this component because the site's own ``local/resources.json`` names it.
 """

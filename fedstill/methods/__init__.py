@@ -2,7 +2,10 @@
 
 A method is a frozen dataclass: its fields are its options, its functions that are marked as questions run at
 the nodes, ``begin`` and ``turn`` at the server. What several methods share is in the files that begin with
-``_``.
+``_``; ``_server`` is the server that a method sees.
+
+May import federation and what lies below. A newcomer adds a method: a file here, a line in
+``protocol.method.METHODS`` and one in the package's ``__init__``; or a file anywhere.
 """
 
 from fedstill.core.dataset import TensorData

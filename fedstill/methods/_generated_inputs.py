@@ -1,4 +1,4 @@
-"""What a server's generator is told to make, and inputs made from noise; from maps: :mod:`._maps`."""
+"""Inputs that a server's generator makes from noise, and what it is told to make; from maps: :mod:`._label_maps`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server's generator is told to make: label maps, and where those come from.
+"""Label maps as what a server's generator is told to make, and where they come from.
 
 For tasks with conditions (:class:`fedstill.tasks.Task`) an image is made from a map of one number a pixel.
 The nodes' own maps serve best, as published, but are data of theirs: they leave as a release of kind ``label

@@ -1,5 +1,7 @@
-"""Which networks can learn privately: no layer may mix examples, or remember the batches that it saw, or draw
-at random: torch draws by an example's place in the batch, which follows from the other examples."""
+"""Checks whether DP-SGD can train a network: no layer may mix, remember or draw over examples.
+
+torch draws by an example's place in the batch, which follows from the other examples.
+"""
 
 from __future__ import annotations
 

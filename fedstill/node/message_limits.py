@@ -1,4 +1,4 @@
-"""What one message may cost a node in time and memory: whatever passes its owner's limits is refused."""
+"""Limits of time, memory and rows on one message at a node: what passes them is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's owner says about privacy: the mechanism, its noise, and the budget that it may spend.
+"""PrivacyConfig, the base of all mechanisms, with the noise and the budget that a node's owner says.
 
 A mechanism is a frozen dataclass below :class:`PrivacyConfig`: its fields are what an owner says, its methods
 what it does to what leaves. The owner names it, never a server; docs/own-mechanism.md says how to write one.

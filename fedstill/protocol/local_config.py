@@ -1,4 +1,4 @@
-"""Local training as server and node plan it: how long, at which rate, in which parts."""
+"""LocalConfig: epochs, batch, optimiser and learning rate of local training; Span, a part of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison's figures: what methods reach against bytes, epsilon and leakage, and over their runs.
+"""A comparison's drawings: what methods reach against bytes, epsilon and leakage, and over their runs.
 
 Each method has a number and a colour. A page's tables say which is which; a paper's figure has a legend.
 """

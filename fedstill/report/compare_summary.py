@@ -1,4 +1,4 @@
-"""A comparison's figures: of each run, and of each method their mean and deviation over seeds.
+"""Summary: a comparison's values, of each run and of each method with mean and deviation over seeds.
 
 Every figure is that of the last round on data that no node saw. Standard deviations are the sample's (n - 1),
 and one seed alone has none. A figure of attacks is that of the strongest attack: of those that were tried on

@@ -1,6 +1,6 @@
-"""What a run's privacy came to, node by node: what left, what it cost, how it was protected, and on what that
-rests. Runs without any mechanism have one sentence.
-"""
+"""The privacy section of a run's report, node by node: what left, what it cost, how it was protected.
+
+Runs without any mechanism have one sentence."""
 
 from __future__ import annotations
 

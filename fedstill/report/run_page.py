@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that holds everything and loads nothing.
+"""report.html, the page of a run: one file that holds everything and loads nothing.
 
 A run's folder goes in, ``report.html`` comes out. The page runs no script and its own content
 security policy forbids it to load anything, so it can be opened, mailed and archived anywhere.
