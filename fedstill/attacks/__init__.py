@@ -2,12 +2,12 @@
 
 Audits of privacy mechanisms (``mechanism_audits``, ``worlds``) are by somebody who knows all records but one.
 Attacks on runs: ``attack`` says what one is, ``rerun`` does the run once more and hears what left,
-``attack_runner`` tries those that a ``config`` names, ``leakage_rows`` tell what each got and ``leakage_file``
-keeps it. There are four:
+``attack_runner`` tries those that a ``config`` names, ``leakage_rows`` tell what each got and
+``leakage_file`` keeps it. There are four:
 
 - ``gradient_inversion``: images whose update is the one that was released. ``victims`` release it,
-  ``updates`` says how it follows from images, ``gradient_matching`` and ``layerwise_inversion`` seek them, and
-  ``recovered_images`` says how near they come.
+  ``updates`` says how it follows from images, ``gradient_matching`` and ``layerwise_inversion`` seek them,
+  and ``recovered_images`` says how near they come.
 - ``membership_inference``: who was in the training data, by ``membership_scores`` of ``candidates``, through
   the ``outsider``'s view, with ``shadow_models``; ``roc`` is how often that is right.
 - ``data_copying``: ``generated_images`` beside private ones, by ``copy_tests`` and ``generative_metrics``.

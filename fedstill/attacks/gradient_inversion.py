@@ -1,4 +1,4 @@
-"""The gradient-inversion attack: images from the parameters that a node with a few of them would have released.
+"""The gradient-inversion attack: images from the parameters that a node with a few of them would release.
 
 Nobody inverts the update of thousands of images. So victims of one image, or a few, take part in the run as
 it is configured (:mod:`fedstill.attacks.victims`), and what they release in one round is attacked by the

@@ -1,4 +1,4 @@
-"""Inputs that a server's generator makes from noise, and what it is told to make; from maps: :mod:`._label_maps`."""
+"""Inputs that a server's generator makes of noise, and what it is told to make; maps: ``_label_maps``."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 ``classifiers``, ``unet`` and ``transformer`` are for nodes and student; ``generator`` and ``feature_gan`` are
 what methods add. ``extractor_head`` parts a network in two, ``parameter_vector`` makes it one vector,
-``attention_maps`` are where it looks, ``vgg`` is what a perceptual loss compares. ``non_torch`` is a model that is
-no torch module, ``hugging_face`` one of that library. ``dp_compatibility`` says which can learn privately.
+``attention_maps`` are where it looks, ``vgg`` is what a perceptual loss compares. ``non_torch`` is a model
+that is no torch module, ``hugging_face`` one of that library. ``dp_compatibility`` says which can learn
+privately.
 
 May import tasks and core. A newcomer adds a network: a class in one of these files, and a line in ``MODELS``.
 """

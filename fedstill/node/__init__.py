@@ -3,14 +3,16 @@
 - The service: ``host`` serves messages, ``session`` is one run and ``run_folder`` what is kept of it,
   ``request_handler`` takes a question in and hands its answer out through the ``gate``.
 - The owner: ``owner_folder`` with ``node_file`` and ``startup_kit``; ``policy`` is what is allowed, with
-  ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_checks`` and ``permission_check`` say what
-  is wrong.
+  ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_checks`` and ``permission_check`` say
+  what is wrong.
 - Learning: ``node`` is data and networks, ``node_group`` computes several together, ``owner_model`` and
   ``network_setup`` make them ready; ``local_training``, ``dp_training``, ``first_training``.
-- Privacy: ``protection`` puts a node under its ``run_mechanism``, with ``noise_calibration``; ``run_budgets`` pay;
-  ``privacy_forecast`` says beforehand what a run will cost.
-- The audit log: ``audit_log`` writes down what leaves before it does, in ``audit_entries``, with ``audit_totals``,
-  an ``audit_head`` and an ``audit_database``; ``audit_file`` finds it in the owner's folder.
+- Privacy: ``protection`` puts a node under its ``run_mechanism``, with ``noise_calibration``; ``run_budgets``
+  pay; ``privacy_forecast`` says beforehand what a run will cost.
+- The audit log: ``audit_log`` writes down what leaves before it does, in ``audit_entries``, with
+  ``audit_totals``, an ``audit_head`` and an ``audit_database``; ``audit_file`` finds it in the owner's
+  folder.
 
-May import privacy, protocol and what lies below. A newcomer rarely changes anything here; read ``gate`` first.
+May import privacy, protocol and what lies below. A newcomer rarely changes anything here; read ``gate``
+first.
 """
