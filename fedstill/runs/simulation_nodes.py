@@ -106,8 +106,11 @@ class Prepared(Run, ABC):
 
     def make_server(self, groups: Sequence[Sequence[Node]], student: nn.Module | None = None) -> Server:
         """The method's program at the server, at its beginning; with another student, if one is given."""
-        federation = InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
-        return self._server(federation, self.student if student is None else student, self.kinds)
+        chosen = self.student if student is None else student
+        return self._server(self._federation(groups), chosen, self.kinds)
+
+    def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
+        return InProcess(self.nodes, groups, self.side, self.compute, self.setting.link)
 
     def _perceptual_features(self) -> nn.Module | None:
         if not self.setting.perceptual:
