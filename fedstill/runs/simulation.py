@@ -25,6 +25,7 @@ from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.runs.simulation_metrics import Measured
 
 CHUNK = 50  # local steps between two looks at the clock
+METERED = 50  # between two losses that are written down
 
 
 class Simulation(Measured):
@@ -148,7 +149,7 @@ class Simulation(Measured):
         done = self.local_steps.get(first, 0)
 
         def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
-            for node, loss in zip(nodes, losses.tolist(), strict=True) if step % CHUNK == 0 else ():
+            for node, loss in zip(nodes, losses.tolist(), strict=True) if step % METERED == 0 else ():
                 line = {"phase": phase, "node": node.name, "step": step, "loss": round(loss, 5)}
                 self.records.metric(line)
 

@@ -682,7 +682,7 @@ def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
     search = os.pathsep.join([str(Path(compare.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     # A state is saved every five seconds of a run; here after each step, so that a kill finds one.
     code = (
-        "import sys; from fedstill.core import records; records.SECONDS_BETWEEN = 0.2; "
+        "import sys; from fedstill.core import run_writer; run_writer.SECONDS_BETWEEN = 0.2; "
         "from fedstill.cli.main import main; main(sys.argv[1:])"
     )
     return subprocess.Popen(

@@ -90,9 +90,9 @@ class Federation:
 
 # A kit cannot allow the programs of these tests at a node: the node's own list can.
 ALLOWED = """
-from fedstill.federation import rules
+from fedstill.federation import flare_permissions
 
-rules.NODE_CLASSES = (rules.NODE_CLASSES[0], "programs.NodeProgram")
+flare_permissions.NODE_CLASSES = (flare_permissions.NODE_CLASSES[0], "programs.NodeProgram")
 """
 
 
@@ -568,8 +568,8 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
     evil = {"id": "evil", "path": "evil.Evil", "args": {}}
     changed = {**resources, "class_allow_list": ["*"], "components": [*resources["components"], evil]}
     (local / "resources.json").write_text(json.dumps(changed))
-    begins = "import sys, pathlib; from fedstill.federation import site; "
-    settles = "site._settle(site.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
+    begins = "import sys, pathlib; from fedstill.federation import flare_site; "
+    settles = "flare_site._settle(flare_site.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
     subprocess.run([sys.executable, "-c", begins + settles, str(tmp_path)], check=True, timeout=60)
     assert {name: (local / name).read_text() for name in written} == written
     kept = json.loads((local / "resources.json").read_text())
