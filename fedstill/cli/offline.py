@@ -139,7 +139,7 @@ def answer(given: Given) -> None:
             server_key=None if key is None else signed_files.expected(key),
             report=lambda percent: bars.show("local training", percent, 100),
         )
-    left, mechanisms = reply.left(), reply.replies.mechanisms()
+    left, mechanisms = reply.left, reply.replies.mechanisms()
     known = "as expected" if reply.questions.trusted else "not compared yet"
     _print_questions(reply.questions)
     _print_facts(

@@ -75,7 +75,7 @@ def load_state(path: Path) -> State:
             tree = json.loads(file.metadata()["tree"])
             names = file.keys()
             return _decode(tree, {name: file.get_tensor(name).clone() for name in names})
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path} is no state of a run: {error}") from error
 
 

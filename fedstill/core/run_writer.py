@@ -148,7 +148,7 @@ def read_result(path: Path) -> Mapping[str, Any]:
         result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(result, Mapping):
         raise RunFolderError(f"{path} holds a {type(result).__name__}: allowed is a JSON object")

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedstill.core import file_permissions
-from fedstill.core.errors import BundleError, QuestionRefused, RunFolderError
+from fedstill.core.errors import BundleError, FedstillError, QuestionRefused, RunFolderError
+from fedstill.core.registry import looking_in
+from fedstill.core.user_functions import OWN
 from fedstill.federation import signed_files
 from fedstill.federation.offline_files import (
     ANSWERS,
@@ -41,20 +43,15 @@ SECONDS_BETWEEN = 0.5  # between two reports of local training
 @dataclass(frozen=True)
 class Answered:
     """What became of a file of questions at a node: where the answers are, what they are, whose key signed
-    them. ``again``: these answers had left before; then nothing was charged."""
+    them. ``left``: bytes that crossed the gate, by kind. ``again``: these answers had left before; then
+    nothing was charged."""
 
     path: Path
     replies: Replies
     signer: str
     questions: Questions
+    left: Mapping[str, int]
     again: bool = False
-
-    def left(self) -> dict[str, int]:
-        """Bytes that crossed the gate, by kind."""
-        declared, total = self.questions.declared(), Counter[str]()
-        for number, answer in sorted(self.replies.tensors.items()):
-            total.update(sizes(answer, declared[self.questions.asks[number].question].releases))
-        return dict(total)
 
 
 def answer(
@@ -84,7 +81,14 @@ def answer(
         FedstillError: data, model and questions do not fit.
     """
     host = Host(folder)
-    policy = host.file.policy
+    with looking_in(folder):  # what the file names is the owner's own, and never the working folder's
+        return _answer(host, questions, out, server_key, report)
+
+
+def _answer(
+    host: Host, questions: Path, out: Path | None, server_key: str | None, report: Callable[[int], None]
+) -> Answered:
+    folder, policy = host.folder, host.file.policy
     bytes = questions.stat().st_size if questions.is_file() else 0
     if 0 < policy.most_message < bytes:
         rule = f"most_message: {policy.most_message}, and {questions} has {bytes} bytes"
@@ -102,7 +106,16 @@ def answer(
     path = Path(f"{ANSWERS}-{header.node}.safetensors") if out is None else out
     key = signed_files.own_key(folder / "node.key")
     signed_files.write(path, pack_answers(header, replies), key)
-    return Answered(path, replies, signed_files.fingerprint(signed_files.public_of(key)), given, again)
+    signer = signed_files.fingerprint(signed_files.public_of(key))
+    return Answered(path, replies, signer, given, _left(given, replies), again)
+
+
+def _left(given: Questions, replies: Replies) -> dict[str, int]:
+    """Bytes that crossed the gate, by kind."""
+    declared, total = given.declared(), Counter[str]()
+    for number, answer in sorted(replies.tensors.items()):
+        total.update(sizes(answer, declared[given.asks[number].question].releases))
+    return dict(total)
 
 
 def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Callable[[int], None]) -> None:
@@ -167,14 +180,19 @@ def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Rep
 def _answers(
     session: Session, learned: bool, asks: Sequence[Ask], report: Callable[[int], None]
 ) -> Mapping[int, Tensors]:
-    """What the gate lets out, after the training that comes first."""
+    """What the gate lets out, after the training that comes first; a refusal is written down."""
     while not learned:
         done = session.learn(SECONDS_BETWEEN)
         learned = done["learned"]
         report(done["percent"])
-    return {
-        number: session.answer(ask.question, number, ask.tensors, False) for number, ask in enumerate(asks)
-    }
+    answers = {}
+    for number, ask in enumerate(asks):
+        try:
+            answers[number] = session.answer(ask.question, number, ask.tensors, False)
+        except (FedstillError, *OWN) as error:
+            session.note_refusal(ask.question, number, error)
+            raise
+    return answers
 
 
 def _admit(host: Host, objections: Mapping[str, str], asks: Sequence[Ask], audit: AuditLog, run: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import NodeFault
@@ -65,8 +66,10 @@ class FirstTraining:
         for learner in self._node.learners:
             learner.optimisers.pop("model", None)
 
-    def take_up(self, steps: int, done: bool) -> None:
-        """Go on from where an earlier process stopped."""
+    def take_up(self, steps: Any, done: Any) -> None:
+        """Go on from where an earlier process stopped; ValueError where nobody could have stopped there."""
+        if type(steps) is not int or type(done) is not bool or not 0 <= steps <= self._total():
+            raise ValueError(f"{steps!r} steps of {self._total()}, done: {done!r}")
         self.steps, self.done = steps, done
         if done:
             self.forget_optimisers()

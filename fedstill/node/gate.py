@@ -21,6 +21,8 @@ from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
 from fedstill.protocol.questions import Question
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 
+SHORT = WireConfig(inputs="int8", gradients="int8")  # a form with scales for every kind that can have them
+
 
 class Gate:
     """Checks the policy, then bounds, noises, charges and audits each release, in this order.
@@ -52,27 +54,26 @@ class Gate:
             shape: of one of the node's own inputs.
 
         Raises:
-            QuestionRefused: other tensors than declared, inputs of another shape, too many of them, or
-                numbers that are not finite.
+            QuestionRefused: other tensors than declared, inputs of another shape or type, too many of them,
+                or numbers that are not finite.
         """
         most = self.policy.most_rows or math.inf
         rule, names = None, {name.removesuffix(SCALE) for name in tensors}
         if names != set(sends):
             rule = f"tensors: exactly {sorted(sends)}, not {sorted(names)}"
         for name, tensor in (tensors if rule is None else {}).items():
-            if name.endswith(SCALE):
-                continue
             kind = kind_of(name, sends)
-            if kind == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
+            if name.endswith(SCALE):
+                if SHORT.form(kind) == "float32":
+                    rule = f"tensors: {name} came, and {kind} have no scales"
+            elif kind == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
                 here = f"(B, {', '.join(map(str, shape))})"
                 rule = f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are {here}"
-            elif kind == INPUTS and f"{name}{SCALE}" not in tensors and tensor.dtype != torch.float32:
-                rule = f"inputs: {name} is {tensor.dtype}, and inputs here are torch.float32"
-            elif kind == INPUTS and not 1 <= len(tensor) <= most:
-                rule = f"most_rows: {most}, and {name} has {len(tensor)}"
             elif kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(shape)[1:]):
                 found = f"{tensor.dtype} {tuple(tensor.shape)}"
                 rule = f"label maps: {name} is {found}, and maps here are uint8, one number a pixel"
+            elif kind in (INPUTS, LABEL_MAPS) and not 1 <= len(tensor) <= most:
+                rule = f"most_rows: {most}, and {name} has {len(tensor)}"
             elif kind == INDICES and tensor.numel() > most:
                 rule = f"most_rows: {most}, and {name} names {tensor.numel()}"
         # What came in a shorter form grows to four bytes a number.
@@ -80,7 +81,10 @@ class Gate:
         if rule is None and grown > (self.policy.most_message or math.inf):
             rule = f"most_message: {self.policy.most_message}, and in float32 it has {grown} bytes"
         for name, tensor in (refine(tensors) if rule is None else {}).items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            measured = kind_of(name, sends) == INPUTS or f"{name}{SCALE}" in tensors or tensor.is_complex()
+            if measured and tensor.dtype != torch.float32:
+                rule = f"float32: {name} is {tensor.dtype}, and numbers here are torch.float32"
+            elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 rule = f"finite numbers: {name} holds NaN or infinity"
         if rule is not None:
             raise QuestionRefused(self.node, question, rule)

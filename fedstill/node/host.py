@@ -20,22 +20,18 @@ from fedstill.core import file_permissions
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import (
     ArgumentError,
-    FedstillError,
     OwnDataError,
-    PluginError,
     QuestionRefused,
-    RunFolderError,
 )
 from fedstill.core.registry import looking_in
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.node import owner_folder
-from fedstill.node.audit_database import AuditError
-from fedstill.node.audit_entries import ANSWER, DATA, GRADIENT, REFUSED, Entry
+from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
 from fedstill.node.run_folder import RunFolder
-from fedstill.node.session import MOST, Session, short
+from fedstill.node.session import MOST, OWN_TROUBLES, Session, short, telling
 from fedstill.protocol.run_plan import PROTOCOL, Plan, read_public
 from fedstill.protocol.wire_format import Tensors, header_size, pack, size, unpack
 
@@ -44,7 +40,6 @@ logger = logging.getLogger("fedstill.node")
 T = TypeVar("T", bool, int, float, str)
 
 LONGEST = 100  # letters of a server process's name, of which all are kept
-OWN_TROUBLES = (AuditError, OwnDataError, PluginError, RunFolderError)  # whose texts are the owner's alone
 
 
 class Host:
@@ -114,6 +109,8 @@ class Host:
             server = header.get("server", "")
             if not isinstance(server, str) or len(server) > LONGEST:
                 raise ArgumentError("server", short(server, 40), f"up to {LONGEST} letters")
+            if server in self._over:  # its run may be another than the one that goes on here
+                raise ArgumentError("server", server, "a server process that none has followed")
             policy = self.file.policy
             told = self.join(Plan.from_dict(header.get("plan"), policy.methods, policy.tasks), tensors)
             self._begin_with(server)
@@ -146,9 +143,7 @@ class Host:
         return {}, {}
 
     def _begin_with(self, server: str) -> None:
-        """Count messages from a server process anew; one that was followed by another is over."""
-        if server in self._over:
-            raise ArgumentError("server", server, "a server process that none has followed")
+        """Count messages from a server process anew; the one before it is over."""
         if server != self._server:
             self._over.add(self._server)
             self._server, self._heard = server, -1
@@ -168,24 +163,15 @@ class Host:
         texts may quote paths, columns of a table, or what an owner's own code says.
         """
         text = " ".join(str(error).split()) or type(error).__name__
-        question = short(header.get("question") or header.get("do"))
+        question = short(header.get("question") or header.get("do") or "message")
         number = header.get("number")
         asked = number if isinstance(number, int) and abs(number) < MOST else -1
-        logger.warning("refused %s (number %d): %s", question, asked, short(text, 1000))
-        if isinstance(error, OWN_TROUBLES):
-            text = "its data or model fail here: its own log says more"
-        elif not isinstance(error, FedstillError):
-            text = getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
+        which = f"{question} (number {asked})" if asked >= 0 else question
+        logger.warning("refused %s: %s", which, short(text, 1000))
         if header.get("do") in ("answer", "pull back") and self.session is not None:
-            rule = short(error.rule if isinstance(error, QuestionRefused) else text)
-            try:
-                self.session.kept.require(question)
-                about = (self.session.plan.run, DATA, self.name, asked, question, REFUSED)
-                self.session.audit.append(Entry(*about, rule=rule))
-            except (AuditError, QuestionRefused) as full:  # the refusal stands all the same
-                logger.error("the audit log cannot be written: %s", full)
+            self.session.note_refusal(question, asked, error)
         kind = OwnDataError if isinstance(error, OWN_TROUBLES) else type(error)
-        told: dict[str, Any] = {"kind": kind.__name__, "text": short(text), "question": question}
+        told: dict[str, Any] = {"kind": kind.__name__, "text": short(telling(error)), "question": question}
         for name in ("rule", "number"):
             if hasattr(error, name):
                 told[name] = getattr(error, name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
@@ -45,6 +47,7 @@ class OwnModelConfig(Checked):
 
 
 NAME = "1 to 64 letters, digits, '-' and '_'"
+PATHS = ("data.path", "model.weights", "model.perceptual", "privacy.audit_log")
 
 
 @dataclass(frozen=True)
@@ -103,3 +106,13 @@ class NodeFile(Checked):
         super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
             raise ArgumentError("name", self.name, NAME)
+        for option in PATHS:
+            path = str(attrgetter(option)(self))
+            try:
+                sound = "\0" not in str(Path(path).expanduser())
+            except RuntimeError:  # there is no such user
+                sound = False
+            if not sound:
+                raise ArgumentError(
+                    option, path, "a path without zero characters, after ~ a user of this machine"
+                )

@@ -53,6 +53,11 @@ def read(folder: Path) -> NodeFile:
 
 def _table(folder: Path) -> dict[str, Any]:
     path = folder / FILE
+    try:
+        str(folder.resolve()).encode()
+    except UnicodeEncodeError as error:
+        allowed = "one in UTF-8: rename it, as files in it could not be named"
+        raise ArgumentError("the node's folder", os.fsencode(folder), allowed) from error
     if not path.is_file():
         raise FedstillError(f"{folder} has no {FILE}: `fedstill node init {folder}` writes one")
     try:

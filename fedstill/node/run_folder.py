@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import torch
 
 from fedstill.core import file_permissions
 from fedstill.core.checkpoint import load_state, save_state
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QuestionRefused, RunFolderError
 from fedstill.node import audit_file
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.run_plan import PLAN_FILE
@@ -39,6 +40,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, file: NodeFile, run: str) -> None:
         self.path, self.saved = folder / RUNS / run, time.monotonic()
+        self._salt = secrets.token_hex(16)  # of a run that has none yet
         self._folder, self._node, self._policy = folder, file.name, file.policy
         self._audit = audit_file.audit_file(file, folder)
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
@@ -58,17 +60,23 @@ class RunFolder:
             raise QuestionRefused(self._node, question, rule)
 
     def salt(self) -> str:
-        """A run's own part of what names its noise: made up once, kept here, told to nobody.
+        """A run's own part of what names its noise: made up once, kept here by :meth:`bind`, told to nobody.
 
         The nodes of a rehearsal have one for all runs in their folder: so it gives a simulation's figures.
+
+        Raises:
+            RunFolderError: the run's own is damaged: its noise would be another, or anybody's.
         """
         path = self._folder / SALT
         if not path.exists():
             path = self.path / SALT
-        if not path.exists():
-            file_permissions.make_folder(self.path)
-            file_permissions.replace(path, secrets.token_hex(16).encode())
-        return path.read_text(encoding="utf-8").strip()
+            if not path.exists():
+                return self._salt
+            salt = _text(path).strip()
+            if not re.fullmatch(r"[0-9a-f]{32}", salt):
+                raise RunFolderError(f"{path} is no salt of a run: allowed are 32 hexadecimal digits")
+            return salt
+        return _text(path).strip()
 
     def bind(self, told: Mapping[str, Any], has_left: bool) -> str | None:
         """Keep what a run was begun with. With other options, data or model the same question would have
@@ -79,10 +87,16 @@ class RunFolder:
 
         Returns:
             What is other than it was, where answers have left; else None.
+
+        Raises:
+            RunFolderError: what was kept is damaged.
         """
         path, text = self.path / PLAN_FILE, json.dumps(told, sort_keys=True)
+        file_permissions.make_folder(self.path)
+        if not (self._folder / SALT).exists() and not (self.path / SALT).exists():
+            file_permissions.replace(self.path / SALT, self._salt.encode(), sync=True)
         if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))
+            before = _plan(path)
             other = [name for name, value in json.loads(text).items() if before.get(name) != value]
             if not other:
                 return None
@@ -90,7 +104,7 @@ class RunFolder:
                 return " and ".join(other)
             for learned in (self.path / LEARNING, *self.path.glob("mark-*.safetensors")):
                 learned.unlink(missing_ok=True)
-        file_permissions.replace(path, text.encode())
+        file_permissions.replace(path, text.encode(), sync=True)
         return None
 
     def save(self, name: str, state: Any) -> None:
@@ -107,9 +121,13 @@ class RunFolder:
     # --- marks: states before a question ----------------------------------------------------------------
 
     def marks(self) -> list[int]:
-        """Before which questions a state is kept."""
-        paths = self.path.glob("mark-*.safetensors")
-        return sorted(int(path.stem.removeprefix("mark-")) for path in paths)
+        """Before which questions a state is kept; :class:`RunFolderError` where a file is of none."""
+        marks = []
+        for path in self.path.glob("mark-*.safetensors"):
+            if (found := re.fullmatch(r"mark-([0-9]{1,10})\.safetensors", path.name)) is None:
+                raise RunFolderError(f"{path} is no state of a run: allowed is mark-NUMBER.safetensors")
+            marks.append(int(found[1]))
+        return sorted(marks)
 
     def save_mark(self, mark: int, state: Any) -> None:
         """Keep the state before a question, and of older ones only the last."""
@@ -127,6 +145,24 @@ class RunFolder:
 def of_mark(mark: int) -> str:
     """The file of the state before a question."""
     return f"mark-{mark}.safetensors"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RunFolderError(f"{path} is no UTF-8 text") from error
+
+
+def _plan(path: Path) -> Mapping[str, Any]:
+    """What a run was begun with."""
+    try:
+        before = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} cannot be read as JSON: what the run was begun with is lost") from error
+    if not isinstance(before, dict):
+        raise RunFolderError(f"{path} holds a {type(before).__name__}: allowed is a JSON object")
+    return before
 
 
 def _bytes(state: Any) -> int:

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedstill.core import file_permissions
 from fedstill.core.compute import Compute
 from fedstill.core.errors import (
     ArgumentError,
@@ -23,15 +22,18 @@ from fedstill.core.errors import (
     ModelError,
     NodeFault,
     OwnDataError,
+    PluginError,
     QuestionRefused,
     RunFolderError,
     TooLarge,
 )
 from fedstill.core.run_writer import holding
+from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
-from fedstill.node.audit_entries import DATA
+from fedstill.node.audit_database import AuditError
+from fedstill.node.audit_entries import DATA, REFUSED, Entry
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.gate import Gate
 from fedstill.node.message_limits import Sizes, limited
@@ -55,6 +57,7 @@ logger = logging.getLogger("fedstill.node")
 MOST = 2**31  # numbers of questions are below it
 MOST_PARTS = 100_000  # of the local training before the first question
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
+OWN_TROUBLES = (AuditError, OwnDataError, PluginError, RunFolderError)  # whose texts are the owner's alone
 
 
 class Session:
@@ -67,8 +70,18 @@ class Session:
     def __init__(
         self, folder: Path, file: NodeFile, compute: Compute, plan: Plan, public: Public | None
     ) -> None:
-        spec = plan.spec
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
+        with ExitStack() as held:  # whatever fails, nothing stays open or locked
+            try:  # before anything of the run is read or changed
+                held.enter_context(holding(folder, "node"))
+            except RunFolderError as error:
+                raise NodeFault(file.name, "join", "another run is at work here") from error
+            self._prepare(folder, public, held)
+            self._held = held.pop_all()
+
+    def _prepare(self, folder: Path, public: Public | None, held: ExitStack) -> None:
+        """Load all that the owner's file names, and take up the run with it."""
+        file, plan, spec, compute = self._file, self.plan, self.plan.spec, self.compute
         self.kept = RunFolder(folder, file, plan.run)
         self._most = memory_limits.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
@@ -89,6 +102,7 @@ class Session:
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
         self.audit = audit_file.open_audit(file, folder)
+        held.callback(self.audit.close)
         gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
@@ -98,14 +112,10 @@ class Session:
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
-        self._held = ExitStack()
-        with ExitStack() as undo:  # whatever fails, nothing stays open or locked
-            undo.callback(self.close)
-            self.audit.require_sound()
-            self._open(folder, method, secret, told)
-            undo.pop_all()
+        self.audit.require_sound()
+        self._open(method, secret, told)
 
-    def _open(self, folder: Path, config: Any, secret: int, told: Mapping[str, Any]) -> None:
+    def _open(self, config: Any, secret: int, told: Mapping[str, Any]) -> None:
         """Put the node under its protection, and take up the run where it stopped."""
         file, run = self._file, self.plan.run
         own = (file.privacy, self.side, config, self.setting)
@@ -125,11 +135,6 @@ class Session:
         self._last = {file.name: -1}
         self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
-        file_permissions.make_folder(self.kept.path)
-        try:  # before anything of the run is changed
-            self._held.enter_context(holding(folder, "node"))
-        except RunFolderError as error:
-            raise NodeFault(file.name, "join", "another run is at work here") from error
         has_left = self.audit.sums.has_charged(run)
         budgets = self.node.gate.budgets
         binding = "" if budgets is None else budgets.mechanism.binding
@@ -140,7 +145,6 @@ class Session:
 
     def close(self) -> None:
         """Let others at this run, and other runs at this node."""
-        self.audit.close()
         self._held.close()
 
     def about(self) -> dict[str, Any]:
@@ -227,6 +231,17 @@ class Session:
         self._log("gradient", number, release, start)
         return release
 
+    def note_refusal(self, question: str, number: int, error: Exception) -> None:
+        """Write into the audit log that a question was refused, and why as far as a server may know; the
+        refusal stands all the same where that cannot be written."""
+        rule = short(error.rule if isinstance(error, QuestionRefused) else telling(error))
+        try:
+            self.kept.require(question)
+            about = (self.plan.run, DATA, self.node.name, number, question, REFUSED)
+            self.audit.append(Entry(*about, rule=rule))
+        except (AuditError, QuestionRefused) as full:
+            logger.error("the audit log cannot be written: %s", full)
+
     def remember(self, mark: int) -> None:
         """Keep the state as it is before question ``mark``, on disk.
 
@@ -245,11 +260,12 @@ class Session:
         Raises:
             NodeFault: that state is not kept.
         """
-        state = self.kept.load(of_mark(mark) if mark else LEARNING)
+        name = of_mark(mark) if mark else LEARNING
+        state = self.kept.load(name)
         if state is None:
             kept = f"has {', '.join(map(str, self.kept.marks())) or 'none'}"
             raise NodeFault(self.node.name, "recall", f"mark {mark} is not kept here: {kept}")
-        self._load(state)
+        self._load(state, name)
         self.kept.forget_after(mark)
         self._last[self.node.name] = mark - 1
         self.handler = self._new_handler()
@@ -282,21 +298,36 @@ class Session:
     def _state(self, done: bool) -> dict[str, Any]:
         return {"steps": self.training.steps, "learned": done, "node": self.node.state()}
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self.training.take_up(state["steps"], state["learned"])
-        self.node.load(state["node"])
+    def _load(self, state: Any, name: str) -> None:
+        """Go on from a state that was kept under a name; :class:`RunFolderError` where it is damaged."""
+        try:
+            self.training.take_up(state["steps"], state["learned"])
+            self.node.load(state["node"])
+        except OWN as error:
+            told = f"{type(error).__name__}: {first_line(error)}"
+            raise RunFolderError(f"{self.kept.path / name} is no state of this node: {told}") from error
 
     def _take_up(self) -> None:
         """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
+        self.kept.marks()  # a file that is none is told of before anything is answered
         budgets = self.node.gate.budgets
         if (state := self.kept.load(LEARNING)) is not None:
-            self._load(state)
+            self._load(state, LEARNING)
         elif self.training.wanted and budgets is not None and budgets.trained():
             # Trained once more, it would be another model, with the same draws on other last digits.
             lost = f"answers of run {self.plan.run!r} have left, and their model ({LEARNING}) is gone"
             raise NodeFault(self.node.name, "join", f"{lost}: it can be asked in a new run alone")
         elif self.training.done:  # to go back to: nothing is trained before the first question
             self.kept.save(LEARNING, self._state(True))
+
+
+def telling(error: Exception) -> str:
+    """What a server may be told of an error: of the node's own troubles only that there are some."""
+    if isinstance(error, OWN_TROUBLES):
+        return "its data or model fail here: its own log says more"
+    if isinstance(error, FedstillError):
+        return " ".join(str(error).split()) or type(error).__name__
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
 
 
 def short(value: object, most: int = 200) -> str:

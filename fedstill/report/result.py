@@ -111,7 +111,11 @@ class Result:
         if made.central not in CENTRAL:
             raise RunFolderError(f"{path}: central is {made.central!r}: allowed is {', '.join(CENTRAL)}")
         by_key = {figure.key: figure for figure in made.figures}
-        first = told.get("metric", next(iter(by_key)))
+        first = told.get("metric", next(iter(by_key), None))
+        if not isinstance(first, str):
+            what = "metric" if by_key else "figures"
+            allowed = "a text" if by_key else "one figure or more"
+            raise RunFolderError(f"{path}: {what} is {told[what]!r}: allowed is {allowed}")
         judged = by_key.pop(first, None) or (ACCURACY if first == ACCURACY.key else Figure(first, first))
         figures = (judged, *by_key.values())
         reached = {

@@ -129,7 +129,8 @@ def markdown(table: Table) -> list[str]:
     for row in table.rows:
         bold = [("**" if cell.bold else "", _plain(cell)) for cell in row.cells]
         lines.append([row.name, *(f"{mark}{value}{mark}" for mark, value in bold)])
-    head, *rest = [f"| {' | '.join(' '.join(cell.split()) for cell in line)} |" for line in lines]
+    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
+    head, *rest = [f"| {' | '.join(line)} |" for line in lines]
     return [head, f"|{'---|' * len(lines[0])}", *rest]
 
 

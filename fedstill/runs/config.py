@@ -21,7 +21,7 @@ from annotated_types import MinLen
 
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.compute import EngineConfig
-from fedstill.core.config_tables import as_table, read_table
+from fedstill.core.config_tables import as_table, read_table, read_value
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.registry import check_named
 from fedstill.core.user_functions import look_in
@@ -242,7 +242,7 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
         UnknownName: a key or a method that does not exist.
         ArgumentError: a value of the wrong type or outside what is allowed.
     """
-    look_in(table.get("plugins", ()))
+    look_in(read_value(tuple[str, ...], table.get("plugins", ()), "plugins"))
     return read_table(RunConfig, {"method": {}, **table})
 
 

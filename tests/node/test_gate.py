@@ -21,7 +21,7 @@ from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy
 from fedstill.privacy.events import Bill, Event, Price
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-from fedstill.protocol.kinds import PARAMETERS
+from fedstill.protocol.kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.tasks.classification import Classification
@@ -410,3 +410,61 @@ def test_an_old_number_does_not_lead_past_limits_after_a_restart(tmp_path: Path)
     door.policy = PolicyConfig(most_bytes=2 * 56 + 55)
     with pytest.raises(QuestionRefused, match="most_bytes: 167"):
         release(door, asked(0, "another"))
+
+
+# --- what comes in ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "told"),
+    [
+        (torch.zeros(2, 1, 8, 8).double(), torch.float32, "x is torch.float64"),
+        (torch.zeros(2, 1, 8, 8).long(), torch.int64, "x is torch.int64"),
+        (torch.zeros(2, 1, 8, 8).char(), torch.float64, "x is torch.float64"),
+        (torch.zeros(2, 1, 8, 8).cfloat(), torch.float32, "x is torch.complex64"),
+        (torch.full((2, 1, 8, 8), complex("nan")).cfloat(), torch.float32, "x is torch.complex64"),
+    ],
+    ids=["float64", "int64", "a scale of float64", "complex", "complex NaN"],
+)
+def test_what_comes_with_scales_is_float32_once_they_are_taken_in(
+    x: torch.Tensor, scale: torch.dtype, told: str
+) -> None:
+    tensors = {"x": x, "x:scale": torch.ones(2, dtype=scale)}
+    with pytest.raises(QuestionRefused, match=f"float32: {told}, and numbers here are torch.float32"):
+        gate().inspect("q", tensors, {"x": INPUTS}, (1, 8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
+def test_short_forms_of_inputs_are_let_in(dtype: torch.dtype) -> None:
+    tensors = {"x": torch.ones(2, 1, 8, 8).to(dtype), "x:scale": torch.ones(2)}
+    gate().inspect("q", tensors, {"x": INPUTS}, (1, 8, 8))
+
+
+def test_complex_numbers_of_any_kind_are_refused() -> None:
+    with pytest.raises(QuestionRefused, match=r"float32: logits is torch\.complex64"):
+        gate().inspect("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}, ())
+
+
+def test_what_has_no_short_form_comes_without_scales() -> None:
+    maps = {"maps": torch.zeros(2, 8, 8).byte(), "maps:scale": torch.ones(2)}
+    with pytest.raises(QuestionRefused, match="tensors: maps:scale came, and label maps have no scales"):
+        gate().inspect("q", maps, {"maps": LABEL_MAPS}, (1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("maps", "told"),
+    [
+        (torch.zeros(5, 8, 8).byte(), "most_rows: 4, and maps has 5"),
+        (torch.zeros(0, 8, 8).byte(), "most_rows: 4, and maps has 0"),
+        (torch.zeros(4, 8, 8).int(), r"maps is torch.int32 .4, 8, 8., and maps here are uint8"),
+        (torch.zeros(4, 8, 9).byte(), r"maps is torch.uint8 .4, 8, 9., and maps here are uint8"),
+        (torch.tensor(1).byte(), r"maps is torch.uint8 .., and maps here are uint8"),
+        (torch.zeros(4, 1, 8, 8).byte(), r"maps is torch.uint8 .4, 1, 8, 8., and maps here are uint8"),
+    ],
+    ids=["too many", "none", "int32", "another size", "a number", "channels"],
+)
+def test_label_maps_are_limited_as_inputs_are(maps: torch.Tensor, told: str) -> None:
+    sends = {"maps": LABEL_MAPS}
+    gate(most_rows=4).inspect("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
+    with pytest.raises(QuestionRefused, match=told):
+        gate(most_rows=4).inspect("q", {"maps": maps}, sends, (1, 8, 8))

@@ -269,3 +269,29 @@ def test_what_a_server_sends_forges_no_line_of_the_log(
     assert "\n" not in line
     assert len(line) < 2000
     assert len(clinic.lines()[-1]["question"]) <= 200
+
+
+def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) -> None:
+    """Not even where it is of another run: the one at work goes on."""
+    clinic = Clinic(tmp_path / "clinic")
+    for server in ("first", "second"):
+        assert "learned" in clinic.say("join", plan=PLAN.to_dict(), server=server)[0]
+    session = clinic.session
+    late = clinic.say("join", plan=dataclasses.replace(PLAN, run="two").to_dict(), server="first")
+    assert "a server process that none has followed" in late["text"]
+    assert clinic.session is session
+    assert not (clinic.folder / "runs" / "two").exists()
+    assert clinic.say("learn", seconds=60, server="second")[0]["learned"]
+
+
+def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_message = 20000\n").ready()
+    before = clinic.lines()
+    with caplog.at_level(logging.WARNING, "fedstill.node"):
+        told = clinic.ask(0, torch.ones(400, *SHAPE))
+    assert told["question"] == "message"
+    (line,) = caplog.messages
+    assert line.startswith("refused message: ")
+    assert clinic.lines() == before, "nobody knows which question it was"

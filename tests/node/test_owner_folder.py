@@ -194,6 +194,14 @@ def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
         ("[policy]\nmost_bytes = -1", "policy.most_bytes is -1: allowed is 0 (no limit) or more"),
         ('[model]\ngives = "classes"', "model.gives is 'classes': allowed is one of 'auto', 'logits'"),
         ("[compute]\nthreads = -2", "compute.threads is -2"),
+        (
+            '[privacy]\naudit_log = "a\\u0000b"',
+            "privacy.audit_log is 'a\\x00b': allowed is a path without zero",
+        ),
+        ('[privacy]\naudit_log = "~nosuchuser/x"', "privacy.audit_log is '~nosuchuser/x': allowed is a path"),
+        ('[data]\npath = "~nosuchuser/x"', "data.path is '~nosuchuser/x': allowed is a path"),
+        ('[data]\npath = "a\\u0000b"', "data.path is 'a\\x00b': allowed is a path"),
+        ('[model]\nweights = "~nosuchuser/x"', "model.weights is '~nosuchuser/x': allowed is a path"),
         ("secret = 5", "unknown key 'secret': allowed are name, seed"),
         ("a = ", "node.toml is not TOML"),
     ],
@@ -370,6 +378,16 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     assert "transformer" in found[model]
     assert known[model].startswith("model.name is 'huge-cnn': allowed is one of small-cnn")
     assert "transformer" not in known[model]
+
+
+def test_paths_that_cannot_be_are_faults_among_the_others(tmp_path: Path) -> None:
+    text = (
+        '[data]\npath = "~nosuchuser/x"\n[compute]\ndevice = "abacus"\n[privacy]\naudit_log = "a\\u0000b"\n'
+    )
+    data, audit, device = owner_folder.faults(node(tmp_path, text))
+    assert data.startswith("data.path is '~nosuchuser/x'")
+    assert audit.startswith("privacy.audit_log is 'a\\x00b'")
+    assert device.startswith("compute.device is 'abacus'")
 
 
 def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:

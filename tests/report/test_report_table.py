@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedstill.core.text_format import human_bytes, human_seconds, number
 from fedstill.report import print_table
+from fedstill.report.table_formats import Cell, Column, Row, Table, markdown
 
 RESULT: dict[str, Any] = {
     "name": "digits-fediod",
@@ -109,6 +110,11 @@ def test_table_holds_every_figure() -> None:
 def test_table_says_what_was_not_measured() -> None:
     assert printed({**RESULT, "centralised": {"accuracy": None}}).count("not measured") == 1
     assert printed({"title": "FedIOD"}).count("not measured") == 8
+
+
+def test_a_bar_within_a_name_or_cell_of_markdown_is_no_end_of_it() -> None:
+    table = Table("", "a|b", [Column("c|d")], [Row("e|f", [Cell("g|h", bold=True)])])
+    assert markdown(table) == [r"| a\|b | c\|d |", "|---|---|", r"| e\|f | **g\|h** |"]
 
 
 def test_table_prints_names_as_they_are() -> None:

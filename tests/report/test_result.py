@@ -50,11 +50,20 @@ def test_a_part_of_a_wrong_type_is_read_or_named_in_one_line(junk: object) -> No
         ({"central": "crown"}, "central is 'crown': allowed is student, virtual, ensemble, nodes"),
         ({"figures": [{"key": "a", "title": "A", "better": "up"}]},
          "figures[0].better is 'up': allowed is one of 'higher', 'lower'"),
+        ({"figures": [], "metric": None}, "figures is []: allowed is one figure or more"),
+        ({"metric": []}, "metric is []: allowed is a text"),
+        ({"metric": 3}, "metric is 3: allowed is a text"),
     ],
 )  # fmt: skip
 def test_what_is_spoilt_is_named_with_its_place(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     (tmp_path / "result.json").write_text(json.dumps({**a_result(), **changes}))
     with pytest.raises(RunFolderError, match=f"^{re.escape(f'{tmp_path}/result.json: {line}')}$"):
+        Result.read(tmp_path)
+
+
+def test_what_is_nested_without_end_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    with pytest.raises(RunFolderError, match=r"result\.json cannot be read as JSON: "):
         Result.read(tmp_path)
 
 

@@ -155,6 +155,8 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"evaluation": {"every": -1}}, "evaluation.every is -1: allowed is 0 or more"),
         ({"nodes": {"models": ["mlp", 3]}}, "nodes.models[1] is 3: allowed is a text"),
         ({"nodes": {"models": []}}, "nodes.models is []: allowed is a list of one model or more"),
+        ({"plugins": 5}, "plugins is 5: allowed is a list, each a text"),
+        ({"plugins": "lab"}, "plugins is 'lab': allowed is a list, each a text"),
         ({"student": {"model": ""}}, "student.model is '': allowed is the name of a model"),
         ({"nodes": {"policy": {"most_bytes": -1}}}, "nodes.policy.most_bytes is -1: allowed is "),
     ],

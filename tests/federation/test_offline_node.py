@@ -1,0 +1,170 @@
+"""Files of questions at a node: whose code runs, what is written of refusals, and folders of no name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.cli import main as cli
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.registry import looking_in
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.public import Public
+from fedstill.federation import offline_node, signed_files
+from fedstill.federation.offline_files import Questions, write_questions
+from fedstill.methods.fedkd import FedKD
+from fedstill.node import owner_folder
+from fedstill.node.session import Session
+from fedstill.protocol.run_plan import Plan, fingerprint
+from fedstill.tasks.classification import ClassificationConfig
+from tests.audited import entries
+
+pytest.importorskip("cryptography")
+
+SHAPE = (1, 8, 8)
+SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
+CONFIG = FedKD(epochs=3, batch=6, predictions=2, z_max=4.0)
+NODE = """
+name = "clinic"
+seed = 3
+online = false
+[data]
+path = "data.npz"
+[model]
+name = "mlp:8"
+[local]
+epochs = 1
+batch = 8
+[policy]
+"""
+METHOD = """
+from dataclasses import dataclass
+from fedstill.methods.fedkd import FedKD
+
+@dataclass(frozen=True, kw_only=True)
+class OwnKD(FedKD):
+    pass
+"""
+
+
+def make_node(folder: Path, policy: str = "") -> Path:
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    images = draw.uniform(0, 1, (30, *SHAPE)).astype(np.float32)
+    np.savez(folder / "data.npz", images=images, labels=draw.integers(0, 3, 30))
+    (folder / "node.toml").write_text(NODE + policy)
+    (folder / "secret").touch(mode=0o600)
+    (folder / "secret").write_text("7\n")
+    return folder
+
+
+def make_questions(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Path:
+    """A file of questions; the last question has other tensors, if any are given."""
+    public = Public(
+        "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
+    )
+    table = {"name": method, **vars(CONFIG)}
+    plan = Plan("questions", table, SPEC, public=fingerprint(public), public_note=("made", "by hand"))
+    *asks, last = CONFIG.asks(public, 4)
+    asks.append(replace(last, tensors={**last.tensors, **other}))
+    key = signed_files.own_key(path.with_name("server.key"))
+    write_questions(path, Questions(plan, public, tuple(asks)), key)
+    return path
+
+
+@pytest.fixture
+def own_module() -> Iterator[str]:
+    places = list(sys.path)
+    yield "own_distillation"
+    sys.path[:] = places
+    sys.modules.pop("own_distillation", None)
+
+
+def test_code_comes_from_the_nodes_folder_and_never_from_the_working_folder(
+    tmp_path: Path, own_module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = f"{own_module}:OwnKD"
+    kind = f"{own_module}: logits"
+    node = make_node(tmp_path / "clinic", f'methods = ["{named}"]\nkinds = ["{kind}"]\n')
+    (node / f"{own_module}.py").write_text(METHOD)
+    with looking_in(node):  # as the server has it, too
+        questions = make_questions(tmp_path / "questions.safetensors", named)
+    del sys.modules[own_module]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / f"{own_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
+    monkeypatch.chdir(elsewhere)
+    answered = offline_node.answer(node, questions)
+    assert answered.left[kind] > 0
+    assert not (elsewhere / "ran").exists()
+    assert Path(str(sys.modules[own_module].__file__)).parent == node
+    assert offline_node.answer(node, questions).again
+
+
+def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> None:
+    node = make_node(tmp_path / "clinic")
+    questions = make_questions(tmp_path / "questions.safetensors", rows=torch.tensor([3, 1000]).int())
+    with pytest.raises(QuestionRefused, match="names rows outside the 23"):
+        offline_node.answer(node, questions, tmp_path / "answers")
+    (refusal,) = entries(node, "refused")
+    assert refusal["number"] == len(list(entries(node, "answer"))) > 0
+    assert refusal["question"] == "predict"
+    assert "rows outside the 23" in refusal["rule"]
+
+
+def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> None:
+    node = make_node(tmp_path / "clinic", "most_bytes = 100\n")
+    with pytest.raises(QuestionRefused, match="most_bytes: 100"):
+        offline_node.answer(node, make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers")
+    (refusal,) = entries(node, "refused")
+    assert refusal["rule"] == "most_bytes: 100"
+
+
+def test_what_fails_in_another_library_is_a_refusal_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise ValueError("patient 4711 is not square")
+
+    node = make_node(tmp_path / "clinic")
+    monkeypatch.setattr(Session, "answer", fails)
+    with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="patient 4711"):
+        offline_node.answer(node, make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers")
+    (refusal,) = entries(node, "refused")
+    assert refusal["rule"] == "ValueError: its own log says more"
+    assert not caplog.messages
+
+
+def test_a_folder_whose_name_is_no_text_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = make_questions(tmp_path / "questions.safetensors")
+    try:
+        node = make_node(Path(os.fsdecode(bytes(tmp_path / "clinic") + b"\xff")))
+    except OSError:
+        pytest.skip("this file system holds no such name")
+    with pytest.raises(ArgumentError, match="one in UTF-8: rename it"):
+        owner_folder.read(node)
+    (fault,) = owner_folder.faults(node)
+    assert "clinic\\xff" in fault
+    monkeypatch.chdir(node)
+    for words in (
+        ["node", "check", str(node)],
+        ["node", "check", "."],
+        ["node", "answer", ".", str(questions)],
+    ):
+        with pytest.raises(SystemExit) as left:
+            cli.main(words)
+        told = capsys.readouterr()
+        assert (left.value.code, told.out) == (2, "")
+        assert told.err.count("\n") == 1
+        assert "allowed is one in UTF-8" in told.err

@@ -1,0 +1,174 @@
+"""Files of a run that are damaged, and two processes that begin one run: a line each, and nothing is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.core.checkpoint import load_state, save_state
+from fedstill.core.errors import RunFolderError
+from fedstill.node import session
+from fedstill.node.run_folder import LEARNING, SALT
+from fedstill.protocol.run_plan import PLAN_FILE
+from tests.node.test_host import PLAN, PRIVATELY, WIDE, Clinic, labels_of
+
+HIDDEN = "its data or model fail here: its own log says more"
+
+
+def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
+    """What the owner's log says of a join that fails; the server learns nothing of it."""
+    clinic.again()
+    with caplog.at_level(logging.WARNING, "fedstill.node"):
+        told = clinic.say("join", plan=clinic.plan.to_dict())
+    assert (told["kind"], told["text"]) == ("OwnDataError", HIDDEN)
+    assert clinic.host.session is None
+    (line,) = caplog.messages
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "cannot be read as JSON"),
+        (b"[1]", "holds a list: allowed is a JSON object"),
+        (b"[" * 100_000, "cannot be read as JSON"),
+        (b"\xff", "is no UTF-8 text"),
+    ],
+    ids=["empty", "a list", "deep", "no text"],
+)
+def test_a_damaged_plan_is_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: bytes, told: str
+) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    path = clinic.folder / "runs/one" / PLAN_FILE
+    path.write_bytes(text)
+    assert f"{path} {told}" in joined(clinic, caplog)
+
+
+def test_a_copy_of_a_mark_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    copied = clinic.folder / "runs/one/mark-3 (copy).safetensors"
+    copied.write_bytes(b"")
+    assert f"{copied} is no state of a run: allowed is mark-NUMBER" in joined(clinic, caplog)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"steps": None}, {"steps": 10**30}, {"steps": -1}, {"learned": 1}, {"node": {}}, {"node": "x"}],
+    ids=str,
+)
+def test_what_was_learned_in_another_form_is_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
+) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    path = clinic.folder / "runs/one" / LEARNING
+    save_state(path, {**load_state(path), **change})
+    assert f"{path} is no state of this node: " in joined(clinic, caplog)
+
+
+@pytest.mark.parametrize("state", ["x", [1], {}], ids=str)
+def test_what_is_no_table_is_no_state_of_a_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, state: Any
+) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    save_state(clinic.folder / "runs/one" / LEARNING, state)
+    assert f"{LEARNING} is no state of this node: " in joined(clinic, caplog)
+
+
+def test_a_state_that_is_nested_without_end_is_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("fedstill.core.checkpoint.json.dumps", lambda tree: "[" * 100_000)
+        save_state(tmp_path / "state", {})
+    with pytest.raises(RunFolderError, match="is no state of a run"):
+        load_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize("text", ["", "x" * 32, "0" * 31, "0" * 64])
+def test_a_damaged_salt_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    clinic = Clinic(tmp_path / "clinic", WIDE).ready()
+    path = clinic.folder / "runs/one" / SALT
+    path.write_text(text)
+    told = f"{path} is no salt of a run: allowed are 32 hexadecimal digits"
+    assert told in joined(clinic, caplog)
+
+
+def test_salt_and_plan_are_on_the_disk_before_anything_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    from fedstill.core import file_permissions
+
+    replace = file_permissions.replace
+
+    def seen(path: Path, content: bytes, *, sync: bool = False) -> None:
+        synced.extend([path.name] if sync else [])
+        replace(path, content, sync=sync)
+
+    monkeypatch.setattr(file_permissions, "replace", seen)
+    Clinic(tmp_path / "clinic").say("join", plan=PLAN.to_dict())
+    assert [name for name in synced if name in (SALT, PLAN_FILE)] == [SALT, PLAN_FILE]
+
+
+# --- two at once --------------------------------------------------------------------------------------
+
+
+def test_of_two_processes_that_begin_a_run_one_makes_its_salt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other, however far it had come, is refused, and leaves the salt on the disk as it is."""
+    first, other = (Clinic(tmp_path / "clinic", WIDE) for _ in range(2))
+    paused, go_on, told = threading.Event(), threading.Event(), []
+    real = secrets.token_hex
+
+    def slow(count: int) -> str:
+        if threading.current_thread().name == "other":
+            paused.set()
+            go_on.wait(60)
+        return real(count)
+
+    monkeypatch.setattr(secrets, "token_hex", slow)
+    late = threading.Thread(
+        target=lambda: told.append(other.say("join", plan=PLAN.to_dict())), name="other", daemon=True
+    )
+    late.start()
+    assert paused.wait(60)
+    begun = first.say("join", plan=PLAN.to_dict())
+    go_on.set()
+    late.join(60)
+    one = [clinic for clinic in (first, other) if clinic.host.session is not None]
+    assert len(one) == 1
+    (refused,) = [each for each in (begun, told[0]) if isinstance(each, dict)]
+    assert refused["text"].endswith("another run is at work here")
+    before = labels_of(one[0].ready())
+    one[0].again()
+    one[0].ready()
+    one[0].say("recall", mark=0)
+    assert (labels_of(one[0]) == before).all(), "its noise is named by what is on the disk"
+
+
+@pytest.mark.parametrize("reason", ["at work", "own trouble"])
+def test_a_join_that_is_refused_leaves_no_run_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", PRIVATELY["dp-sgd"])
+    if reason == "at work":
+        first = clinic.ready()
+        clinic = Clinic(first.folder, PRIVATELY["dp-sgd"], dataclasses.replace(PLAN, run="two"))
+    else:
+
+        def fails(*given: Any, **more: Any) -> None:
+            raise RunFolderError("is broken")
+
+        monkeypatch.setattr(session, "check_priced", fails)
+    runs = sorted(clinic.folder.glob("runs/*"))
+    assert "kind" in clinic.say("join", plan=clinic.plan.to_dict())
+    assert sorted(clinic.folder.glob("runs/*")) == runs
