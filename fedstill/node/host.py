@@ -170,7 +170,7 @@ class Host:
         text = " ".join(str(error).split()) or type(error).__name__
         question = short(header.get("question") or header.get("do"))
         number = header.get("number")
-        asked = number if isinstance(number, int) and abs(number) < MOST else -1
+        asked = number if type(number) is int and abs(number) < MOST else -1
         logger.warning("refused %s (number %d): %s", question, asked, short(text, 1000))
         if isinstance(error, OWN_TROUBLES):
             text = "its data or model fail here: its own log says more"
