@@ -7,8 +7,9 @@ One SQLite file holds an entry for each, over all runs.
   writes, all in one transaction that no other process comes between. The same release again, after a stop, is
   the same entry; one that differs in a single bit is another.
 - *Whole.* Each entry has a hash over the one before and itself, and a head beside the file
-  (:mod:`fedstill.node.audit_head`) tells an older copy from the newest. That shows damage, and copies that
-  somebody has put back; who can write to the folder can write another log with another head.
+  (:mod:`fedstill.node.audit_head`), which has their totals too, tells an older copy from the newest. That
+  shows damage, and copies that somebody has put back; who can write to the folder can write another log
+  with another head.
 - *Trouble stops the node.* While anything is wrong nothing is charged, so nothing leaves, until the owner has
   settled it; then what the head says was spent, and the entries do not, is charged again.
 """
