@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.node.audit_entries import ALL, RELEASES, Entry
-from fedstill.node.audit_log import FILE, AuditError, AuditLog
+from fedstill.node.audit_log import FILE, AuditLog
 
 
 def entries(folder: Path, *parts: str) -> list[dict[str, Any]]:
     """The entries of a folder's log, without hash and number; of some parts alone, if they are named."""
     if not (folder / FILE).exists():
         return []
-    try:
-        audit = AuditLog(folder / FILE, read_only=True)
-    except AuditError as error:
-        if error.what != "is no audit log":  # as while another process makes it
-            raise
-        return []
-    with closing(audit):
+    with closing(AuditLog(folder / FILE, read_only=True)) as audit:
         told = [
             {name: value for name, value in entry.items() if name not in ("entry", "hash")}
             for entry in audit.entries()

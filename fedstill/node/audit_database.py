@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 
 from fedstill.core import file_permissions
 from fedstill.core.errors import FedstillError
 
+MARK = 0x6665_6473  # "feds": this SQLite file is an audit log
+VERSION = 3
+TABLE = "CREATE TABLE entries (entry INTEGER PRIMARY KEY, line TEXT NOT NULL, hash TEXT NOT NULL)"
+SCHEMA = (TABLE, f"PRAGMA application_id = {MARK}", f"PRAGMA user_version = {VERSION}")
 PATIENCE = 120.0  # seconds to wait for another process, which may be computing what its budget allows
 
 
@@ -37,7 +42,7 @@ class Database:
     def __init__(self, path: Path | None, *, durable: bool, read_only: bool) -> None:
         self.where: object = path or "the audit log in memory"
         self.lock = threading.RLock()
-        self._path, self._tidy = path, not (durable or read_only or path is None)
+        self._path, self._read_only, self._tidy = path, read_only, not (durable or read_only or path is None)
         self.connection = self._connect(durable, read_only)
         self.execute = self.connection.execute
         self._file = 0 if path is None else os.stat(path).st_ino
@@ -47,9 +52,10 @@ class Database:
         mode = "?mode=ro" if read_only and self._path is not None else ""
         try:
             if self._path is not None and not read_only:
-                file_permissions.touch(
-                    self._path.resolve()
-                )  # SQLite gives its own further files the same rights
+                if not self._path.exists():
+                    _make_whole(self._path.resolve())
+                # SQLite gives its own further files the same rights.
+                file_permissions.touch(self._path.resolve())
             connection = sqlite3.connect(
                 target + mode, PATIENCE, isolation_level=None, check_same_thread=False, uri=bool(self._path)
             )
@@ -62,10 +68,30 @@ class Database:
                 _until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the disk's cache
+            # Bytes that are no UTF-8 stay what they are, so that the entry is found damaged and not the file.
+            connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
             return connection
         except sqlite3.Error as error:
             connection.close()
             raise self._unusable(error) from error
+
+    def require_form(self) -> None:
+        """Refuse what is no audit log, or one to which somebody has added what changes entries, as a trigger
+        does; an empty file becomes one. Within a transaction."""
+        (mark,) = self.execute("PRAGMA application_id").fetchone()
+        (version,) = self.execute("PRAGMA user_version").fetchone()
+        found = self.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        if mark != MARK and (found or self._read_only):
+            raise AuditError(self.where, "is no audit log")
+        if mark != MARK:
+            for statement in SCHEMA:
+                self.execute(statement)
+        elif version != VERSION:
+            told = f"has the form of another version of fedstill: {version}, not {VERSION}"
+            raise AuditError(self.where, told)
+        elif found != [("table", "entries", TABLE)]:
+            told = "holds other tables, indexes or triggers than fedstill makes: put it back as it was"
+            raise AuditError(self.where, f"{told}, or move it away and settle what its head says")
 
     def turn(self) -> AbstractContextManager[None]:
         """A transaction that no other process comes between, undone if anything is raised in it."""
@@ -110,6 +136,26 @@ class Database:
             return AuditError(self.where, f"cannot be used: {error}")
         told = f"cannot be read any more ({error}): move it away, and settle what its head says"
         return AuditError(self.where, told)
+
+
+def _make_whole(path: Path) -> None:
+    """Make an audit log under another name, so that nobody meets a half of it; who is quicker has made it."""
+    if any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal")):
+        return  # of a log that is gone: SQLite gives them to the next file of that name, unless it is empty
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        file_permissions.touch(made)
+        with closing(sqlite3.connect(made, isolation_level=None)) as connection:
+            for statement in (
+                "PRAGMA journal_mode = WAL",
+                "PRAGMA fullfsync = ON",
+                "BEGIN",
+                *SCHEMA,
+                "COMMIT",
+            ):
+                connection.execute(statement)
+        with suppress(OSError):  # it is there by now; or this disk has no links: then it is made in its place
+            os.link(made, path)
 
 
 def _until_free(action: Callable[[], object]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+from fedstill.core.errors import ArgumentError
+from fedstill.privacy.events import Event
 from fedstill.protocol.digests import chained
 
 ANSWER, GRADIENT = "answer", "gradient"  # parts of a question: each that is answered has the first
@@ -22,6 +25,9 @@ DATA = "these data"
 
 ALL, BARE = "", ""  # among totals: the run that stands for all runs, the event that is no guarantee
 QUESTIONS, BYTES = "questions", "bytes"  # there too, beside events: what a policy's limits count
+
+LARGEST = 2**53 - 1
+"""The largest count, in an entry and of a total: up to this all who read JSON read the same number."""
 
 Table = Mapping[str, int]
 
@@ -92,19 +98,69 @@ REQUIRED = ("run", "payer", "node", "number", "question", "part")
 NOTHING = {name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED}
 
 
-def parsed(line: str) -> dict[str, Any] | None:
+def is_text(value: object) -> bool:
+    """Whether a value is text that can be written."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def is_count(value: object, least: int = 0) -> bool:
+    """Whether a value is a whole number from the least to the largest count."""
+    return type(value) is int and least <= value <= LARGEST
+
+
+@lru_cache(maxsize=10_000)
+def is_event(name: str) -> bool:
+    """Whether a name is an event's."""
+    try:
+        Event.parse(name)
+    except ArgumentError:
+        return False
+    return True
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) and all(is_text(name) and is_count(n) for name, n in value.items())
+
+
+def _is_price(value: object) -> bool:
+    return _is_table(value) and isinstance(value, dict) and all(n and is_event(e) for e, n in value.items())
+
+
+ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("at", *NOTHING, *REQUIRED), (is_text, "text")),
+    "number": (lambda value: is_count(value, -LARGEST), "a whole number within 2**53"),
+    **dict.fromkeys(("bare", "questions"), (is_count, "a whole number from 0, below 2**53")),
+    **dict.fromkeys(("down", "up", "learned"), (_is_table, "names, and a whole number below 2**53 of each")),
+    "price": (_is_price, "events as text, and from 1 to below 2**53 of each"),
+}
+"""What each field of a line may be, and the same in words."""
+
+
+def parsed(line: object) -> dict[str, Any] | None:
     """All fields of a line, with ``at``; None for what no node could have written.
 
     >>> parsed(Entry("r", "n", "n", 3, "predict", "answer", up={"logits": 8}).line("now"))["up"]
     {'logits': 8}
     >>> parsed("[1]")
     """
-    try:
-        told = {**NOTHING, **json.loads(line)}
-        counts = [told["bare"], told["questions"]]
-        for name in ("up", "down", "price", "learned"):
-            counts += told[name].values()
-        sound = all(isinstance(told[name], str) for name in ("at", "run", "payer", "node", "part"))
-    except (ValueError, TypeError, AttributeError, LookupError):
+    if not isinstance(line, str) or not is_text(line):
         return None
-    return told if sound and all(type(n) is int and 0 <= n < 2**53 for n in counts) else None
+    try:
+        told = json.loads(line)
+        whole = told.keys() >= {"at", *REQUIRED} and all(ALLOWED[name][0](told[name]) for name in told)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        return None
+    return {**NOTHING, **told} if whole and (told["run"] or told["part"] == SETTLED) else None
+
+
+def require_readable(entry: Entry) -> None:
+    """Refuse an entry whose line would not give it back, with :class:`ArgumentError`."""
+    for name, value in vars(entry).items():
+        allowed, words = ALLOWED[name]
+        if not allowed(value):
+            raise ArgumentError(f"{name} of an entry", value, words)
+    if parsed(entry.line("")) != {"at": "", **vars(entry)}:
+        raise ArgumentError("entry of an audit log", vars(entry), "what its line gives back")

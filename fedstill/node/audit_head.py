@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstill.core import file_permissions
-from fedstill.node.audit_entries import ALL
+from fedstill.node.audit_entries import BARE, BYTES, QUESTIONS, is_count, is_event, is_text
+
+LAST = 2**62  # no entry has a higher number
 
 Totals = Mapping[tuple[str, str], Counter[str]]  # by payer and run
 
@@ -34,19 +36,34 @@ class Head:
         """The head in a file, or None if there is no file; OSError or ValueError where it cannot be read."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-            spent = {(payer, run): Counter(dict(counts)) for payer, run, counts in told["spent"]}
-            if not all(
-                type(n) is int for counts in spent.values() for n in (*counts.values(), told["entry"])
-            ):
-                raise ValueError("it counts other than whole numbers")
-            return cls(told["entry"], told["hash"], spent)
+            rows = [(payer, run, dict(counts)) for payer, run, counts in told["spent"]]
+            head = cls(told["entry"], told["hash"], {(payer, run): Counter(c) for payer, run, c in rows})
         except FileNotFoundError:
             return None
-        except (AttributeError, LookupError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError, RecursionError) as error:
             raise ValueError(f"it is none: {error!r}") from error
+        if type(head.number) is not int or not 0 <= head.number <= LAST or not is_text(head.hash):
+            raise ValueError("its entry has no number or no hash that an entry could have")
+        if len(head.spent) != len(rows) or not all(map(_is_total, rows)):
+            raise ValueError("its totals are none that entries could have")
+        return head
 
-    def write(self, path: Path) -> None:
-        """Put this head in the place of the one in a file, which stays where that fails (OSError)."""
-        spent = [[*names, counts] for names, counts in self.spent.items() if names[1] != ALL]
-        told = {"entry": self.number, "hash": self.hash, "spent": spent}
-        file_permissions.replace(path, (json.dumps(told, separators=(",", ":")) + "\n").encode())
+
+def write(path: Path, number: int, hashed: str, rows: Iterable[str]) -> None:
+    """Put a new head in the place of the one in a file, which stays where that fails (OSError); its totals as
+    :func:`row` makes them."""
+    text = f'{{"entry":{number},"hash":"{hashed}","spent":[{",".join(rows)}]}}\n'
+    file_permissions.replace(path, text.encode())
+
+
+def row(payer: str, run: str, counts: Mapping[str, int]) -> str:
+    """One total as a head has it."""
+    return json.dumps([payer, run, counts], separators=(",", ":"))
+
+
+def _is_total(row: tuple[object, object, Mapping[object, object]]) -> bool:
+    payer, run, counts = row
+    known = all(
+        isinstance(name, str) and (name in (BARE, QUESTIONS, BYTES) or is_event(name)) for name in counts
+    )
+    return is_text(payer) and bool(run) and is_text(run) and known and all(map(is_count, counts.values()))

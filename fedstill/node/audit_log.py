@@ -7,8 +7,9 @@ One SQLite file holds an entry for each, over all runs.
   writes, all in one transaction that no other process comes between. The same release again, after a stop, is
   the same entry; one that differs in a single bit is another.
 - *Whole.* Each entry has a hash over the one before and itself, and a head beside the file
-  (:mod:`fedstill.node.audit_head`) tells an older copy from the newest. That shows damage, and copies that
-  somebody has put back; who can write to the folder can write another log with another head.
+  (:mod:`fedstill.node.audit_head`), which has their totals too, tells an older copy from the newest. That
+  shows damage, and copies that somebody has put back; who can write to the folder can write another log
+  with another head.
 - *Trouble stops the node.* While anything is wrong nothing is charged, so nothing leaves, until the owner has
   settled it; then what the head says was spent, and the entries do not, is charged again.
 """
@@ -23,21 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import ArgumentError
+from fedstill.node import audit_head
 from fedstill.node.audit_database import AuditError, Database
-from fedstill.node.audit_entries import BARE, BYTES, QUESTIONS, SETTLED, Entry, parsed
-from fedstill.node.audit_head import Head
+from fedstill.node.audit_entries import (
+    BARE,
+    BYTES,
+    QUESTIONS,
+    SETTLED,
+    Entry,
+    is_text,
+    parsed,
+    require_readable,
+)
+from fedstill.node.audit_head import LAST, Head
 from fedstill.node.audit_totals import Spent, Sums
 
 __all__ = ["FILE", "AuditError", "AuditLog", "Spent"]
 
 FILE = "audit.sqlite"  # in a run's folder; a node's owner may name another
-MARK = 0x6665_6473  # "feds": this SQLite file is an audit log
-VERSION = 3
-SCHEMA = (
-    "CREATE TABLE entries (entry INTEGER PRIMARY KEY, line TEXT NOT NULL, hash TEXT NOT NULL)",
-    f"PRAGMA application_id = {MARK}",
-    f"PRAGMA user_version = {VERSION}",
-)
 
 
 class AuditLog:
@@ -63,7 +67,7 @@ class AuditLog:
         self._durable, self._read_only = durable, read_only
         self.trouble: str | None = None
         self._open = True
-        self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
+        self.sums, self._last, self._hash, self._settled, self._told = Sums(), 0, "", 0, 0
         self._begin(path)
 
     def open(self, path: Path | None) -> None:
@@ -90,7 +94,10 @@ class AuditLog:
             AuditError: the log is in trouble, in use for too long, or cannot be written.
             ArgumentError: the entry cannot be one.
         """
-        _check(entry)
+        if not entry.run:
+            raise ArgumentError("run of an entry", entry.run, "its name")
+        if entry.part == SETTLED:
+            raise ArgumentError("part of an entry", entry.part, "that of an answer")
         return self._write(entry, check, once=True)
 
     def append(self, entry: Entry) -> None:
@@ -98,17 +105,21 @@ class AuditLog:
         self._write(entry, lambda spent: None, once=False)
 
     def _write(self, entry: Entry, check: Callable[[Spent], None], once: bool) -> int:
+        require_readable(entry)
         with self._db.lock:
+            written = None
             with self._db.turn():
                 self._follow()
                 number = self.sums.number(vars(entry)) if once else 0
-                if number:
-                    return number
-                check(self.sums.spent_by(entry.payer, entry.run))
-                written = self._insert(entry)
-            self._take(*written)
-            self._write_head()
-        return written[0]
+                if not number:
+                    check(self.sums.spent_by(entry.payer, entry.run))
+                    written = self._insert(entry)
+            if written is not None:
+                self._take(*written)
+                number = written[0]
+            if number > self._told:  # as after a head that could not be written
+                self._write_head()
+        return number
 
     def settle(self, because: str, *, gone: bool = False) -> None:
         """The owner accepts the log as it is: write that down, with the reason.
@@ -122,9 +133,9 @@ class AuditLog:
 
         Raises:
             ArgumentError: no reason.
-            AuditError: nothing is wrong, or the log cannot be written.
+            AuditError: nothing is wrong, the log cannot be written, or no number is left for an entry.
         """
-        if not because.strip():
+        if not because.strip() or not is_text(because):
             raise ArgumentError("because", because, "the reason, in words")
         with self._db.lock:
             with self._db.turn():
@@ -170,7 +181,7 @@ class AuditLog:
 
         Each has ``entry``, its number, ``at`` (UTC), what :class:`Entry` has, and ``hash``.
         """
-        query = "SELECT entry, line, hash FROM entries WHERE entry >= ? ORDER BY entry LIMIT ?"
+        query = "SELECT entry, line, CAST(hash AS TEXT) FROM entries WHERE entry >= ? ORDER BY entry LIMIT ?"
         with self._db.reading():
             found = self._db.execute(query, (first, most)).fetchall()
         for number, line, hashed in found:
@@ -192,37 +203,29 @@ class AuditLog:
 
     def close(self) -> None:
         """Close the file; what the entries add up to can still be read."""
-        if self._open and not self._durable and self.trouble is None:
-            self._write_head(always=True)
-        self._open = False
-        self._db.close()
+        try:
+            if self._open and not self._durable and self.trouble is None:
+                self._write_head(always=True)
+        finally:
+            self._open = False
+            self._db.close()
 
     # --- opening and checking ---------------------------------------------------------------------------
 
     def _begin(self, path: Path | None) -> None:
         self._head = None if path is None else path.with_name(f"{path.name}.head")
         self._db = Database(path, durable=self._durable, read_only=self._read_only)
+        begin = self._db.reading if self._read_only else self._db.turn
         try:
-            with self._db.reading() if self._read_only else self._db.turn():
-                self._make()
+            with begin():
+                self._db.require_form()
+            with begin():  # a reader's view of the file begins after it has read the head
                 found = self._examine()
+            if self.trouble is None and (found is None or found.number < self._last):
+                self._write_head(always=True)  # somebody was killed before it was written
         except AuditError:
             self._db.close()
             raise
-        if self.trouble is None and (found is None or found.number < self._last):
-            self._write_head(always=True)  # somebody was killed before it was written
-
-    def _make(self) -> None:
-        (mark,) = self._db.execute("PRAGMA application_id").fetchone()
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if mark != MARK and (tables or self._read_only):
-            raise AuditError(self._db.where, "is no audit log")
-        if mark == MARK and version != VERSION:
-            told = f"has the form of another version of fedstill: {version}, not {VERSION}"
-            raise AuditError(self._db.where, told)
-        for statement in SCHEMA if mark != MARK else ():
-            self._db.execute(statement)
 
     def _examine(self) -> Head | None:
         """Take up all entries anew and say what is wrong; the head. Within a transaction."""
@@ -233,27 +236,30 @@ class AuditLog:
             except (OSError, ValueError) as error:
                 damage = f"its head {self._head.name} is damaged: {error}"
         self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
-        there = self._walk(-(2**62), 0 if found is None else found.number)
+        self._told = 0 if found is None else found.number
+        wanted = self._walk(-(2**62), self._told)
         self.trouble = self.trouble or damage
         if self.trouble is None and self._head is not None and found is None and self._last:
             self.trouble = f"its head {self._head.name} is missing"
         # A head older than the last settlement was settled with it.
-        if self.trouble is None and found is not None and found.number > self._settled:
+        if self.trouble is None and found is not None and found.number >= self._settled:
             if found.number > self._last:
                 ends = f"it ends at entry {self._last}, and its head at {found.number}"
                 self.trouble = f"is an older copy: {ends}"
-            elif found.hash != there:
+            elif found.hash != wanted.hash:
                 self.trouble = f"entry {found.number} is not the one that its head names"
+            elif found.spent != wanted.spent:
+                self.trouble = f"its entries up to {found.number} do not add up to the totals in its head"
         return found
 
-    def _walk(self, after: int, wanted: int = 0) -> str:
+    def _walk(self, after: int, wanted: int = 0) -> Head:
         """Take up the entries after a number, each checked against the one before.
 
         Returns:
-            The hash of a wanted one, over all entries as they are.
+            What a head that names a wanted one has to say, over all entries as they are.
         """
         fault: str | None = None
-        there = ""
+        there = Head()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
         for number, line, hashed in self._db.execute(query, (after,)):
             told, chain = parsed(line), _link(self._hash, number, line)
@@ -264,7 +270,8 @@ class AuditLog:
             elif told["part"] == SETTLED:  # by which everything before it, as it stands here, is accepted
                 fault, self._settled = None, number
             self._take(number, chain, told)
-            there = chain if number == wanted else there
+            if number == wanted:
+                there = Head(number, chain, self.sums.by_run())
         self.trouble = fault
         return there
 
@@ -275,6 +282,7 @@ class AuditLog:
         self.require_sound()
         if self._db.replaced():
             raise AuditError(self._db.where, "was replaced by another file: start again, and it is checked")
+        self._db.require_form()
         self._catch_up()
         self.require_sound()
 
@@ -296,8 +304,12 @@ class AuditLog:
             raise AuditError(self._db.where, "is open to be read only")
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         number, line = self._last + 1, entry.line(at)
+        if number > LAST:
+            told = f"no entry can follow number {self._last}: move away what says so, this log or its head"
+            raise AuditError(self._db.where, f"{told}, and settle")
         chain = _link(self._hash, number, line)
-        self._db.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, chain))
+        if self._db.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, chain)).rowcount != 1:
+            raise AuditError(self._db.where, "has not taken an entry")
         return number, chain, vars(entry)
 
     def _take(self, number: int, chain: str, told: Mapping[str, Any] | None) -> None:
@@ -306,28 +318,20 @@ class AuditLog:
             self.sums.add(number, told)
 
     def _write_head(self, always: bool = False) -> None:
-        """Write the head, unless another process has gone on since, and does so itself."""
+        """Write the head, as new as the log, to which another process may have written since."""
         if self._head is None or self._read_only or not (always or self._durable):
             return
         with self._db.turn():
-            if self._newest() != (self._last, self._hash):
-                return
+            self._catch_up()
+            self.require_sound()
             try:
-                Head(self._last, self._hash, self.sums.spent).write(self._head)
+                audit_head.write(self._head, self._last, self._hash, self.sums.rows())
             except OSError as error:
                 raise AuditError(self._head, f"cannot be written: {error.strerror}") from error
+            self._told = self._last
 
 
 def _link(before: str, number: int, line: str) -> str:
     """The hash of an entry: BLAKE2b, 256 bits, over the hash before it, its number and its line."""
-    return hashlib.blake2b(f"{before} {number} {line}".encode(), digest_size=32).hexdigest()
-
-
-def _check(entry: Entry) -> None:
-    if not entry.run:
-        raise ArgumentError("run of an entry", entry.run, "its name")
-    if entry.part == SETTLED:
-        raise ArgumentError("part of an entry", entry.part, "that of an answer")
-    for event, times in entry.price.items():
-        if not event or type(times) is not int or times < 1:
-            raise ArgumentError("price of an entry", dict(entry.price), "events as text, 1 or more of each")
+    told = f"{before} {number} {line}".encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(told, digest_size=32).hexdigest()

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstill.node.audit_entries import ALL, ANSWER, BARE, BYTES, QUESTIONS, REFUSED, RELEASES, TRAINING
+from fedstill.node import audit_head
+from fedstill.node.audit_entries import (
+    ALL,
+    ANSWER,
+    BARE,
+    BYTES,
+    LARGEST,
+    QUESTIONS,
+    REFUSED,
+    RELEASES,
+    TRAINING,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,8 @@ class Sums:
     """What entries add up to, in memory: a charge looks up and adds, however many there are.
 
     Attributes:
-        spent: by payer and run (:data:`ALL` is all of them): events, and what limits count.
+        spent: by payer and run (:data:`ALL` is all of them): events, and what limits count; up to
+            :data:`~fedstill.node.audit_entries.LARGEST` of each.
         bytes: by run, node, way ("down" or "up") and kind, of what has left.
     """
 
@@ -42,6 +54,7 @@ class Sums:
         self._asked: dict[tuple[str, int, str], str] = {}  # run, number and content -> the question's name
         self._untold: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by run and node
         self._charged: set[str] = set()  # runs
+        self._rows: dict[tuple[str, str], str] = {}  # of a head; empty where more was spent since
 
     def add(self, number: int, told: Mapping[str, Any]) -> None:
         """Count one entry, as :func:`parsed` gives it."""
@@ -55,7 +68,9 @@ class Sums:
         for name in (run, ALL):
             spent = self.spent[told["payer"], name]
             for event, times in cost.items():
-                spent[event] += times
+                spent[event] = min(spent[event] + times, LARGEST)
+        if run != ALL:
+            self._rows[told["payer"], run] = ""
         self._known[_place(told)][told["content"], told["left"]] = number
         if part == TRAINING:
             self._untold[run, node].update(cost)
@@ -88,7 +103,18 @@ class Sums:
 
     def untold(self, run: str, node: str) -> dict[str, int]:
         """What was charged for learning, and no server was told of yet."""
-        return dict(+self._untold[run, node])
+        return {name: min(count, LARGEST) for name, count in (+self._untold[run, node]).items()}
+
+    def by_run(self) -> dict[tuple[str, str], Counter[str]]:
+        """What was spent by now, by payer and run, as a head has it."""
+        return {names: Counter(counts) for names, counts in self.spent.items() if names[1] != ALL}
+
+    def rows(self) -> Iterable[str]:
+        """The same as text. A node has seen thousands of runs, and spends in one."""
+        for names, text in self._rows.items():
+            if not text:
+                self._rows[names] = audit_head.row(*names, self.spent[names])
+        return self._rows.values()
 
     def has_charged(self, run: str) -> bool:
         """Whether anything of a run has left or is paid for."""

@@ -165,7 +165,7 @@ class Host:
         text = " ".join(str(error).split()) or type(error).__name__
         question = short(header.get("question") or header.get("do") or "message")
         number = header.get("number")
-        asked = number if isinstance(number, int) and abs(number) < MOST else -1
+        asked = number if type(number) is int and abs(number) < MOST else -1
         which = f"{question} (number {asked})" if asked >= 0 else question
         logger.warning("refused %s: %s", which, short(text, 1000))
         if header.get("do") in ("answer", "pull back") and self.session is not None:

@@ -192,6 +192,19 @@ def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
     assert "NOT SOUND: entry 2 is not as it was written" in said(capsys, "show", clinic)
 
 
+def test_totals_that_are_not_those_of_the_entries_are_found_and_settled(
+    clinic: Path, capsys: Capture
+) -> None:
+    head = clinic / "audit.sqlite.head"
+    text = head.read_text(encoding="utf-8").replace('"laplace(10.0)":4', '"laplace(10.0)":5')
+    head.write_text(text, encoding="utf-8")
+    with pytest.raises(FedstillError, match="entries up to 3 do not add up to the totals in its head"):
+        audit_log.main(["verify", str(clinic)])
+    out = said(capsys, "settle", clinic, "--because", "so")
+    assert "Charged again to clinic, run spring: laplace(10)." in out
+    assert "4 entries: hashes, totals and head agree" in said(capsys, "verify", clinic)
+
+
 def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capture) -> None:
     other = clinic.parent / "data of the clinic.sqlite"
     for file in list(clinic.glob("audit.sqlite*")):

@@ -22,9 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.node import audit_head
 from fedstill.node.audit_entries import Entry
+from fedstill.node.audit_head import Head
 from fedstill.node.audit_log import AuditError, AuditLog, Spent
 from tests.audited import edit
+
+EVENTS = ["gaussian(1.1)", "laplace(10.0)", "pure(2.0)"]
 
 
 class Refused(FedstillError):
@@ -143,12 +147,30 @@ def test_what_the_budget_refuses_is_not_written(path: Path) -> None:
         audit.verify()
 
 
-@pytest.mark.parametrize("wrong", [{"run": ""}, {"part": "settled"}, {"price": {"": 1}}, {"price": {"a": 0}}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": ""},
+        {"part": "settled"},
+        {"price": {"": 1}},
+        {"price": {"rubbish": 1}},
+        {"price": {"gaussian(1.1)": 0}},
+        {"price": {"gaussian(1.1)": 2**53}},
+        {"up": {"logits": 2**53}},
+        {"learned": {"gaussian(1.1)": 2**53}},
+        {"number": 2**53},
+        {"bare": True},
+        {"rule": "\ud800"},
+        {"content": ["c0"]},
+    ],
+)
 def test_what_can_be_no_entry(wrong: dict[str, Any]) -> None:
     audit = AuditLog(None)
-    with pytest.raises(ArgumentError):
-        audit.charge(entry(**wrong))
+    (name,) = wrong
+    with pytest.raises(ArgumentError, match=f"^{name} of an entry is "):
+        audit.charge(entry(**{"number": 0, **wrong}))
     assert list(audit.entries()) == []
+    audit.verify()
 
 
 @given(
@@ -157,7 +179,7 @@ def test_what_can_be_no_entry(wrong: dict[str, Any]) -> None:
             st.sampled_from("ab"),
             st.sampled_from("rs"),
             st.integers(0, 5),
-            st.dictionaries(st.sampled_from("xyz"), st.integers(1, 9)),
+            st.dictionaries(st.sampled_from(EVENTS), st.integers(1, 9)),
             st.booleans(),
         ),
         max_size=30,
@@ -309,6 +331,51 @@ def test_an_head_is_not_put_back_by_a_process_that_was_slower(
         slow.charge(entry(0))
         assert '"entry":2,' in head(path).read_text(encoding="utf-8")
         slow.verify()
+
+
+def test_a_charge_makes_the_text_of_its_own_run_alone_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(AuditLog(path)) as audit:
+        for number in range(20):
+            audit.charge(entry(run=f"run-{number}"))
+        made, row = [], audit_head.row
+
+        def counted(payer: str, run: str, counts: Counter[str]) -> str:
+            made.append(run)
+            return row(payer, run, counts)
+
+        monkeypatch.setattr(audit_head, "row", counted)
+        audit.charge(entry(1, run="run-3"))
+        audit.charge(entry(0, run="another"))
+        assert made == ["run-3", "another"]
+        told = Head.read(head(path))
+        assert told is not None
+        assert told.spent == {names: spent for names, spent in audit.sums.spent.items() if names[1]}
+        assert (told.number, len(told.spent)) == (22, 21)
+
+
+def test_a_log_has_its_name_when_it_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, met = os.link, []
+
+    def meet(made: Path, name: Path) -> None:
+        met.append(name.exists())
+        AuditLog(made, read_only=True).close()
+        link(made, name)
+
+    monkeypatch.setattr(os, "link", meet)
+    AuditLog(path).close()
+    assert met == [False]
+
+    def refuse(made: Path, name: Path) -> None:
+        raise PermissionError("no links on this disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    other = path.with_name("other.sqlite")
+    with closing(AuditLog(other)) as audit:
+        assert audit.charge(entry()) == 1
+    files = {path, head(path), other, head(other)}
+    assert set(path.parent.iterdir()) == files  # nothing else is left behind
 
 
 # --- trouble ------------------------------------------------------------------------------------------
@@ -522,9 +589,12 @@ def test_an_head_that_cannot_be_written_releases_nothing_and_costs_once(path: Pa
         audit.charge(entry(0))
         blocker = path.with_name(path.name + ".head.part")
         blocker.mkdir()
-        with pytest.raises(AuditError, match="head: cannot be written"):
-            audit.charge(entry(1))
+        for _ in range(2):  # also where it is known
+            with pytest.raises(AuditError, match="head: cannot be written"):
+                audit.charge(entry(1))
+        assert audit.charge(entry(0)) == 1  # of which the head tells
         blocker.rmdir()
         assert audit.charge(entry(1)) == 2  # it was written, and is paid for
+        assert '"entry":2,' in head(path).read_text(encoding="utf-8")
         assert audit.charge(entry(2)) == 3
         assert audit.spent("clinic", "first").total["gaussian(1.1)"] == 3

@@ -570,6 +570,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     "a negative number": ({"number": -5}, {"x": image(0)}, "ArgumentError", "number is -5"),
     "a number beyond all": ({"number": 10**30}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "a word for a number": ({"number": "six"}, {"x": image(0)}, "ArgumentError", "a whole number"),
+    "true for a number": ({"number": True}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run is 'two'"),
     "pulled before asked": ({"do": "pull back"}, {"logits": torch.ones(2, 10)}, "QuestionMismatch", "2"),
     "pulled with other gradients": (

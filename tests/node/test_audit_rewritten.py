@@ -1,0 +1,207 @@
+"""Audit logs and heads that somebody has rewritten are refused in one line, and sound once settled."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.core.errors import ArgumentError
+from fedstill.node.audit_log import AuditError, AuditLog, Spent, _link
+from tests.audited import edit
+from tests.node.test_audit_log import entry, fill, head
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a log with three entries."""
+    path = tmp_path / "audit.sqlite"
+    fill(path, 3)
+    return path
+
+
+def settles(path: Path, told: str) -> Spent:
+    """What was spent by a log in trouble: settled, it is opened, verified and charged to as any other."""
+    with closing(AuditLog(path)) as audit:
+        with pytest.raises(AuditError, match=told):
+            audit.charge(entry(50))
+        assert all(isinstance(row["number"], int) for row in audit.entries())
+        audit.settle("looked at it")
+        audit.verify()
+        spent = audit.spent("clinic", "first")
+        assert audit.charge(entry(50))
+    with closing(AuditLog(path)) as audit:
+        audit.verify()
+        assert audit.charge(entry(51))
+    return spent
+
+
+def replace(path: Path, before: str, after: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    path.write_text(text.replace(before, after), encoding="utf-8")
+
+
+FIELDS: dict[str, Any] = {
+    "number": [1],
+    "content": [],
+    "left": {},
+    "after": [1],
+    "question": [1],
+    "rule": "\ud800",
+    "run": "",
+    "up": {"logits": -1},
+    "down": [],
+    "price": {"rubbish": 1},
+    "learned": {"x": 2**53},
+    "bare": True,
+    "questions": 1.0,
+    "entry": "x",
+}
+LINES = {
+    **{name: {name: value} for name, value in FIELDS.items()},
+    "free": {"price": {"gaussian(1.1)": 0}},
+    "deep": "[" * 100_000,
+    "no UTF-8": b"{\xff}",
+}
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_no_node_has_written_is_damage(name: str, hashed: bool, path: Path) -> None:
+    wrong: Any = LINES[name]
+    with closing(sqlite3.connect(path)) as file:
+        (before,) = file.execute("SELECT hash FROM entries WHERE entry = 2").fetchone()
+        (line,) = file.execute("SELECT line FROM entries WHERE entry = 3").fetchone()
+        line = json.dumps({**json.loads(line), **wrong}) if isinstance(wrong, dict) else wrong
+        set_line = "UPDATE entries SET line = CAST(? AS TEXT) WHERE entry = 3"
+        file.execute(set_line, (line,))
+        if hashed:  # by somebody who knows how
+            text = line.decode("utf-8", "surrogateescape") if isinstance(line, bytes) else line
+            file.execute("UPDATE entries SET hash = ? WHERE entry = 3", (_link(before, 3, text),))
+        file.commit()
+    spent = settles(path, "entry 3 is not as it was written")
+    assert spent.total == {"gaussian(1.1)": 3, "laplace(10.0)": 6}  # from the head
+
+
+def test_bytes_in_the_place_of_text_are_damage(path: Path) -> None:
+    edit(path, "UPDATE entries SET line = CAST(line AS BLOB), hash = x'ff' WHERE entry = 2")
+    settles(path, "entry 2 is not as it was written")
+    with closing(AuditLog(path)) as audit:
+        assert json.dumps(list(audit.entries()))
+
+
+def totals(*rows: list[Any], **other: Any) -> str:
+    return json.dumps({"entry": 3, "hash": "x", "spent": rows, **other})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"entry":' + "9" * 5000 + "}",
+        "[]",
+        totals(entry=-5),
+        totals(entry=10**30),
+        totals(entry=True),
+        totals(hash=3),
+        totals(spent=3),
+        totals([1, "first", {"gaussian(1.1)": 9}]),
+        totals(["clinic", ["first"], {}]),
+        totals(["clinic", "", {"gaussian(1.1)": 9}]),
+        totals(["\ud800", "first", {}]),
+        totals(["clinic", "first", {}], ["clinic", "first", {}]),
+        totals(["clinic", "first", {"rubbish": 9}]),
+        totals(["clinic", "first", {"gaussian(1.1)": -9}]),
+        totals(["clinic", "first", {"gaussian(1.1)": 2**53}]),
+        totals(["clinic", "first", {"bytes": 2.0}]),
+    ],
+    ids=range(17),
+)
+def test_an_impossible_head_is_damaged(text: str, path: Path) -> None:
+    head(path).write_text(text, encoding="utf-8")
+    assert settles(path, "its head audit.sqlite.head is damaged").total["gaussian(1.1)"] == 3
+
+
+@pytest.mark.parametrize(("told", "paid"), [(2, 3), (5, 5), (2**53 - 1, 2**53 - 1)])
+def test_of_totals_that_are_not_those_of_the_entries_the_larger_are_paid(
+    told: int, paid: int, path: Path
+) -> None:
+    replace(head(path), '"gaussian(1.1)":3', f'"gaussian(1.1)":{told}')
+    spent = settles(path, "its entries up to 3 do not add up to the totals in its head")
+    assert spent.total == {"gaussian(1.1)": paid, "laplace(10.0)": 6}
+
+
+def test_the_totals_of_an_older_head_are_compared_with_those_of_then(path: Path) -> None:
+    with closing(AuditLog(path, durable=False)) as audit, closing(AuditLog(path, read_only=True)) as reader:
+        audit.charge(entry(3))
+        reader.verify()
+        replace(head(path), '"gaussian(1.1)":3', '"gaussian(1.1)":2')
+        with pytest.raises(AuditError, match="entries up to 3 do not add up"):
+            reader.verify()
+        replace(head(path), '"gaussian(1.1)":2', '"gaussian(1.1)":3')
+
+
+def test_what_a_log_that_is_gone_has_left_is_not_given_to_the_next(path: Path) -> None:
+    log = path.with_name(f"{path.name}-wal")
+    with closing(AuditLog(path)) as audit:
+        audit.charge(entry(3))
+        left = log.read_bytes()
+    path.unlink()
+    log.write_bytes(left)
+    assert settles(path, "ends at entry 0, and its head at 4").total["gaussian(1.1)"] == 4
+
+
+def test_where_no_number_is_left_settling_says_what_to_do(path: Path) -> None:
+    told = "no entry can follow number .*: move away what says so, this log or its head, and settle"
+    edit(path, f"INSERT INTO entries VALUES ({2**63 - 1}, 'x', 'y')")
+    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=told):
+        audit.settle("looked at it")
+    for file in set(path.parent.glob(f"{path.name}*")) - {head(path)}:
+        file.unlink()
+    assert settles(path, "ends at entry 0, and its head at 3").total["gaussian(1.1)"] == 3
+    head(path).write_text(totals(entry=2**62), encoding="utf-8")
+    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=told):
+        audit.settle("looked at it")
+    head(path).unlink()
+    assert settles(path, "head audit.sqlite.head is missing").total["gaussian(1.1)"] == 5
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER t BEFORE INSERT ON entries BEGIN SELECT raise(ignore); END",
+        "CREATE TRIGGER t AFTER INSERT ON entries BEGIN DELETE FROM entries WHERE entry = new.entry; END",
+        "CREATE INDEX i ON entries (hash)",
+        "CREATE VIEW v AS SELECT line FROM entries",
+        "DROP TABLE entries",
+    ],
+)
+def test_a_file_that_holds_more_than_entries_is_refused(statement: str, path: Path) -> None:
+    before = head(path).read_bytes()
+    with closing(AuditLog(path)) as audit:
+        edit(path, statement)
+        with pytest.raises(AuditError, match="holds other tables, indexes or triggers"):
+            audit.charge(entry(3))
+    with pytest.raises(AuditError, match=r"other .* move it away and settle what its head says"):
+        AuditLog(path)
+    assert head(path).read_bytes() == before
+
+
+def test_an_entry_that_was_not_taken_releases_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(AuditLog(path)) as audit:
+        edit(path, "CREATE TRIGGER t BEFORE INSERT ON entries BEGIN SELECT raise(ignore); END")
+        monkeypatch.setattr(audit._db, "require_form", lambda: None)
+        with pytest.raises(AuditError, match="has not taken an entry"):
+            audit.charge(entry(3))
+
+
+@pytest.mark.parametrize("because", [" ", "\udcff"])
+def test_a_reason_is_words(because: str, path: Path) -> None:
+    head(path).unlink()
+    with closing(AuditLog(path)) as audit, pytest.raises(ArgumentError, match="because"):
+        audit.settle(because)
