@@ -54,7 +54,9 @@ class RunFolder:
     def require(self, question: str, more: int = 0) -> None:
         """Refuse what would write ``more`` bytes for a question to a disk without room: QuestionRefused."""
         most = self._policy.most_disk
-        logged = self._audit.stat().st_size if self._audit.exists() else 0
+        # What SQLite has not yet moved from its log of writes to the file is on the disk, too.
+        files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
+        logged = sum(file.stat().st_size for file in files if file.exists())
         if most and self._others + _on_disk(self.path) + logged + more >= most:
             rule = f"most_disk: {most}, which runs/, public/ and the audit log have reached; {CURE}"
             raise QuestionRefused(self._node, question, rule)
