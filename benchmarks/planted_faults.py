@@ -1,7 +1,7 @@
 """What share of small faults, planted one at a time, the tests find.
 
     python -m pip install cosmic-ray pytest-cov
-    python -m pytest -n 2 --cov=fedstill --cov-context=test --cov-report= --junitxml=times.xml tests
+    python -m pytest -n 2 --cov=fedstill --cov-context=test --cov-report= --junitxml=times.xml fedstill tests
     python benchmarks/planted_faults.py --times times.xml --out faults.jsonl
 
 cosmic-ray makes the faults (a comparison turned, a number off by one, ``not`` added, a loop left out, a

@@ -16,6 +16,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
+from fedstill.methods import feddf
 from fedstill.methods.feddf import FedDF
 from fedstill.models.parameter_vector import load_vector, to_vector
 from fedstill.node import local_training
@@ -174,6 +175,14 @@ def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
         vectors = torch.stack([to_vector(trained(node, start[node.name], 0, 3)) for node in members])
         mean = (sizes / sizes.sum()) @ vectors
         torch.testing.assert_close(to_vector(student), mean, rtol=1e-3, atol=1e-4)
+
+
+def test_the_loss_of_a_turn_is_the_central_students(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = world(CONFIG, specs=MIXED, student="lenet5:6")
+    central = here.server.student
+    monkeypatch.setattr(feddf, "distil", lambda student, *given: 1.0 if student is central else 2.0)
+    assert here.server.step() == {"student": 1.0}
+    assert world(replace(CONFIG, steps=0)).server.step() == {"student": 0.0}
 
 
 def test_an_architecture_of_which_no_node_was_drawn_is_taught_all_the_same() -> None:

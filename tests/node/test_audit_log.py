@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.node import audit_head
+from fedstill.node import audit_database, audit_head
 from fedstill.node.audit_entries import Entry
 from fedstill.node.audit_head import Head
 from fedstill.node.audit_log import AuditError, AuditLog, Spent
@@ -598,3 +599,23 @@ def test_an_head_that_cannot_be_written_releases_nothing_and_costs_once(path: Pa
         assert '"entry":2,' in head(path).read_text(encoding="utf-8")
         assert audit.charge(entry(2)) == 3
         assert audit.spent("clinic", "first").total["gaussian(1.1)"] == 3
+
+
+def test_only_a_file_that_another_process_has_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_database, "PATIENCE", 0.2)
+    calls: list[str] = []
+
+    def failing(*troubles: str) -> None:
+        calls.append("tried")
+        if len(calls) <= len(troubles):
+            raise sqlite3.OperationalError(troubles[len(calls) - 1])
+
+    audit_database._until_free(lambda: failing("database is locked", "database table is locked"))
+    assert len(calls) == 3
+    calls.clear()
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        audit_database._until_free(lambda: failing("database or disk is full"))
+    assert len(calls) == 1
+    calls.clear()
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        audit_database._until_free(lambda: failing(*["database is locked"] * 1000))
