@@ -144,12 +144,24 @@ def holding(folder: Path, what: str) -> Iterator[None]:
 
 
 def read_result(path: Path) -> Mapping[str, Any]:
+    """The result of a finished run; RunFolderError as :func:`read_object`, or where there is none."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing: a report needs the folder of a finished run") from None
+
+
+def read_object(path: Path) -> Mapping[str, Any]:
+    """A file's JSON object.
+
+    Raises:
+        RunFolderError: it is no JSON, or another value.
+        FileNotFoundError: there is no file.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(result, Mapping):
-        raise RunFolderError(f"{path} holds a {type(result).__name__}: allowed is a JSON object")
-    return result
+    if not isinstance(found, Mapping):
+        raise RunFolderError(f"{path} holds a {type(found).__name__}: allowed is a JSON object")
+    return found

@@ -25,12 +25,12 @@ from fedstill.core.errors import (
     RunFolderError,
 )
 from fedstill.core.text_format import clip
+from fedstill.node.audit_entries import LARGEST
 from fedstill.privacy.events import as_text, from_text
 from fedstill.privacy.statement import Statement
 
 LONGEST = 300  # characters that are kept of a text
 MOST = 1000  # entries that a list or table may have
-LARGEST = 2**53 - 1  # whole numbers up to this are the same for everyone who reads JSON
 DEEPEST = 20  # lists and tables within each other
 
 T = TypeVar("T")

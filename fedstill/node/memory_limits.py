@@ -101,7 +101,7 @@ def of_input(model: nn.Module, shape: tuple[int, ...]) -> int:
     model.eval()
     try:
         return _kept(model, shape, torch.device("meta"))
-    except (*FORWARD, NotImplementedError):
+    except FORWARD:
         return _kept(model, shape, device)
     finally:
         model.train(training)

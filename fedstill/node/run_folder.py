@@ -19,6 +19,7 @@ import torch
 from fedstill.core import file_permissions
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import QuestionRefused, RunFolderError
+from fedstill.core.run_writer import read_object
 from fedstill.node import audit_file
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.run_plan import PLAN_FILE
@@ -98,7 +99,7 @@ class RunFolder:
         if not (self._folder / SALT).exists() and not (self.path / SALT).exists():
             file_permissions.replace(self.path / SALT, self._salt.encode(), sync=True)
         if path.exists():
-            before = _plan(path)
+            before = read_object(path)
             other = [name for name, value in json.loads(text).items() if before.get(name) != value]
             if not other:
                 return None
@@ -154,17 +155,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RunFolderError(f"{path} is no UTF-8 text") from error
-
-
-def _plan(path: Path) -> Mapping[str, Any]:
-    """What a run was begun with."""
-    try:
-        before = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path} cannot be read as JSON: what the run was begun with is lost") from error
-    if not isinstance(before, dict):
-        raise RunFolderError(f"{path} holds a {type(before).__name__}: allowed is a JSON object")
-    return before
 
 
 def _bytes(state: Any) -> int:

@@ -39,7 +39,7 @@ def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
         (b"", "cannot be read as JSON"),
         (b"[1]", "holds a list: allowed is a JSON object"),
         (b"[" * 100_000, "cannot be read as JSON"),
-        (b"\xff", "is no UTF-8 text"),
+        (b"\xff", "cannot be read as JSON: 'utf-8'"),
     ],
     ids=["empty", "a list", "deep", "no text"],
 )

@@ -1,0 +1,62 @@
+"""How long the code is, room by room: lines, and those that are code and not docstring, comment or blank.
+
+python benchmarks/lines.py [TREE]
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import defaultdict
+from pathlib import Path
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+NO_CODE = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)
+
+
+def counted(source: str) -> tuple[int, int]:
+    """All lines of a piece of Python, and its lines of code.
+
+    >>> counted('def f():\\n    "Says."\\n\\n    return 1  # one\\n')
+    (4, 2)
+    """
+    told: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            told.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return source.count("\n"), len(code - told)
+
+
+def main() -> None:
+    """Print the table of package and tests."""
+    tree = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    for top in ("fedstill", "tests"):
+        rooms: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        longest = (0, "")
+        for path in sorted((tree / top).rglob("*.py")):
+            lines, code = counted(path.read_text(encoding="utf-8"))
+            within = path.relative_to(tree / top)
+            room = rooms[within.parts[0] if len(within.parts) > 1 else "loose"]
+            room[:] = [room[0] + lines, room[1] + code, room[2] + 1]
+            longest = max(longest, (lines, str(within)))
+        whole = [sum(column) for column in zip(*rooms.values(), strict=True)]
+        print(f"{top}: {whole[0]} lines, {whole[1]} of code, {whole[2]} files; longest {longest}")
+        for name, (lines, code, files) in rooms.items():
+            print(f"  {name:12} {lines:6} {code:6} {files:4}")
+
+
+if __name__ == "__main__":
+    main()
