@@ -29,7 +29,8 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
-from fedstill.federation.inprocess import InProcess, choose
+from fedstill.core.workers import Workers
+from fedstill.federation.inprocess import InProcess, partition, stacks
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
@@ -49,7 +50,7 @@ from fedstill.tasks.classification import Classification
 Precision = Literal["float32", "bfloat16"]
 Shape = tuple[int, int, int]
 Losses = list[list[float]]
-ENGINES = ("stacked", "one-by-one", "auto")
+ENGINES = ("stacked", "one-by-one", "at-once")
 WAYS = ("plain", *ENGINES)
 CLASSES = 10
 GREY: Shape = (1, 28, 28)  # what small-cnn, lenet5 and mlp are given
@@ -95,7 +96,7 @@ class Options:
     name: str = "step_time"
     """First part of the result file's name."""
     assert_not_slower: float | None = None
-    """Exit with 1 if auto takes more than so many times as long as the plain loop."""
+    """Exit with 1 if the library's own way takes more than so many times as long as the quickest one."""
 
     def fediod(self) -> FedIOD:
         """The method's options in this benchmark: its defaults but for the sizes."""
@@ -110,12 +111,19 @@ class Options:
     def engine(self, name: str, precision: Precision) -> EngineConfig:
         """One engine."""
         return EngineConfig(
-            "auto" if name == "plain" else name,  # type: ignore[arg-type]
+            "stacked" if name == "stacked" else "one-by-one",
             self.device,
             precision,
             self.channels_last,
             self.threads,
         )
+
+    def compute(self, way: str, precision: Precision) -> Compute:
+        """What a way computes with: one by one has all threads for each node, at once has one."""
+        compute = Compute(self.engine(way, precision))
+        if way != "at-once":
+            compute.workers = Workers(1)
+        return compute
 
 
 @dataclass
@@ -123,8 +131,6 @@ class Timing:
     """Seconds of one way of computing, one value a round."""
 
     seconds: list[float] = field(default_factory=list)
-    chosen: str = ""  # by auto
-    rehearsal: float = 0.0  # seconds that auto took to choose
 
 
 # --- what every way starts from ---------------------------------------------------------------------
@@ -304,7 +310,7 @@ def distillation(
     options: Options, model: str, precision: Precision, way: str, folder: Path
 ) -> tuple[Callable[[], Losses], Timing]:
     """A turn of ``options.steps`` distillation steps, which gives their losses."""
-    compute = Compute(options.engine(way, precision))
+    compute = options.compute(way, precision)
     config, task, shape = options.fediod(), Classification(CLASSES), shape_of(model)
     audit = AuditLog(folder / f"{way}.sqlite", durable=False)
     nodes = make_nodes(options, model, compute, audit)
@@ -316,9 +322,7 @@ def distillation(
         return lambda: [plain.step() for _ in range(options.steps)], timing
     for node in nodes:
         node.model.eval().requires_grad_(False)  # as local training leaves it
-    start = now(options)
-    groups, _ = choose(nodes, compute, side.rehearse)
-    timing.rehearsal, timing.chosen = now(options) - start, _in_words(groups)
+    groups = partition(nodes, stacks(compute))
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
     student = make_student(options, model)
@@ -341,7 +345,7 @@ def local_training(
     options: Options, model: str, precision: Precision, way: str, folder: Path
 ) -> tuple[Callable[[], Losses], Timing]:
     """A turn of ``options.local_steps`` steps of every node, which gives their losses."""
-    compute = Compute(options.engine(way, precision))
+    compute = options.compute(way, precision)
     config, task = options.local(), Classification(CLASSES)
     nodes = make_nodes(options, model, compute, AuditLog())
     timing = Timing()
@@ -349,14 +353,7 @@ def local_training(
         plain = PlainLocal(options, compute, nodes)
         return lambda: plain.turn(options.local_steps), timing
     prepare(nodes, config)
-
-    def trial(group: Group) -> None:
-        train(group.nodes, task, config, compute, steps=3)
-
-    start = now(options)
-    groups, _ = choose(nodes, compute, trial)
-    timing.rehearsal, timing.chosen = now(options) - start, _in_words(groups)
-    done = 0
+    groups, done = partition(nodes, stacks(compute)), 0
 
     def turn() -> Losses:
         nonlocal done
@@ -366,16 +363,14 @@ def local_training(
             for node, loss in zip(active, losses, strict=True):
                 by_node[node.name].append(loss)
 
-        for group in groups:
+        def learn(group: Sequence[Node]) -> None:
             train(group, task, config, compute, start=done, steps=options.local_steps, report=report)
+
+        compute.workers.each(learn, groups, [model] * len(groups))
         done += options.local_steps
         return [torch.stack(losses).tolist() for losses in by_node.values()]
 
     return turn, timing
-
-
-def _in_words(groups: Sequence[Sequence[Node]]) -> str:
-    return "one-by-one" if all(len(group) == 1 for group in groups) else "stacked"
 
 
 Make = Callable[[Options, str, Precision, str, Path], tuple[Callable[[], Losses], Timing]]
@@ -519,8 +514,6 @@ def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[
             "max": max(timing.seconds),
             "over_plain": statistics.median(ratios),
             "share_of_peak": gflop / median / gflops,
-            "chosen": timing.chosen if way == "auto" else "",
-            "rehearsal": timing.rehearsal if way == "auto" else 0.0,
             "rounds": timing.seconds,
         }
     return told
@@ -534,9 +527,8 @@ def rows(model: str, phase: str, precision: str, told: Mapping[str, Mapping[str,
     """Lines of the Markdown table."""
     lines = []
     for way, figures in told.items():
-        label = f"auto ({figures['chosen']})" if way == "auto" else way
         lines.append(
-            f"| {model} | {phase} | {precision} | {label} | {figures['median']:.4f} "
+            f"| {model} | {phase} | {precision} | {way} | {figures['median']:.4f} "
             f"| {figures['min']:.4f} - {figures['max']:.4f} "
             f"| {figures['over_plain']:.2f} | {100 * figures['share_of_peak']:.0f} % |"
         )
@@ -564,7 +556,7 @@ def main(options: Options) -> int:
     """Measure, print, save, judge."""
     if options.clock == "processor" and torch.device(options.device).type != "cpu":
         raise ArgumentError("clock", options.clock, "wall, for any device but the CPU")
-    Compute(options.engine("auto", "float32"))  # sets the threads; refuses a device that is not there
+    Compute(options.engine("one-by-one", "float32"))  # sets the threads; refuses a device that is not there
     check_same_work(options)
     print("All ways give the same losses (checked on small sizes).\n")
     where = machine(options)
@@ -579,13 +571,12 @@ def main(options: Options) -> int:
                 gflop = work(options, make, model, precision)
                 told = summary(measure(options, make, model, precision), gflop, gflops)
                 print(rows(model, phase, precision, told), flush=True)
-                notes.append(
-                    f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP a step; "
-                    f"auto rehearsed once for {told['auto']['rehearsal']:.2f} s."
-                )
-                where_slow = f"{model}, {phase}, {precision}: auto takes {told['auto']['over_plain']:.2f}"
-                if told["auto"]["over_plain"] > (options.assert_not_slower or float("inf")):
-                    slow.append(f"{where_slow} times as long as the plain loop")
+                notes.append(f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP a step.")
+                default = "stacked" if torch.device(options.device).type == "cuda" else "at-once"
+                least = min(figures["median"] for figures in told.values())
+                times = told[default]["median"] / least
+                if times > (options.assert_not_slower or float("inf")):
+                    slow.append(f"{model}, {phase}, {precision}: {default} takes {times:.2f} times the least")
                 results.append(
                     {
                         "model": model,

@@ -23,7 +23,6 @@ from torch import nn
 
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.run_writer import read_result
 from fedstill.data.loader import load
 from fedstill.data.public import Public
 from fedstill.federation.federation import Tensors
@@ -214,10 +213,8 @@ def hear(
         RunFolderError: the student in the folder is broken.
     """
     experiment, heard = again.experiment(), Heard(most)
-    result = read_result(folder / "result.json")
     if not (folder / FILE).exists():
         raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
-    experiment.groups = dict(result["engine"].get("groups") or {})  # who was computed with whom, as then
 
     def both(release: Release) -> None:
         heard.take(release, experiment.public)

@@ -22,7 +22,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.federation.inprocess import choose
+from fedstill.federation.inprocess import partition, stacks
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -90,11 +90,7 @@ def together(
         own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
         nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), AuditLog()), seed))
     local_training.prepare(nodes, local)
-
-    def trial(group: Group) -> None:
-        local_training.train(group.nodes, task, local, compute, steps=3, work=work)
-
-    for group in choose(nodes, compute, trial)[0]:
+    for group in partition(nodes, stacks(compute)):
         local_training.train(group, task, local, compute, work=work)
     return [node.model for node in nodes]
 

@@ -22,14 +22,13 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.loader import load
 from fedstill.data.vision import Digits
-from fedstill.federation.inprocess import partition
 from fedstill.methods.audited import Audited
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import Group, alike
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect
 from fedstill.node.request_handler import RequestHandler
@@ -91,7 +90,7 @@ class World:
 
     def learn(self, start: int = 0, steps: int | None = None) -> None:
         """Local training, or some steps of it."""
-        for group in partition(self.node.learners, True):
+        for group in alike(self.node.learners):
             local_training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
 
     def ask(self, question: str, **tensors: torch.Tensor) -> Tensors:

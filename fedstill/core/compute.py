@@ -14,6 +14,7 @@ from fedstill.core import deadline
 from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import seeded
+from fedstill.core.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class EngineConfig(Checked):
     under: ClassVar[str] = "engine"
 
     name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
-    """Equal architectures in one stacked call, one by one, or whichever measures faster here; or nodes as
-    processes of their own on NVIDIA FLARE: its simulator, or a federation deployed on this machine."""
+    """Equal architectures in one stacked call, or each node for itself; auto stacks them on a GPU. Or nodes
+    as processes of their own on NVIDIA FLARE: its simulator, or a federation deployed on this machine."""
     device: str = "cpu"
     """A torch device, for example cpu or cuda."""
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
@@ -33,7 +34,7 @@ class EngineConfig(Checked):
     channels_last: bool = True
     """Keep images with channels last in memory: convolutions and pooling are faster so."""
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
-    """CPU threads; 0 leaves it to torch."""
+    """CPU threads; 0 leaves it to torch. Nodes that are computed each for itself are so many at once."""
     startup_kit: str = ""
     """With flare: the folder of the startup kit of a deployed federation, whose nodes then take part with
     their own data, models and policies."""
@@ -67,6 +68,7 @@ class Compute:
         self.precision = wanted
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
+        self.workers = Workers(torch.get_num_threads() if self.device.type == "cpu" else 1)
 
     def place(self, module: torch.nn.Module) -> torch.nn.Module:
         """A network on the device, in the memory format of the run."""

@@ -8,8 +8,10 @@ examples again, and engines that compute nodes in another order draw the same nu
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,12 +39,31 @@ def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *names))
 
 
+class _Thread(threading.local):
+    shared = False
+
+
+@dataclass
+class Watch:
+    """Whether anything was drawn from torch's global generator inside :func:`seeded`."""
+
+    drawn: bool = False
+
+
+_thread = _Thread()
+_watches: list[Watch] = []
+
+
 @contextmanager
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
     """Seed torch's global generator inside the block, and restore it after.
 
-    For what draws from it without asking: a module's first weights, dropout in a user's model.
+    For what draws from it without asking: a module's first weights, dropout in a user's model. Where other
+    threads compute beside this one (:func:`shared`) it is left alone.
     """
+    if _thread.shared:
+        yield
+        return
     fresh = derive(seed, *names)
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = list(range(torch.cuda.device_count())) if in_use else []
@@ -51,4 +72,29 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
         torch.default_generator.manual_seed(fresh)
         if devices:
             torch.cuda.manual_seed_all(fresh)
+        start = torch.get_rng_state() if _watches else None
         yield
+        if start is not None and not torch.equal(torch.get_rng_state(), start):
+            for watch in _watches:
+                watch.drawn = True
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Leave torch's global generator alone in this thread: other threads compute beside it."""
+    _thread.shared = True
+    try:
+        yield
+    finally:
+        _thread.shared = False
+
+
+@contextmanager
+def watched() -> Iterator[Watch]:
+    """Look whether work, in whatever thread, draws from torch's global generator."""
+    watch = Watch()
+    _watches.append(watch)
+    try:
+        yield watch
+    finally:
+        _watches.remove(watch)

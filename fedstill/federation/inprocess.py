@@ -1,13 +1,9 @@
-"""All nodes in this process: stacked where that is faster, one by one otherwise."""
+"""All nodes in this process: stacked on a GPU, each for itself and several at once on a CPU."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-
-import torch
 
 from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation, Tensors
@@ -18,7 +14,6 @@ from fedstill.node.request_handler import KEPT, RequestHandler
 from fedstill.protocol.questions import NodeSide, Question
 
 Partition = list[list[Node]]
-MARGIN = 0.9  # stacked must take less than this share of one by one: a near tie goes the same way each run
 
 
 def partition(nodes: Sequence[Node], stacked: bool) -> Partition:
@@ -26,65 +21,19 @@ def partition(nodes: Sequence[Node], stacked: bool) -> Partition:
     return list(alike(nodes)) if stacked else [[node] for node in nodes]
 
 
-def choose(
-    nodes: Sequence[Node], compute: Compute, trial: Callable[[Group], None] | None
-) -> tuple[Partition, dict[str, float]]:
-    """Part nodes into groups as the engine says, or as a rehearsal on copies of them measures.
+def stacks(compute: Compute) -> bool:
+    """Whether equal architectures are computed together, as the engine says.
 
-    Args:
-        nodes: to be parted.
-        compute: names the engine: ``stacked``, ``one-by-one`` or ``auto``.
-        trial: does the work that is to be done fast, once, for nodes of one group; None: nothing is known of
-            it, and ``auto`` is one by one.
-
-    Returns:
-        The groups, and for ``auto`` the seconds measured, stacked over one by one, for each kind of
-        node by the name of its first one.
+    ``auto`` stacks on a GPU, which one small network cannot fill. On a CPU each node alone is faster: stacked
+    convolutions are grouped ones, which take two to three times as long there (``benchmarks/step_time.py``),
+    and nodes that are alone are computed on all cores at once (:mod:`fedstill.core.workers`).
     """
-    if compute.config.name != "auto" or trial is None:
-        return partition(nodes, compute.config.name == "stacked"), {}
-    groups: Partition = []
-    ratios: dict[str, float] = {}
-    for kind in alike(nodes):
-        if len(kind) == 1:
-            groups.append(kind)
-            continue
-        alone = _seconds(kind, [[node] for node in kind], compute, trial)
-        ratio = _seconds(kind, [kind], compute, trial, most=1.5 * alone) / alone
-        ratios[kind[0].name] = round(ratio, 3)
-        groups += [kind] if ratio < MARGIN else [[node] for node in kind]
-    return groups, ratios
-
-
-def _seconds(
-    kind: Sequence[Node],
-    parts: Partition,
-    compute: Compute,
-    trial: Callable[[Group], None],
-    most: float = math.inf,
-) -> float:
-    """The fastest of three rounds on copies, of which the first warms up.
-
-    On a CPU nothing is compiled in the first round: if that one takes more than ``most``, it has lost.
-    """
-    copies = {node.name: node.rehearsing() for node in kind}
-    groups = [Group([copies[node.name] for node in part]) for part in parts]
-    rounds: list[float] = []
-    for _ in range(3):
-        start = time.perf_counter()
-        for group in groups:
-            trial(group)
-        if compute.device.type == "cuda":
-            torch.cuda.synchronize()
-        rounds.append(time.perf_counter() - start)
-        if compute.device.type == "cpu" and rounds[0] > 2 * most:
-            return rounds[0]
-    return min(rounds[1:])
+    name = compute.config.name
+    return name == "stacked" or (name == "auto" and compute.device.type == "cuda")
 
 
 class InProcess(Federation):
-    """Nodes as objects of this process, in groups (:func:`partition`, :func:`choose`) that are computed
-    together."""
+    """Nodes as objects of this process, in groups (:func:`partition`) that are computed together."""
 
     def __init__(
         self,
@@ -117,21 +66,40 @@ class InProcess(Federation):
         self._asked_of[number] = asked
         while len(self._asked_of) > KEPT:
             self._asked_of.popitem(last=False)
+        handlers = self._serving(asked)
         answers: dict[str, Tensors] = {}
-        for handler in self._serving(asked):
+        for handler in handlers:
+            handler.receive(question, number, tensors, differentiable)
+        self._at_once(question, handlers, lambda handler: handler.compute_answers(number))
+        for handler in handlers:
             names = [node.name for node in handler.group.nodes]
-            releases = handler.answer(question, number, tensors, differentiable)
-            answers.update(zip(names, releases, strict=True))
+            answers.update(zip(names, handler.release_answers(number), strict=True))
         return {name: answers[name] for name in asked}
 
     def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        gradients: dict[str, Tensors] = {}
+        mine: dict[RequestHandler, dict[str, Tensors]] = {}
         for handler in self._serving(self._asked_of.get(number, tuple(pulls))):
-            names = [node.name for node in handler.group.nodes if node.name in pulls]
-            if names:
-                released = handler.pull_back(number, {name: pulls[name] for name in names})
-                gradients.update(released)
+            some = {node.name: pulls[node.name] for node in handler.group.nodes if node.name in pulls}
+            if some:
+                mine[handler] = some
+        self._at_once(
+            f"back {question}", list(mine), lambda handler: handler.compute_gradients(number, mine[handler])
+        )
+        gradients: dict[str, Tensors] = {}
+        for handler in mine:
+            gradients.update(handler.release_gradients(number, mine[handler]))
         return {name: gradients[name] for name in pulls}
+
+    def _at_once(
+        self, what: str, handlers: Sequence[RequestHandler], work: Callable[[RequestHandler], None]
+    ) -> None:
+        """Several handlers at a time; who learns privately is charged meanwhile, and has its turn alone."""
+        together = [handler for handler in handlers if not handler.private]
+        if len(self._groups) > 1:  # else the one has all cores for itself
+            self._compute.workers.each(work, together, [(what, handler.kind) for handler in together])
+        for handler in handlers:
+            if handler.private or len(self._groups) == 1:
+                work(handler)
 
     def _serving(self, asked: tuple[str, ...]) -> list[RequestHandler]:
         """A request handler for those of each group that are asked, the same whenever the same are asked."""

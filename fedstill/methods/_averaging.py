@@ -17,7 +17,6 @@ from fedstill.methods import Group, Method, Needs, Server, Span, Work, question,
 from fedstill.methods._histogram import TellsSize, Tensors, Told
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
-from fedstill.node import local_training
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
@@ -45,15 +44,6 @@ class Rounds(Method):
         """All nodes take the server's first weights; nothing leaves."""
         nodes.load("model", parameters)
         return {}
-
-    def rehearse(self, nodes: Group) -> None:
-        at, work = nodes.at, self.rehearsed(nodes)
-        local_training.prepare(nodes.nodes, at.local)
-        local_training.train(nodes.nodes, at.task, at.local, at.compute, steps=3, work=work)
-
-    def rehearsed(self, nodes: Group) -> Work | None:
-        """The training step to rehearse; None is the task's own loss."""
-        return None
 
     def round_span(self, sent: Tensors) -> Span:
         """The part of the local training in the round that ``sent`` names."""

@@ -151,17 +151,6 @@ class Critics:
             answer["difference"] = stack([self._difference(*mine) for mine in each])
         return answer
 
-    def blank(self, group: Group) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """A question about nothing, to be timed: x ``(G, B, ...)``, and what else is sent."""
-        lead, device = (len(group), self.config.batch), group.device
-        shape = self.task.pictured(group.nodes[0].data).shape[1:]
-        about = {
-            "maps": torch.zeros(*lead, *shape[1:], dtype=torch.uint8, device=device),
-            "source": torch.zeros(*lead, 3, dtype=torch.int64, device=device),
-        }
-        x = torch.zeros(*lead, *shape, device=device, requires_grad=True)
-        return x, {name: about[name] for name in self.sends}
-
     def look(self, group: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
         """D_k(x) as it is, ``(G, B, h, w)``; nothing is trained."""
         return group.bench("critic")(self.seen(x, maps))

@@ -30,7 +30,7 @@ from fedstill.protocol.kinds import (
     PARAMETERS,
     SCHEDULE,
 )
-from fedstill.protocol.local_config import WHOLE, Span
+from fedstill.protocol.local_config import Span
 from fedstill.protocol.questions import NodeSetting, question
 
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
@@ -132,14 +132,6 @@ class LocalGenerators(FeatureGenerators, ABC):
             roles=self.roles,
             purpose="generator",
         )
-
-    def rehearse(self, nodes: Group) -> None:
-        super().rehearse(nodes)
-        self.train_generators(nodes, WHOLE, self.generator_work(nodes, 1), steps=1)
-
-    def rehearsed(self, nodes: Group) -> Work:
-        counts = torch.ones(len(nodes), nodes.at.task.classes, device=nodes.device)
-        return self.model_work(nodes, Received(self, nodes, nodes.vectors("generator"), counts, 1))
 
     # --- at the server ----------------------------------------------------------------------------------
 

@@ -97,10 +97,6 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         """D_j(x) after one step of D_j on x and as many of the node's own, and how far x is from those."""
         return self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
 
-    def rehearse(self, nodes: Group) -> None:
-        x, about = self.critics(nodes.at).blank(nodes)
-        torch.autograd.grad(self.judge(nodes, x, **about)["critic"].sum(), x)
-
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Synthesising:

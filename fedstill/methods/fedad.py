@@ -109,9 +109,6 @@ class FedAD(OneShot):
             each.append(looked(node.model, place, part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 
-    def rehearse(self, nodes: Group) -> None:
-        self.predict(nodes, torch.tensor([[0, min(AT_ONCE, len(known(nodes.at.public)))]]))
-
     # --- at the server ----------------------------------------------------------------------------------
 
     def about(self, public: Public, seed: int) -> Iterator[Ask]:

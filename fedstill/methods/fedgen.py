@@ -110,12 +110,6 @@ class FedGEN(FeatureGenerators):
 
         return work
 
-    def rehearsed(self, nodes: Group) -> Work:
-        node, classes = nodes.nodes[0], nodes.at.task.classes
-        fresh = to_vector(self.make_generator(node.model, node.data.inputs.shape[1:], classes))
-        counts = torch.ones(len(nodes), classes, device=nodes.device)
-        return self.work(nodes, Received(self, nodes, fresh.unsqueeze(0), counts, 1))
-
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Teaching:

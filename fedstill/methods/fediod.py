@@ -97,11 +97,6 @@ class FedIOD(Importance, FromNoise, Imagines):
         z = nodes.bench("model")(nodes.at.task.observe(x))
         return {"logits": z, **answer, **self.rating(nodes, x)}
 
-    def rehearse(self, nodes: Group) -> None:
-        x, about = self.critics(nodes.at).blank(nodes)
-        answer = self.examine(nodes, x, **about)
-        torch.autograd.grad(torch.stack([told.sum() for told in answer.values()]).sum(), x)
-
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Distilling:

@@ -29,7 +29,6 @@ from fedstill.methods import ArgumentError, Ask, Group, Needs, Node, Public, Ser
 from fedstill.methods._one_shot import STUDENT, Asked, OneShot
 from fedstill.methods._perturbing import dequantise, laplace, quantise
 from fedstill.methods._public import (
-    AT_ONCE,
     batches,
     distil,
     known,
@@ -152,9 +151,6 @@ class FedKD(OneShot):
         if names not in kept or kept[names][0] != view:
             kept[names] = view, logits(nodes, viewed(nodes.at.public, view))
         return kept[names][1]
-
-    def rehearse(self, nodes: Group) -> None:
-        logits(nodes, known(nodes.at.public).inputs[:AT_ONCE])
 
     @question(
         when=lambda self, at: self.agreed,

@@ -26,7 +26,6 @@ import torch
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine, set_lr, torch_generator, train_round
 from fedstill.methods._public import (
-    AT_ONCE,
     Weighed,
     WeighsNodes,
     batches,
@@ -182,12 +181,6 @@ class FedMD(WeighsNodes):
         if self.distance == "l1":
             return (z - consensus).abs().flatten(1).mean(1)
         return task.distance(z, consensus, self.tau if self.distance == "kl" else math.inf)
-
-    def rehearse(self, nodes: Group) -> None:
-        x = known(nodes.at.public).inputs[:AT_ONCE]
-        shape = nodes.at.task.outputs(tuple(x.shape[1:]))
-        if learns(nodes):
-            self.approach(nodes, x, torch.zeros(len(x), *shape, device=x.device), 1, "rehearse")
 
     # --- at the server ----------------------------------------------------------------------------------
 

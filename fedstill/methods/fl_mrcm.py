@@ -164,14 +164,6 @@ class FLMRCM(Averaging):
 
         return work
 
-    def rehearsed(self, nodes: Group) -> Work | None:
-        if not self.lambda_adv:
-            return None
-        node = nodes.nodes[0]
-        with torch.no_grad():
-            z = coarse(node.model.get_submodule(latent(node.model))(node.data.inputs[:2]))
-        return self.aligned(nodes, z, 0)
-
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Aligning:

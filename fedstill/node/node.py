@@ -60,8 +60,8 @@ class Node:
         indices = torch.randint(len(self.data), (size,), generator=self.draw(*purpose))
         return self.data.subset(indices.to(self.data.inputs.device))
 
-    def rehearsing(self) -> Node:
-        """A copy to time things on: own networks, the same data, no gate to release anything."""
+    def copied(self) -> Node:
+        """A copy to try things on: own networks, the same data, no gate to release anything."""
         twin = copy.copy(self)
         # One deep copy for both, so that the copied optimisers hold the copied parameters.
         twin.modules, twin.optimisers = copy.deepcopy((self.modules, self.optimisers))

@@ -246,7 +246,7 @@ def _maps(pair: Sequence[Node]) -> bool:
 
     Only models are tried: the other networks are a method's own, and take inputs of their own.
     """
-    group = Group([node.rehearsing() for node in pair])
+    group = Group([node.copied() for node in pair])
     x = group.sample(2, "try")[0]
     try:
         bench = group.bench("model")

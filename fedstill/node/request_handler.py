@@ -14,7 +14,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
 from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, stack
+from fedstill.node.node_group import Group, signature, stack
 from fedstill.node.run_budgets import Budgets
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
@@ -26,14 +26,17 @@ KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
 
 
 @dataclass
-class _Answered:
-    """One question, from its answer until it is forgotten."""
+class _Exchange:
+    """One question and what is answered, from its arrival until it is forgotten."""
 
     question: Question
     content: str  # digest of the question
     asked: list[Asked]  # one a node, in the group's order
-    inputs: Tensors  # (G, ...) leaves of the graph
-    outputs: Mapping[str, Any]  # (G, ...), with the graph until the next question; a list of what is apart
+    tensors: Tensors  # that came down, until all answers are out
+    differentiable: bool
+    inputs: Tensors = field(default_factory=dict)  # (G, ...) leaves of the graph
+    # (G, ...), with the graph until the next question; a list of what is apart
+    outputs: Mapping[str, Any] = field(default_factory=dict)
     releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
     pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
     pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
@@ -61,9 +64,11 @@ class RequestHandler:
         wire: WireConfig | None = None,
     ) -> None:
         self.group, self.side, self.compute = group, side, compute
+        self.kind = tuple(signature(module) for module in group.nodes[0].modules.values())
         self.wire = wire or WireConfig()
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
-        self._answered: OrderedDict[int, _Answered] = OrderedDict()
+        self._answered: OrderedDict[int, _Exchange] = OrderedDict()
+        self._received: _Exchange | None = None
         self._spoilt = ""  # the question at which a network may have learned half of what it should
 
     def require_whole(self, what: str) -> None:
@@ -79,12 +84,26 @@ class RequestHandler:
             reason = f"it failed at question {self._spoilt}: the run goes on from an earlier mark"
             raise NodeFault(self.group.nodes[0].name, what, reason)
 
+    @property
+    def private(self) -> bool:
+        """Whether networks here learn privately, which is charged while they compute."""
+        return bool(self.group.nodes[0].private)
+
     def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
+
+        That is :meth:`receive`, :meth:`compute_answers` and :meth:`release_answers`.
 
         Args:
             number: that the server gave it, rising from question to question.
             differentiable: keep what :meth:`pull_back` needs.
+        """
+        self.receive(name, number, tensors, differentiable)
+        self.compute_answers(number)
+        return self.release_answers(number)
+
+    def receive(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> None:
+        """Take a question, if it may be answered.
 
         Raises:
             ArgumentError: no such question, or other tensors than it declares.
@@ -99,37 +118,58 @@ class RequestHandler:
         question = self._question(name, tensors)
         content = digest(name, arrived)
         kept = self._answered.get(number)
-        if kept is None:
-            if any(number <= self._last[node.name] for node in self.group.nodes):
+        if kept is not None:
+            if kept.content != content:
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
-            for node in self.group.nodes:
-                node.gate.read_values(question, tensors)
-            down = sizes(arrived, question.sends)
-            asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
-            for node, here in zip(self.group.nodes, asked, strict=True):
-                node.gate.admit(here, question, tensors)
-            budgets = self.group.nodes[0].gate.budgets if self.group.nodes[0].private else None
-            if budgets is not None and (question.trains or question.span is not None):
-                inputs, outputs, asked[0] = self._learn(budgets, question, asked[0], tensors, differentiable)
-            else:
-                inputs, outputs = self._compute(question, number, content, tensors, differentiable)
-            kept = _Answered(question, content, asked, inputs, outputs)
-            self._remember(number, kept)
-        elif kept.content != content:
+            kept.tensors = tensors
+            return
+        if any(number <= self._last[node.name] for node in self.group.nodes):
             raise QuestionMismatch(self.group.nodes[0].name, name, number)
+        for node in self.group.nodes:
+            node.gate.read_values(question, tensors)
+        down = sizes(arrived, question.sends)
+        asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
+        for node, here in zip(self.group.nodes, asked, strict=True):
+            node.gate.admit(here, question, tensors)
+        self._received = _Exchange(question, content, asked, tensors, differentiable)
+
+    def compute_answers(self, number: int) -> None:
+        """Compute the answers to what was received, unless they are there already."""
+        if number in self._answered:
+            return
+        now, node = self._received, self.group.nodes[0]
+        assert now is not None  # received before
+        budgets = node.gate.budgets if self.private else None
+        if budgets is not None and (now.question.trains or now.question.span is not None):
+            self._learn(budgets, now)
+        else:
+            self._compute(now)
+        self._remember(number, now)
+
+    def release_answers(self, number: int) -> Sequence[Tensors]:
+        """Each node's answer, in the group's order, through its gate."""
+        kept = self._answered[number]
         for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
             mine = {key: out[row].detach() for key, out in kept.outputs.items()}
             kept.releases.append(
-                node.gate.release(kept.asked[row], ANSWER, mine, question, tensors, self.wire)
+                node.gate.release(kept.asked[row], ANSWER, mine, kept.question, kept.tensors, self.wire)
             )
+        kept.tensors = {}
         return kept.releases
 
     def pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        """Pull gradients that reached the answer, by node and name, back through each node's networks.
+        """Pull gradients that reached the answer, by node and name, back through each node's networks:
+        :meth:`compute_gradients` and :meth:`release_gradients`.
 
         Returns:
             By node, the gradients by the names of the question's inputs, ``(B, ...)``. Nodes of the group
             that were given none release nothing.
+        """
+        self.compute_gradients(number, pulls)
+        return self.release_gradients(number, pulls)
+
+    def compute_gradients(self, number: int, pulls: Mapping[str, Tensors]) -> None:
+        """Compute the gradients of the inputs, unless they are there already.
 
         Raises:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
@@ -150,72 +190,67 @@ class RequestHandler:
             )
             for node, pull in pulls.items()
         }
-        wanted = kept.question.differentiable
-        if not kept.pulls:
-            arrived = {node: refine(pull) for node, pull in pulls.items()}
-            sample = next(iter(arrived.values()))
-            # What does not depend on the inputs (a mean over the node's own examples) has no way back.
-            stacked = {key: out for key, out in kept.outputs.items() if isinstance(out, torch.Tensor)}
-            names = [key for key, out in stacked.items() if out.requires_grad and key in sample]
-            if not names:  # asked without gradients, or pulled only after the next question
+        if kept.pulls:
+            if pulled != kept.pulled:
                 raise QuestionMismatch(first, name, number)
-            nothing = {key: torch.zeros_like(sample[key]) for key in names}
-            each = [arrived.get(node.name, nothing) for node in self.group.nodes]
-            grads = torch.autograd.grad(
-                [kept.outputs[key] for key in names],
-                [kept.inputs[key] for key in wanted],
-                [stack([pull[key] for pull in each]) for key in names],
-            )
-            kept.pulls, kept.pulled = list(grads), pulled
-            kept.inputs, kept.outputs = {}, {}  # the graph has done its work
-        elif pulled != kept.pulled:
+            return
+        arrived = {node: refine(pull) for node, pull in pulls.items()}
+        sample = next(iter(arrived.values()))
+        # What does not depend on the inputs (a mean over the node's own examples) has no way back.
+        stacked = {key: out for key, out in kept.outputs.items() if isinstance(out, torch.Tensor)}
+        names = [key for key, out in stacked.items() if out.requires_grad and key in sample]
+        if not names:  # asked without gradients, or pulled only after the next question
             raise QuestionMismatch(first, name, number)
+        nothing = {key: torch.zeros_like(sample[key]) for key in names}
+        each = [arrived.get(node.name, nothing) for node in self.group.nodes]
+        grads = torch.autograd.grad(
+            [kept.outputs[key] for key in names],
+            [kept.inputs[key] for key in kept.question.differentiable],
+            [stack([pull[key] for pull in each]) for key in names],
+        )
+        kept.pulls, kept.pulled = list(grads), pulled
+        kept.inputs, kept.outputs = {}, {}  # the graph has done its work
+
+    def release_gradients(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+        """The gradients of those nodes that were given some, through their gates."""
+        kept = self._answered[number]
+        wanted = kept.question.differentiable
         for row, node in enumerate(self.group.nodes):
             if node.name in pulls and node.name not in kept.gradients:
                 own = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
                 kept.gradients[node.name] = node.gate.release(
-                    pulled[node.name], GRADIENT, own, kept.question, {}, self.wire
+                    kept.pulled[node.name], GRADIENT, own, kept.question, {}, self.wire
                 )
         return {node: kept.gradients[node] for node in pulls}
 
-    def _learn(
-        self, budgets: Budgets, question: Question, asked: Asked, tensors: Tensors, differentiable: bool
-    ) -> tuple[Tensors, Mapping[str, Any], Asked]:
-        """A handler's inputs and outputs where a network learns privately first, and that is charged.
+    def _learn(self, budgets: Budgets, now: _Exchange) -> None:
+        """Compute where a network learns privately first, and that is charged.
 
         What was learned before, as before a stop, is learned again with the same draws, and costs nothing
         if it comes out the same to the last bit. If it does not (other threads, another machine), no draw may
         serve twice: it is another attempt, on other records with other noise, and charged as such.
         """
-        (node,) = self.group.nodes  # who learns privately is computed alone
-        number, content = asked.number, asked.content
-        attempt, known = budgets.attempt(asked, question, tensors)
+        (node,), (asked,) = self.group.nodes, now.asked  # who learns privately is computed alone
+        attempt, known = budgets.attempt(asked, now.question, now.tensors)
         before = copy.deepcopy(node.state()) if known else {}
-        self._spoilt = f"{number} ({question.name})"
+        self._spoilt = f"{asked.number} ({now.question.name})"
         while True:
-            inputs, outputs = self._compute(question, number, content, tensors, differentiable, attempt)
+            self._compute(now, attempt)
             asked = replace(asked, learned=_learned(node, budgets))
-            if budgets.came_out(asked, question, attempt):
+            if budgets.came_out(asked, now.question, attempt):
                 break
             node.load(before)
             attempt += 1
-            budgets.pay_learning(asked, question, tensors, attempt)
+            budgets.pay_learning(asked, now.question, now.tensors, attempt)
         self._spoilt = ""
-        return inputs, outputs, asked
+        now.asked = [asked]
 
-    def _compute(
-        self,
-        question: Question,
-        number: int,
-        content: str,
-        tensors: Tensors,
-        differentiable: bool,
-        attempt: int = 0,
-    ) -> tuple[Tensors, Mapping[str, Any]]:
+    def _compute(self, now: _Exchange, attempt: int = 0) -> None:
         """A handler's inputs and outputs, ``(G, ...)`` each."""
-        arrived = question.take(tensors)
+        question, number = now.question, now.asked[0].number
+        arrived = question.take(now.tensors)
         inputs = {
-            key: self._for_each(tensor, differentiable and key in question.differentiable)
+            key: self._for_each(tensor, now.differentiable and key in question.differentiable)
             for key, tensor in arrived.items()
             if isinstance(tensor, torch.Tensor) and tensor.ndim
         }
@@ -223,14 +258,14 @@ class RequestHandler:
         values = {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in plain.items()}
         first = self.group.nodes[0]
         for node in self.group.nodes:
-            node.asking = chained(node.answered, f"{number} {content} {attempt}")
+            node.asking = chained(node.answered, f"{number} {now.content} {attempt}")
         with (
             self.compute.step(first.seed, first.name, question.name, number),
-            torch.set_grad_enabled(differentiable),
+            torch.set_grad_enabled(now.differentiable),
         ):
             self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
-            outputs = question.give(question.handler(self.group, number, **inputs, **values))
-        return inputs, outputs
+            now.inputs = inputs
+            now.outputs = question.give(question.handler(self.group, number, **inputs, **values))
 
     def _question(self, name: str, tensors: Tensors) -> Question:
         question = self.side.questions.get(name)
@@ -252,7 +287,7 @@ class RequestHandler:
         each = tensor.detach().unsqueeze(0).expand(len(self.group), *tensor.shape)
         return each.requires_grad_() if differentiable else each
 
-    def _remember(self, number: int, kept: _Answered) -> None:
+    def _remember(self, number: int, kept: _Exchange) -> None:
         for older in self._answered.values():  # their graphs
             older.inputs, older.outputs = {}, {}
         self._answered[number] = kept

@@ -133,12 +133,6 @@ class Method(Registered):
     def prepare(self, nodes: Any, at: NodeSetting) -> None:
         """What nodes do before anything else, as to make further networks; ``nodes`` are all, one by one."""
 
-    def rehearse(self, nodes: Any) -> None:
-        """The main work of a turn for some nodes (a :class:`~fedstill.node.node_group.Group`), to be timed.
-
-        A method that has none has its nodes computed one by one, where engine.name is auto.
-        """
-
     def look(self, nodes: Any, x: torch.Tensor, at: NodeSetting) -> Mapping[str, torch.Tensor]:
         """What nodes would be answering about inputs ``(B, ...)``: ``(K, B, ...)`` a tensor.
 
@@ -153,13 +147,10 @@ class Method(Registered):
 
     def node_side(self, at: NodeSetting) -> NodeSide:
         """Its part at the nodes as one: what they are asked, and what they do before."""
-        looks, rehearses = (
-            getattr(type(self), name) is not getattr(Method, name) for name in ("look", "rehearse")
-        )
+        looks = type(self).look is not Method.look
         return NodeSide(
             {question.name: question for question in self.questions(at)},
             prepare=lambda nodes: self.prepare(nodes, at),
-            rehearse=(lambda group: self.rehearse(group.knowing(at))) if rehearses else None,
             look=(lambda nodes, x: self.look(nodes, x, at)) if looks else None,
             first=self.before,
             learns=self.learns,

@@ -177,7 +177,7 @@ def stand_in(task: Task, shape: tuple[int, ...] = ()) -> Public:
 
 
 def _nothing(_: object) -> None:
-    """What a method does where it has nothing to prepare, or no work that is worth timing."""
+    """What a method does where it has nothing to prepare."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,6 @@ class NodeSide:
     Args:
         questions: that it answers, by name.
         prepare: called once with all nodes, before anything else.
-        rehearse: does the main work of one step for a group, for an engine to time; called on copies. None:
-            nothing is known to be worth timing, and nodes are computed one by one unless told otherwise.
         look: what a question about inputs ``(B, ...)`` would be answered, ``(K, ...)`` a tensor, with
             nothing trained, released or counted: for evaluation in a simulation only. None where the
             method has no ensemble.
@@ -199,7 +197,6 @@ class NodeSide:
 
     questions: Mapping[str, Question]
     prepare: Callable[[Sequence[Any]], None] = _nothing
-    rehearse: Callable[[Any], None] | None = None
     look: Callable[[Sequence[Any], torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     first: Span | None = WHOLE
     learns: bool = True

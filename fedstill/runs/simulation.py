@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
-from fedstill.federation.inprocess import choose
+from fedstill.federation.inprocess import partition, stacks
 from fedstill.methods._server import Server
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import signature
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.runs.simulation_metrics import Measured
@@ -71,7 +71,7 @@ class Simulation(Measured):
         if saved["precision"] != self.compute.precision:
             begun = f"{saved['precision']}, as the run began"
             raise ArgumentError("engine.precision", self.compute.precision, begun)
-        self.groups, self.ratios, self.local_steps = saved["groups"], saved["ratios"], saved["local_steps"]
+        self.local_steps = saved["local_steps"]
         for node in self.nodes:
             node.load(saved["nodes"][node.name])
 
@@ -80,14 +80,10 @@ class Simulation(Measured):
         if span is None:
             return
 
-        def trial(group: Group) -> None:
-            local_training.train(group.nodes, self.task, self.setting.local, self.compute, steps=3)
-
         # A node that brings a finished model, all frozen, has nothing to train and only answers.
         learning = [node for node in self.learners if "model" in node.optimisers]
         with self.clock.phase("local_training"):
-            for group in self._parted("local_training", learning, trial):
-                self._train(group, "local", span)
+            self._train(self._parted("local_training", learning), "local", span)
         for node in self.learners:
             node.optimisers.pop("model", None)
 
@@ -109,11 +105,11 @@ class Simulation(Measured):
         if saved.get("mark"):
             self.mark.load(saved["mark"])
         with self.clock.phase("centralised"):
-            self._train([self.mark], "centralised", WHOLE)
+            self._train([[self.mark]], "centralised", WHOLE)
         self.mark.optimisers.clear()
 
     def _serve(self, saved: Mapping[str, Any]) -> Server:
-        server = self.make_server(self._parted("distillation", self.nodes, self.side.rehearse))
+        server = self.make_server(self._parted("distillation", self.nodes))
         if saved.get("server"):
             server.take_up(saved["server"])
         return server
@@ -121,8 +117,6 @@ class Simulation(Measured):
     def _nodes(self) -> Mapping[str, Any]:
         return {
             "precision": self.compute.precision,
-            "groups": self.groups,
-            "ratios": self.ratios,
             "local_steps": self.local_steps,
             "nodes": {node.name: node.state() for node in self.nodes},
             "mark": None if self.mark is None else self.mark.state(),
@@ -142,27 +136,48 @@ class Simulation(Measured):
 
     # --- local training -------------------------------------------------------------------------------
 
-    def _train(self, nodes: Sequence[Node], phase: str, span: Span) -> None:
-        """Train one group to the end of a span, from the step that it has reached."""
-        local, first = self.setting.local, nodes[0].name
-        longest = max(len(span.steps(local.steps(len(node.data)))) for node in nodes)
-        done = self.local_steps.get(first, 0)
+    def _train(self, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
+        """Train groups to the end of a span, from the steps that they have reached; several at once."""
+        local, workers = self.setting.local, self.compute.workers
+        ends = [max(len(span.steps(local.steps(len(node.data)))) for node in group) for group in groups]
+        kinds = [(phase, signature(group[0].model)) for group in groups]
 
-        def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
-            for node, loss in zip(nodes, losses.tolist(), strict=True) if step % METERED == 0 else ():
-                line = {"phase": phase, "node": node.name, "step": step, "loss": round(loss, 5)}
-                self.records.metric(line)
+        def advance(nodes: Sequence[Node]) -> tuple[int, list[dict[str, Any]]]:
+            lines = []
 
-        while True:
+            def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
+                for node, loss in zip(nodes, losses.tolist(), strict=True) if step % METERED == 0 else ():
+                    line = {"phase": phase, "node": node.name, "step": step, "loss": round(loss, 5)}
+                    lines.append(line)
+
+            start = self.local_steps.get(nodes[0].name, 0)
             done = local_training.train(
-                nodes, self.task, local, self.compute, span=span, start=done, steps=CHUNK, report=report
+                nodes, self.task, local, self.compute, span=span, start=start, steps=CHUNK, report=report
             )
-            self.local_steps[first] = done
+            return done, lines
+
+        while left := {
+            place: end - self.local_steps.get(groups[place][0].name, 0)
+            for place, end in enumerate(ends)
+            if end > self.local_steps.get(groups[place][0].name, 0)
+        }:
+            # Who has most to do comes first, so that no core has nothing to do before the end.
+            places = sorted(left, key=lambda place: -left[place])[: workers.count]
+            if any(groups[place][0].private for place in places):  # which is charged while they learn
+                places = places[:1]
+            now = [groups[place] for place in places]
+            work = (
+                map(advance, now)
+                if len(groups) == 1
+                else workers.each(advance, now, [kinds[place] for place in places])
+            )
+            for group, (done, lines) in zip(now, work, strict=True):
+                self.local_steps[group[0].name] = done
+                for line in lines:
+                    self.records.metric(line)
             self.bars.show(*self._local_progress(phase))
             if self.records.due():
                 self._save()
-            if done >= longest:
-                return
 
     def _local_progress(self, phase: str) -> tuple[str, int, int]:
         local = self.setting.local
@@ -174,12 +189,8 @@ class Simulation(Measured):
         done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)
         return "local training", done, sum(totals[name] for group in groups for name in group)
 
-    def _parted(
-        self, phase: str, nodes: Sequence[Node], trial: Callable[[Group], None] | None
-    ) -> list[list[Node]]:
-        """Nodes in the groups chosen for a phase; chosen once, so that a run goes on as it began."""
-        if phase not in self.groups:
-            groups, self.ratios[phase] = choose(nodes, self.compute, trial)
-            self.groups[phase] = [[node.name for node in group] for group in groups]
-        by_name = {node.name: node for node in (*self.nodes, *self.learners)}
-        return [[by_name[name] for name in group] for group in self.groups[phase]]
+    def _parted(self, phase: str, nodes: Sequence[Node]) -> list[list[Node]]:
+        """Nodes in the groups of a phase."""
+        groups = partition(nodes, stacks(self.compute))
+        self.groups[phase] = [[node.name for node in group] for group in groups]
+        return groups

@@ -90,7 +90,7 @@ class Measured(Prepared, ABC):
         ]
 
     def _grouped(self) -> Mapping[str, Any]:
-        return {"stacked_over_one_by_one": self.ratios, "groups": self.groups}
+        return {"groups": self.groups}
 
     def _statements(self) -> Mapping[str, Statement]:
         holders = {node.name: node.gate.budgets for node in self.nodes}

@@ -95,8 +95,7 @@ class Prepared(Run, ABC):
         with seeded(setting.seed, "trial server"):
             self.make_server([[node] for node in self.nodes], copy.deepcopy(self.student))
         self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
-        self.groups: dict[str, list[list[str]]] = {}  # chosen once, and kept over stops
-        self.ratios: dict[str, dict[str, float]] = {}
+        self.groups: dict[str, list[list[str]]] = {}  # who was computed together, by phase
         self.mark: Node | None = None
         self.known = self.nodes
 

@@ -395,8 +395,7 @@ def a_quick_plan(**changes: Any) -> Comparison:
 
 def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    # Not auto, which measures: on a busy machine it may choose otherwise the second time.
-    plan = a_quick_plan(**{"engine.name": "one-by-one"})
+    plan = a_quick_plan()
     compared(plan, out, command="fedstill compare something")
     told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert told == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
@@ -672,9 +671,8 @@ def test_an_attack_that_fails_is_a_note_and_stops_nothing(
 
 # --- killed -------------------------------------------------------------------------------------------
 
-# auto may choose another engine each time, and the last digits differ then.
 COMMAND = """compare standalone few.toml --base few.toml --seeds 2 --split.nodes 2
---data.train_limit 300 --nodes.local.epochs 2 --engine.threads 1 --engine.name one-by-one
+--data.train_limit 300 --nodes.local.epochs 2 --engine.threads 1
 --evaluation.every 5 --out out"""
 
 

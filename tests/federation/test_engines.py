@@ -1,26 +1,23 @@
-"""The same seed gives the same figures on every engine, and ``auto`` chooses by measuring."""
+"""The same seed gives the same figures on every engine; and which one ``auto`` takes."""
 
 from __future__ import annotations
 
-import copy
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
-from fedstill.federation import inprocess
-from fedstill.federation.inprocess import InProcess, choose, partition
+from fedstill.federation.inprocess import InProcess, partition, stacks
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSetting
@@ -67,7 +64,7 @@ def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 
     nodes = nodes_of(specs, audit)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
-    groups, _ = choose(nodes, compute, side.rehearse)
+    groups = partition(nodes, stacks(compute))
     federation = InProcess(nodes, groups, side, compute)
     student = build("mlp:8", SHAPE, 3, 0, "student")
     place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
@@ -125,94 +122,23 @@ def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
 # --- choosing ------------------------------------------------------------------------------------
 
 
-class Clock:
-    """A clock that only a trial moves."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(inprocess, "time", clock)
-    return clock
-
-
-def sizes(groups: list[list[Node]]) -> list[list[str]]:
-    return [[node.name for node in group] for group in groups]
-
-
-AUTO = Compute(EngineConfig(name="auto"))
-
-
 @pytest.mark.parametrize(
-    ("stacked_cost", "expected"),
-    # A near tie goes to one by one.
-    [(3.0, [["n0", "n1", "n2"]]), (4.4, [["n0"], ["n1"], ["n2"]]), (100.0, [["n0"], ["n1"], ["n2"]])],
+    ("engine", "device", "stacked"),
+    [
+        ("auto", "cpu", False),
+        ("auto", "cuda", True),
+        ("stacked", "cpu", True),
+        ("one-by-one", "cuda", False),
+        ("flare", "cpu", False),
+    ],
 )
-def test_auto_takes_what_measures_faster(
-    clock: Clock, stacked_cost: float, expected: list[list[str]]
+def test_equal_architectures_are_stacked_on_a_gpu_or_where_that_is_asked_for(
+    engine: Any, device: str, stacked: bool
 ) -> None:
-    def trial(group: Group) -> None:  # one by one: 4.5 in all
-        clock.now += stacked_cost if len(group) > 1 else 1.5
-
-    groups, ratios = choose(nodes_of(RESNETS), AUTO, trial)
-    assert sizes(groups) == expected
-    assert ratios == {"n0": pytest.approx(stacked_cost / 4.5, abs=1e-3)}
+    compute: Any = SimpleNamespace(config=EngineConfig(name=engine), device=torch.device(device))
+    assert stacks(compute) == stacked
 
 
-def test_each_kind_is_measured_for_itself(clock: Clock) -> None:
-    def trial(group: Group) -> None:
-        slow_when_stacked = isinstance(group.nodes[0].model[0], nn.Conv2d)  # type: ignore[index]
-        clock.now += 10.0 if slow_when_stacked and len(group) > 1 else 1.0
-
-    groups, ratios = choose(nodes_of(MIXED), AUTO, trial)
-    assert sizes(groups) == [["n0", "n2"], ["n1"], ["n4"], ["n3"]]
-    assert ratios == {"n0": 0.5, "n1": 5.0}
-
-
-@pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
-def test_a_named_engine_is_taken_without_measuring(engine: Any) -> None:
-    def trial(group: Group) -> None:
-        raise AssertionError("nothing to measure")
-
-    nodes = nodes_of(MIXED)
-    groups, ratios = choose(nodes, Compute(EngineConfig(name=engine)), trial)
-    assert sizes(groups) == sizes(partition(nodes, engine == "stacked"))
-    assert ratios == {}
-
-
-def test_a_rehearsal_leaves_the_nodes_untouched() -> None:
-    audit = AuditLog()
-    nodes = nodes_of(MIXED, audit)
-    side = CONFIG.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
-    side.prepare(nodes)
-    nodes[0].model.train()
-    parameters = [p for node in nodes for module in node.modules.values() for p in module.parameters()]
-    states = copy.deepcopy([node.state() for node in nodes])
-    modes = [m.training for node in nodes for module in node.modules.values() for m in module.modules()]
-    wanted, rng = [p.requires_grad for p in parameters], torch.get_rng_state()
-    calls = []
-
-    def trial(group: Group) -> None:
-        calls.append(len(group))
-        side.rehearse(group)
-
-    choose(nodes, AUTO, trial)
-    assert set(calls) == {1, 2}
-    after = [p for node in nodes for module in node.modules.values() for p in module.parameters()]
-    assert all(p is q for p, q in zip(parameters, after, strict=True))
-    assert [p.requires_grad for p in after] == wanted
-    assert all(p.grad is None for p in after)
-    now = [m.training for node in nodes for module in node.modules.values() for m in module.modules()]
-    assert now == modes
-    for node, old in zip(nodes, states, strict=True):
-        for role, values in old["modules"].items():
-            for name, value in values.items():
-                assert torch.equal(node.modules[role].state_dict()[name], value)
-        assert not node.optimisers["critic"].state
-    assert torch.equal(torch.get_rng_state(), rng)
-    assert audit.summary() == AuditLog().summary()
+def test_equal_architectures_are_groups() -> None:
+    groups = [[node.name for node in group] for group in partition(nodes_of(MIXED), True)]
+    assert groups == [["n0", "n2"], ["n1", "n4"], ["n3"]]

@@ -60,7 +60,6 @@ class World:
             {question.name: question for question in questions},
             prepare=lambda nodes: None,
             look=lambda nodes, x: {},
-            rehearse=lambda group: None,
         )
         self.groups = partition(self.nodes, stacked)
         self.federation = InProcess(self.nodes, self.groups, side, Compute())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import fedstill
 from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QuestionRefused
 from fedstill.core.run_writer import Records
+from fedstill.core.workers import Workers
 from fedstill.federation.federation import Federation
 from fedstill.models import build
 from fedstill.models.parameter_vector import to_vector
@@ -155,16 +157,27 @@ def test_stacked_and_one_by_one_give_equal_figures(name: str, options: dict[str,
     assert mine == pytest.approx(theirs, abs=2.0)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Here as in threads that compute beside others."""
+    here = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(here)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", NAMES)
-def test_auto_rehearses_on_copies_and_gives_the_figures_of_either(name: str) -> None:
-    """What a method rehearses, for the engine to time, must neither fail nor leave a trace."""
-    auto, alone = ran(setting(name, {}, engine=EngineConfig(name="auto"))), plain(name, {})
-    timed = auto.experiment.side.rehearse is not None  # else there is nothing to time: one by one
-    assert bool(auto.experiment.ratios["distillation"]) == timed
-    assert all("node-0" in ratios for ratios in auto.experiment.ratios.values() if ratios)
-    same_networks(auto, alone, atol=NEAR)
-    for key in ("bytes", "questions_by_name"):
-        assert auto.figures[key] == alone.figures[key]
+def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(name: str) -> None:
+    """To the last bit, traffic and audit log with it."""
+    one = setting(name, {})
+    experiment, alone = Simulation(one), ran(setting(name, {}))
+    experiment.compute.workers = Workers(2)
+    figures = experiment.run()
+    at_once = Ran(one, experiment, {key: figures[key] for key in alone.figures})
+    assert at_once.figures == alone.figures
+    same_networks(at_once, alone)
+    assert experiment.audit.summary() == alone.experiment.audit.summary()
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

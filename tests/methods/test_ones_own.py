@@ -76,13 +76,6 @@ def test_a_state_that_can_is_not() -> None:
     assert not KEPT
 
 
-@pytest.mark.parametrize(("engine", "sizes"), [("auto", [1, 1, 1]), ("stacked", [3])])
-def test_without_a_rehearsal_nodes_are_computed_one_by_one(engine: str, sizes: list[int]) -> None:
-    run = prepare(config(Idle(), engine))[0]
-    run.run()
-    assert list(map(len, run.groups["distillation"])) == sizes
-
-
 def test_in_a_comparison_it_is_called_by_its_class() -> None:
     comparison = plan([f"{__name__}:Idle", "fedavg"])
     assert [place.folder for place in comparison.places()] == ["Idle-seed0", "fedavg-seed0"]

@@ -424,12 +424,12 @@ def test_a_groups_sample_is_each_nodes_own() -> None:
     assert not torch.equal(inputs, Group(nodes).sample(5, "critic", 4)[0])
 
 
-def test_a_rehearsing_copy_shares_nothing_that_training_changes() -> None:
+def test_a_copy_shares_nothing_that_training_changes() -> None:
     nodes = [node(f"n{index}", network("resnet8:4", index)) for index in range(2)]
     for one in nodes:
         one.optimisers["model"] = OPTIMISERS["adam"](one.model)
     before = copy.deepcopy([one.state() for one in nodes])
-    twins = Group([one.rehearsing() for one in nodes])
+    twins = Group([one.copied() for one in nodes])
     twins.bench("model").train(True)
     losses = twins.bench("model")(random(2, B, 1, 8, 8)).square().flatten(1).mean(1)
     twins.step("model", losses)

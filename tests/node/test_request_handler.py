@@ -52,7 +52,6 @@ class Office:
             {question.name: question for question in questions},
             prepare=lambda nodes: None,
             look=lambda nodes, x: {},
-            rehearse=lambda group: None,
         )
         self.handler = RequestHandler(Group(self.nodes), self.side, Compute())
 

@@ -14,9 +14,7 @@ from torch import nn
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QuestionRefused
-from fedstill.core.run_writer import Records
 from fedstill.data.public import Public
-from fedstill.methods._server import Server
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.fedad import FedAD
 from fedstill.methods.fedavg import FedAvg
@@ -380,38 +378,6 @@ def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
     assert "privacy.group_size = 5" in notes(DPSGD(training=noise))
     assert notes(DPSGD(training=noise, group_size=5)) == "None"
     assert notes(NoPrivacy()) == "None"
-
-
-# --- stops -----------------------------------------------------------------------------------------
-
-
-def test_what_was_chosen_and_measured_is_kept_over_a_stop(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run goes on in the groups in which it began, whatever would measure faster now."""
-    auto: dict[str, Any] = {"engine": EngineConfig(name="auto")}
-    first = Simulation(setting(FedAvg(rounds=3), **auto))
-    monkeypatch.setattr(Records, "due", lambda self: True)
-    step, turns = Server.step, iter(range(1))
-
-    def stops(self: Server) -> Any:
-        if next(turns, None) is None:
-            raise KeyboardInterrupt
-        return step(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Server, "step", stops)
-        with pytest.raises(KeyboardInterrupt):
-            first.run(tmp_path)
-    second = Simulation(setting(FedAvg(rounds=3), **auto))
-
-    def measuring(*args: Any) -> Any:
-        raise AssertionError("chosen already")
-
-    monkeypatch.setattr("fedstill.runs.simulation.choose", measuring)
-    figures = second.run(tmp_path)
-    assert second.groups == first.groups
-    assert figures["engine"]["stacked_over_one_by_one"] == first.ratios
 
 
 def test_a_result_says_of_how_many_cases_its_test_examples_are() -> None:

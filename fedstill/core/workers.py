@@ -1,0 +1,92 @@
+"""Runs independent pieces of work at once: each in a thread of its own, on one core.
+
+Nodes are independent of each other, and torch lets other threads run while it computes. So many small
+networks on a few cores are best computed one a core. What a piece of work gives does not depend on how many
+others are computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+
+from fedstill.core import seeds
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers:
+    """Threads that compute with one core each.
+
+    Args:
+        count: how many; with 1, work is done where it is asked for.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+        self._draws: dict[Hashable, bool] = {}  # by kind of work: does it draw from torch's global generator?
+
+    def each(self, work: Callable[[T], R], items: Sequence[T], kinds: Sequence[Hashable]) -> list[R]:
+        """``work`` of each item, in their order.
+
+        There is one global generator of torch for all threads. So the first work of a kind is done alone;
+        if it draws from that generator, as dropout does, all of its kind are done one after another.
+
+        Args:
+            kinds: of work, one an item: equal where equal code computes on equal architectures.
+
+        Raises:
+            RuntimeError: work drew from torch's global generator that had not done so the first time.
+        """
+        if self.count == 1:
+            return [work(item) for item in items]
+        done: dict[int, R] = {}
+        for place, (item, kind) in enumerate(zip(items, kinds, strict=True)):
+            if kind not in self._draws:
+                with seeds.watched() as watch:
+                    done[place] = self._threads().submit(work, item).result()
+                self._draws[kind] = watch.drawn
+        for place, item in enumerate(items):
+            if place not in done and self._draws[kinds[place]]:
+                done[place] = work(item)
+        left = [place for place in range(len(items)) if place not in done]
+        before = torch.get_rng_state()
+        futures = {place: self._threads().submit(_apart, work, items[place]) for place in left}
+        wait(futures.values())
+        done |= {place: future.result() for place, future in futures.items()}
+        if not torch.equal(torch.get_rng_state(), before):
+            raise RuntimeError(
+                "nodes that are computed at once drew from torch's global generator, so that their figures "
+                "would not repeat: draw from it in each question or in none, or set engine.threads to 1"
+            )
+        return [done[place] for place in range(len(items))]
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            here = torch.get_num_threads()
+            self._pool = ThreadPoolExecutor(self.count, "node", initializer=_one_core)
+            started = Barrier(self.count)
+            wait([self._pool.submit(started.wait) for _ in range(self.count)])
+            torch.set_num_threads(here)
+        return self._pool
+
+
+def _one_core() -> None:
+    """Have torch compute with one core in this thread.
+
+    A thread takes the number that any thread set last when it first asks for it, and keeps it.
+    """
+    torch.set_num_threads(1)
+    torch.get_num_threads()
+
+
+def _apart(work: Callable[[T], R], item: T) -> R:
+    """Work in a thread beside others."""
+    with seeds.shared():
+        return work(item)

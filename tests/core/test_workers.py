@@ -1,0 +1,78 @@
+"""Work done at once: in order, one core each, and never with draws that would not repeat."""
+
+from __future__ import annotations
+
+import time
+from threading import Barrier
+
+import pytest
+import torch
+
+from fedstill.core.seeds import seeded
+from fedstill.core.workers import Workers
+
+
+def test_two_are_at_work_at_the_same_time_and_give_what_they_give_in_order() -> None:
+    workers, meeting = Workers(2), Barrier(2)
+    workers.each(lambda item: item, ["first"], ["meet"])
+
+    def meet(item: int) -> int:
+        meeting.wait(timeout=20)  # alone, nobody would come
+        time.sleep(0.02 * (4 - item))  # later ones end first
+        return 10 * item
+
+    assert workers.each(meet, [0, 1, 2, 3], ["meet"] * 4) == [0, 10, 20, 30]
+
+
+def test_each_has_one_thread_of_torch_and_who_asks_keeps_its_own() -> None:
+    here = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert Workers(2).each(lambda _: torch.get_num_threads(), [0, 1, 2], ["a"] * 3) == [1, 1, 1]
+        assert torch.get_num_threads() == 3
+        assert Workers(1).each(lambda _: torch.get_num_threads(), [0, 1], ["a"] * 2) == [3, 3]
+    finally:
+        torch.set_num_threads(here)
+
+
+def drawing(item: int) -> list[float]:
+    with seeded(0, "draw", item):
+        return torch.rand(3).tolist()
+
+
+def test_work_that_draws_from_the_global_generator_is_done_one_after_another() -> None:
+    alone = [drawing(item) for item in range(6)]
+    state = torch.get_rng_state()
+    workers = Workers(3)
+    for _ in range(20):
+        assert workers.each(drawing, list(range(6)), ["draws"] * 6) == alone
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_kind_of_work_is_looked_at_for_itself() -> None:
+    workers = Workers(2)
+    both = workers.each(
+        lambda item: drawing(item) if item % 2 else [float(item)], [0, 1, 2, 3], ["still", "draws"] * 2
+    )
+    assert both == [[0.0], drawing(1), [2.0], drawing(3)]
+
+
+def test_draws_that_come_later_are_told_and_not_taken() -> None:
+    workers = Workers(2)
+    workers.each(lambda item: item, [0, 1], ["late"] * 2)
+    with pytest.raises(RuntimeError, match="drew from torch's global generator"):
+        workers.each(drawing, [0, 1], ["late"] * 2)
+
+
+def test_what_fails_is_raised_once_all_others_are_done() -> None:
+    workers, done = Workers(2), []
+
+    def fail(item: int) -> None:
+        if item == 1:
+            raise ValueError("one")
+        time.sleep(0.05)
+        done.append(item)
+
+    with pytest.raises(ValueError, match="one"):
+        workers.each(fail, [0, 1, 2, 3], ["a"] * 4)
+    assert sorted(done) == [0, 2, 3]
