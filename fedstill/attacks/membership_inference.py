@@ -37,7 +37,6 @@ from fedstill.core.seeds import derive
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
-from fedstill.runs.simulation import Simulation
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")
@@ -207,7 +206,7 @@ def _central(target: Target, how: MembershipInference) -> dict[str, Any]:
             told.append(outputs)
     elif how.shadows:
         make, local = _made(again, again.config.student.model), again.config.nodes.local
-        compute = _fast(experiment)
+        compute = experiment.compute
         networks = together(make, asked.records, inside, experiment.task, local, seed, compute=compute)
         told += [_outputs(network, asked.all, experiment.compute) for network in networks]
     of, sees = OF[experiment.method.central]
@@ -218,7 +217,7 @@ def _answers(
     target: Target, node: Node, answered: tuple[torch.Tensor, torch.Tensor], how: MembershipInference
 ) -> dict[str, Any]:
     """Through a copy of one node's model, distilled from what it answered; shadows are copied likewise."""
-    again, task, compute = target.replay, target.experiment.task, _fast(target.experiment)
+    again, task, compute = target.replay, target.experiment.task, target.experiment.compute
     place = [each.name for each in target.nodes].index(node.name)
     names, local = again.config.nodes.models, again.config.nodes.local
     own, make = derive(target.seed, node.name), _made(again, names[place % len(names)])
@@ -267,11 +266,6 @@ def _made(again: Replay, spec: str) -> Make:
     """Untrained networks of a name, one a seed."""
     data, classes = again.data, len(again.data.classes)
     return lambda seed: models.build(spec, again.shape, classes, seed, "shadow", vocabulary=data.vocabulary)
-
-
-def _fast(experiment: Simulation) -> Compute:
-    """Shadows in one stack: not what is fastest just now, as figures would hang on it."""
-    return Compute(replace(experiment.compute.config, name="stacked"))
 
 
 def _outputs(network: nn.Module, records: TensorData, compute: Compute) -> torch.Tensor:

@@ -65,12 +65,12 @@ def together(
     compute: Compute | None = None,
     work: Work | None = None,
 ) -> list[nn.Module]:
-    """All at once, by the local training of a node, stacked where that is faster.
+    """All at once, by the local training of a node.
 
     Each model has first weights, batches and augmentation of its own, which follow from the seed.
 
     Args:
-        make: an untrained model; all of one architecture are trained in one stack.
+        make: an untrained model; all of one architecture.
         pool: the records; or one a model, of the same size, where models learn different targets of them.
         inside: which model learns from which of them, ``(M, N)`` bool.
         local: how the target was trained, as far as the attacker knows.
@@ -90,8 +90,12 @@ def together(
         own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
         nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), AuditLog()), seed))
     local_training.prepare(nodes, local)
-    for group in partition(nodes, stacks(compute)):
+    groups = partition(nodes, stacks(compute))
+
+    def learn(group: Sequence[Node]) -> None:
         local_training.train(group, task, local, compute, work=work)
+
+    compute.workers.each(learn, groups, ["shadow"] * len(groups))
     return [node.model for node in nodes]
 
 
