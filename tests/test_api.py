@@ -292,16 +292,17 @@ def test_a_finished_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 # --- precision -----------------------------------------------------------------------------------
 
 
-def test_a_run_does_not_go_on_in_another_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = fedstill.EngineConfig(name="one-by-one", precision="auto")
+def test_a_run_goes_on_in_the_precision_in_which_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute, "_gains", lambda shape, network: True)
     monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
-    stopped_at(4, few(engine=engine, out=tmp_path / "run"), monkeypatch)
+    unbroken = fedstill.distil(**few())
+    stopped_at(4, few(out=tmp_path / "run"), monkeypatch)
     monkeypatch.setattr(compute, "computes_bfloat16", lambda device: False)  # on another machine
-    said = "engine.precision is 'float32': allowed is bfloat16, as the run began"
-    with pytest.raises(ArgumentError, match=said):
-        fedstill.distil(**few(engine=engine, out=tmp_path / "run"))
-    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
-    fedstill.distil(**few(engine=engine, out=tmp_path / "run"))
+    resumed = fedstill.distil(**few(out=tmp_path / "run"))
+    assert resumed.figures["engine"]["precision"] == "bfloat16"
+    assert resumed.figures["accuracy"] == unbroken.figures["accuracy"]
 
 
 def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:

@@ -132,7 +132,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             local=config.nodes.local,
             policy=_allowing(config),
             privacy=config.nodes.privacy,
-            compute=ComputeConfig(engine.device, engine.precision, engine.channels_last, threads),
+            compute=ComputeConfig(engine.device, simulation.compute.precision, engine.channels_last, threads),
         )
         file_permissions.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
         file_permissions.replace(own / "secret", f"{simulation.secret(node.name)}\n".encode())

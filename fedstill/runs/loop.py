@@ -59,10 +59,11 @@ class Run(ABC):
         self.setting, self.task = setting, setting.task
         self.method: Method = setting.method
         self.needs = self.method.needs()
-        self.compute, self.audit = Compute(setting.engine), AuditLog(durable=False)
+        self.audit = AuditLog(durable=False)
         check_method(setting.method, setting.task, setting.public)
         check_server(setting)
         self.shape = shape_of(setting)
+        self.compute = Compute(setting.engine).suited(self.shape, setting.student)
         self.mean, self.std = normalisation(setting)  # (C, 1, 1) each
         self.student = self._fitted(setting.student, "student")
         self.test = setting.test.to(self.compute.device)

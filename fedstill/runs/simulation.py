@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
 from fedstill.federation.inprocess import partition, stacks
@@ -68,9 +67,7 @@ class Simulation(Measured):
     def _open(self, saved: Mapping[str, Any]) -> None:
         if not saved:
             return
-        if saved["precision"] != self.compute.precision:
-            begun = f"{saved['precision']}, as the run began"
-            raise ArgumentError("engine.precision", self.compute.precision, begun)
+        self.compute.precision = saved["precision"]  # as the run began, whatever machine this is
         self.local_steps = saved["local_steps"]
         for node in self.nodes:
             node.load(saved["nodes"][node.name])

@@ -12,7 +12,7 @@ from fedstill.core import compute as compute_module
 from fedstill.core.compute import Compute, EngineConfig, as_laid_out, computes_bfloat16, lay_out
 from fedstill.core.errors import ArgumentError
 from fedstill.methods.fediod import FedIOD
-from fedstill.models import LeNet5, SmallCNN
+from fedstill.models import LeNet5, SmallCNN, build
 from fedstill.protocol.local_config import LocalConfig
 
 CPU = torch.device("cpu")
@@ -55,7 +55,6 @@ def test_without_a_word_from_torch_it_is_float32(monkeypatch: pytest.MonkeyPatch
     for name in TOLD:
         monkeypatch.delattr(torch.cpu, name, raising=False)
     assert not computes_bfloat16(CPU)
-    assert Compute(EngineConfig(precision="auto")).precision == "float32"
 
 
 @pytest.mark.parametrize("emulated", [True, False])
@@ -70,19 +69,21 @@ def test_a_gpu_that_only_imitates_bfloat16_does_not_count(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "able", "taken"),
+    ("wanted", "able", "shape", "model", "taken"),
     [
-        ("auto", True, "bfloat16"),
-        ("auto", False, "float32"),
-        ("float32", True, "float32"),
-        ("bfloat16", False, "bfloat16"),
+        ("auto", True, (1, 16, 16), "small-cnn:4", "bfloat16"),
+        ("auto", True, (1, 16, 12), "small-cnn:4", "float32"),  # small images gain nothing
+        ("auto", True, (1, 16, 16), "mlp:4", "float32"),  # nor do networks without convolutions
+        ("auto", False, (1, 16, 16), "small-cnn:4", "float32"),
+        ("float32", True, (1, 16, 16), "small-cnn:4", "float32"),
+        ("bfloat16", False, (1, 8, 8), "mlp:4", "bfloat16"),
     ],
 )
-def test_precision_is_what_is_wanted_and_auto_what_the_processor_has(
-    wanted: Any, able: bool, taken: str, monkeypatch: pytest.MonkeyPatch
+def test_precision_is_what_is_wanted_and_auto_what_processor_and_network_gain_from(
+    wanted: Any, able: bool, shape: Any, model: str, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compute_module, "computes_bfloat16", lambda device: able)
-    compute = Compute(EngineConfig(precision=wanted))
+    compute = Compute(EngineConfig(precision=wanted)).suited(shape, build(model, shape, 3, 0))
     assert compute.precision == taken
     with compute.autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
@@ -100,6 +101,11 @@ def layout(compute: Compute, network: nn.Module) -> bool:
 def test_networks_are_placed_with_channels_last_if_wanted() -> None:
     assert layout(Compute(), SmallCNN((3, 8, 8), 3, 4))
     assert not layout(Compute(EngineConfig(channels_last=False)), SmallCNN((3, 8, 8), 3, 4))
+
+
+def test_group_norms_keep_channels_first_in_bfloat16() -> None:
+    """Where torch computes them several times as fast so."""
+    assert not layout(Compute(EngineConfig(precision="bfloat16")), SmallCNN((3, 8, 8), 3, 4))
 
 
 def test_group_norms_behind_frozen_layers_keep_channels_first() -> None:
