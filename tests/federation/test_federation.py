@@ -209,9 +209,12 @@ def test_an_old_question_can_be_asked_again_after_its_group_was_parted() -> None
     assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
 
 
-@pytest.mark.parametrize("of", [["n9"], ["n0", "clinic"], [], "n0"])
-def test_unknown_nodes_are_named(of: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"of is .*: allowed is some of n0, n1, n2"):
+@pytest.mark.parametrize(
+    ("of", "named"),
+    [(["n9"], r"\['n9'\]"), (["n0", "clinic"], r"\['clinic'\]"), ([], r"\[\]"), ("n0", r"\['n', '0'\]")],
+)
+def test_unknown_nodes_are_named(of: Any, named: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"of is {named}: allowed is some of n0, n1, n2"):
         World(ALIKE).federation.ask("tell", of=of)
 
 

@@ -446,13 +446,17 @@ def test_a_copy_shares_nothing_that_training_changes() -> None:
         assert hasattr(one, "gate")
 
 
-def test_a_network_that_learns_privately_takes_no_step_without_noise() -> None:
+@pytest.mark.parametrize(("private", "role"), [("model", "model"), ("critic", "critic"), ("model", "critic")])
+def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_privately(
+    private: str, role: str
+) -> None:
     one = node("a", network("mlp", 0))
-    group, before = Group([one]), copy.deepcopy(one.model.state_dict())
+    one.add("critic", network("mlp", 1), lambda module: torch.optim.SGD(module.parameters(), 1.0))
     one.optimisers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
-    one.private = {"model": PrivateSteps(1.0, 1.0, draws=lambda *names: None)}
-    group.bench("model").train(True)
-    losses = group.bench("model")(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
-    with pytest.raises(QuestionRefused, match="its networks learn with DP-SGD, and here its model would"):
-        group.step("model", losses)
-    assert all(torch.equal(value, before[name]) for name, value in one.model.state_dict().items())
+    group, before = Group([one]), copy.deepcopy(one.modules[role].state_dict())
+    one.private = {private: PrivateSteps(1.0, 1.0, draws=lambda *names: None)}
+    group.bench(role).train(True)
+    losses = group.bench(role)(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
+    with pytest.raises(QuestionRefused, match=f"its networks learn with DP-SGD, and here its {role} would"):
+        group.step(role, losses)
+    assert all(torch.equal(value, before[name]) for name, value in one.modules[role].state_dict().items())
