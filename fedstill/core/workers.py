@@ -7,17 +7,18 @@ others are computed beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from threading import Barrier
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Barrier, Event
+from typing import Any, TypeVar
 
 import torch
 
-from fedstill.core import seeds
+from fedstill.core import deadline, seeds
 
 T = TypeVar("T")
 R = TypeVar("R")
+How = Callable[..., Any]
 
 
 class Workers:
@@ -50,15 +51,14 @@ class Workers:
         for place, (item, kind) in enumerate(zip(items, kinds, strict=True)):
             if kind not in self._draws:
                 with seeds.watched() as watch:
-                    done[place] = self._threads().submit(work, item).result()
+                    done[place] = self._begun(_alone, work, {place: item})[place].result()
                 self._draws[kind] = watch.drawn
         for place, item in enumerate(items):
             if place not in done and self._draws[kinds[place]]:
                 done[place] = work(item)
         left = [place for place in range(len(items)) if place not in done]
         before = torch.get_rng_state()
-        futures = {place: self._threads().submit(_apart, work, items[place]) for place in left}
-        wait(futures.values())
+        futures = self._begun(_apart, work, {place: items[place] for place in left})
         done |= {place: future.result() for place, future in futures.items()}
         if not torch.equal(torch.get_rng_state(), before):
             raise RuntimeError(
@@ -66,6 +66,18 @@ class Workers:
                 "would not repeat: draw from it in each question or in none, or set engine.threads to 1"
             )
         return [done[place] for place in range(len(items))]
+
+    def _begun(self, how: How, work: Callable[[T], R], items: Mapping[int, T]) -> Mapping[int, Future[R]]:
+        """Work of some items, ended. Whoever is interrupted has all of it ended soon, between two steps."""
+        end = Event()
+        futures = {place: self._threads().submit(how, work, item, end) for place, item in items.items()}
+        try:
+            wait(futures.values())
+        except BaseException:
+            end.set()
+            wait(futures.values())
+            raise
+        return futures
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -86,7 +98,13 @@ def _one_core() -> None:
     torch.get_num_threads()
 
 
-def _apart(work: Callable[[T], R], item: T) -> R:
+def _alone(work: Callable[[T], R], item: T, end: Event) -> R:
+    """Work in a thread while no other one works."""
+    with deadline.until(end):
+        return work(item)
+
+
+def _apart(work: Callable[[T], R], item: T, end: Event) -> R:
     """Work in a thread beside others."""
-    with seeds.shared():
+    with deadline.until(end), seeds.shared():
         return work(item)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from threading import Barrier
+from threading import Barrier, main_thread
 
 import pytest
 import torch
 
+from fedstill.core import deadline
 from fedstill.core.seeds import seeded
 from fedstill.core.workers import Workers
 
@@ -76,3 +78,25 @@ def test_what_fails_is_raised_once_all_others_are_done() -> None:
     with pytest.raises(ValueError, match="one"):
         workers.each(fail, [0, 1, 2, 3], ["a"] * 4)
     assert sorted(done) == [0, 2, 3]
+
+
+def test_who_is_interrupted_does_not_wait_for_the_work_of_others() -> None:
+    workers, ended = Workers(2), []
+    workers.each(lambda item: item, [0], ["long"])
+
+    def long(item: int) -> None:
+        if item == 1:
+            time.sleep(0.1)
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
+        start = time.monotonic()
+        try:
+            while time.monotonic() < start + 60:
+                deadline.check()
+                time.sleep(0.005)
+        finally:
+            ended.append(time.monotonic() - start)
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.each(long, [0, 1], ["long"] * 2)
+    assert len(ended) == 2
+    assert max(ended) < 20
