@@ -8,8 +8,9 @@ cosmic-ray makes the faults (a comparison turned, a number off by one, ``not`` a
 decorator removed and the like); ``--each`` of them are drawn for each room by ``--seed``, first a place,
 then what becomes of it, so that places with many variants do not count more. Types are left alone: nothing
 reads them at run time. For each fault the tests run that pass by its line, quickest first, until one fails
-or ``--seconds`` of tests have run. A fault that makes them hang counts as found. Work is done in a copy of
-the tree; what was done already is read from ``--out`` and not done again. Tests of real processes leave no
+or ``--seconds`` of tests have run; of what runs at import, those of all declarations come first. A fault that
+makes them hang counts as found. Work is done in a copy of the tree; what was done already is read from
+``--out`` and not done again. Tests of real processes leave no
 coverage, so a fault that only these would find counts as missed: the figure is a lower bound.
 """
 
@@ -52,6 +53,7 @@ PARTS = (
 )
 START = 20.0  # seconds that pytest and the package take to begin
 PATIENCE = 4  # times what tests took without a fault; then they hang
+DECLARATIONS = "tests/test_options.py"  # tests of what is declared at import, of all files
 LOOK = 0.05  # seconds between two looks at a run of tests
 WORDS = "words.txt"
 HEAVY = ("torch", "numpy", "scipy.stats", "sklearn.metrics", "torchmetrics", "dp_accounting", "hypothesis")
@@ -128,10 +130,12 @@ class Passing:
             return []
         by_line = self._data.contexts_by_lineno(measured)
         names = {name.partition("|")[0] for name in by_line.get(line, ())} - {""}
+        chosen: list[str] = []
         if not names:
             names = {name.partition("|")[0] for line_names in by_line.values() for name in line_names} - {""}
-        chosen, total = [], 0.0
-        for test in sorted(names & self.seconds.keys(), key=self.seconds.__getitem__):
+            chosen = [test for test in self.seconds if test.startswith(DECLARATIONS)]
+        total = 0.0
+        for test in sorted(names & self.seconds.keys() - set(chosen), key=self.seconds.__getitem__):
             total += self.seconds[test]
             if chosen and total > self._limit:
                 break

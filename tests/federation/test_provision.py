@@ -213,6 +213,7 @@ def test_certificates_are_for_a_year_and_new_ones_can_be_made(kits: Path) -> Non
         new.verify_directly_issued_by(authority)
     for kit in ("server", "admin", "nodes/east", "nodes/west"):
         flare_permissions.check_kit(kits / kit)
+    assert kits.stat().st_mode & 0o777 == 0o700  # keys lie in it
 
 
 def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: Path) -> None:

@@ -50,5 +50,21 @@ def test_nuclei_do_not_touch_and_have_the_size_of_nuclei(seed: int) -> None:
     assert 0.03 < (labels > 0).mean() < COVERED + 0.02
 
 
+def test_nuclei_are_ellipses_of_the_axes_that_they_are_drawn_with() -> None:
+    """A filled ellipse of half axes a and b has variances a^2 / 4 and b^2 / 4 along them."""
+    labels = nuclei(300, 300, generator(3))
+    flats = []
+    for number in range(1, labels.max() + 1):
+        places = np.argwhere(labels == number)
+        if places.min() == 0 or places.max() == 299:
+            continue  # cut off at the picture's end
+        short, long = 2 * np.sqrt(np.linalg.eigvalsh(np.cov(places.T)))
+        assert RADIUS[0] - 0.5 < long < RADIUS[1] + 0.5
+        assert len(places) == pytest.approx(np.pi * short * long, rel=0.1)
+        flats.append(short / long)
+    assert len(flats) > 10
+    assert 0.55 < min(flats) < 0.75 < max(flats) <= 1.0
+
+
 def test_a_map_smaller_than_a_nucleus_can_be_drawn() -> None:
     assert nuclei(4, 4, generator()).shape == (4, 4)
