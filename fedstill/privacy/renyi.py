@@ -82,7 +82,6 @@ def _mixture(event: Event) -> Curve:
     Returns:
         (orders,); inf where the integral would take too many points.
     """
-    from scipy.special import logsumexp
     from scipy.stats import binom
 
     k, noise = event.group, event.noise
@@ -100,7 +99,13 @@ def _mixture(event: Event) -> Curve:
     density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))
     for at in np.flatnonzero(usable):
         order, some = ORDERS[at], slice(math.ceil(ends[at] / step) + 1)
-        removed = logsumexp(density[some] + order * ratio[some])
-        added = logsumexp(density[some] + (1 - order) * ratio[some])
+        removed = _log_sum(density[some] + order * ratio[some])
+        added = _log_sum(density[some] + (1 - order) * ratio[some])
         done[at] = max(removed, added) / (order - 1)
     return done
+
+
+def _log_sum(logs: Curve) -> float:
+    """The logarithm of a sum of finite terms; scipy's, which takes infinite ones too, is ten times as slow."""
+    top: float = logs.max()
+    return top + math.log(np.exp(logs - top).sum())

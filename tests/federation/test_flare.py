@@ -148,9 +148,8 @@ def kill(here: flare_site.Site) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("method", ["fediod", "fedavg"])
-def test_the_simulator_gives_the_figures_of_one_process(method: str, tmp_path: Path) -> None:
-    config = tiny(method)
+def test_the_simulator_gives_the_figures_of_one_process(tmp_path: Path) -> None:
+    config = tiny("fediod")
     with started(tmp_path, config, "flare") as run:
         unbroken = Unbroken(config, tmp_path)
         code, printed = run.end(200)
