@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
-from statistics import median
 
 import torch
 
@@ -228,12 +228,25 @@ def _sizes(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
 def _larger(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:
     """How many times larger than the others' median each is that is an outlier."""
     found: dict[str, float] = {}
+    ordered = sorted(sizes.values())  # once: for each node anew it would be the square of their number
     for node, mine in sizes.items():
-        others = [size for other, size in sizes.items() if other != node]
-        usual = median(others) if others else inf
+        usual = _median_without(ordered, bisect_left(ordered, mine))
         if mine > outlier * max(usual, ordinary) > 0:
             found[node] = mine / usual if usual else inf
     return found
+
+
+def _median_without(ordered: Sequence[float], place: int) -> float:
+    """The median of sorted numbers but for the one at a place; of none, infinity.
+
+    >>> _median_without([1.0, 2.0, 5.0, 9.0], 1), _median_without([1.0, 2.0, 5.0], 2)
+    (5.0, 1.5)
+    """
+    count = len(ordered) - 1
+    if not count:
+        return inf
+    low, high = ((count - 1) // 2, count // 2)
+    return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
 
 
 def _blamed(

@@ -106,6 +106,6 @@ def _mixture(event: Event) -> Curve:
 
 
 def _log_sum(logs: Curve) -> float:
-    """The logarithm of a sum of finite terms; scipy's, which takes infinite ones too, is ten times as slow."""
+    """The logarithm of a sum of finite terms; scipy's takes infinite ones, too, and several times as long."""
     top: float = logs.max()
     return top + math.log(np.exp(logs - top).sum())
