@@ -325,7 +325,7 @@ def test_broken_pictures_are_named(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path) -> None:
-    """Each part in its turn, by one kind of junk after the other: a page for each of all would take a minute."""
+    """Each part in its turn, the kinds of junk in theirs: each kind at each part would take a minute."""
     parts = generated()
     parts["membership"] = parts["membership"][:1]
     parts["copying"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]
