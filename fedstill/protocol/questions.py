@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from threading import RLock
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -142,6 +143,9 @@ class Question:
         return replace(self, releases=releases, gradients=self.gradients.at(package))
 
 
+_MAKING = RLock()  # one thread at a time makes what all share, and what that needs
+
+
 @dataclass(frozen=True)
 class NodeSetting:
     """What a method finds at every node.
@@ -162,9 +166,13 @@ class NodeSetting:
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What a method makes once for all questions of a run: the first time it is asked for."""
-        if name not in self._kept:
-            self._kept[name] = make()
+        """What a method makes once for all questions of a run: the first time it is asked for.
+
+        Nodes that are computed at once get the same one.
+        """
+        with _MAKING:
+            if name not in self._kept:
+                self._kept[name] = make()
         made: T = self._kept[name]
         return made
 

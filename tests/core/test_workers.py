@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from fedstill.core import deadline
+from fedstill.core.compute import Compute
 from fedstill.core.seeds import seeded
 from fedstill.core.workers import Workers
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.questions import NodeSetting
+from fedstill.tasks.classification import Classification
 
 
 def test_two_are_at_work_at_the_same_time_and_give_what_they_give_in_order() -> None:
@@ -100,3 +104,18 @@ def test_who_is_interrupted_does_not_wait_for_the_work_of_others() -> None:
         workers.each(long, [0, 1], ["long"] * 2)
     assert len(ended) == 2
     assert max(ended) < 20
+
+
+def test_what_is_made_once_for_all_nodes_is_made_once_though_two_ask_at_the_same_time() -> None:
+    at, made = NodeSetting(Classification(2), LocalConfig(), Compute()), []
+
+    def make() -> object:
+        time.sleep(0.05)
+        made.append(object())
+        return made[-1]
+
+    workers = Workers(2)
+    workers.each(lambda item: item, [0], ["ask"])
+    first, second = workers.each(lambda item: at.once("it", make), [0, 1], ["ask"] * 2)
+    assert first is second is made[0]
+    assert len(made) == 1
