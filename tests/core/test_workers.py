@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from threading import Barrier, main_thread
 
 import pytest
@@ -84,6 +85,15 @@ def test_what_fails_is_raised_once_all_others_are_done() -> None:
     assert sorted(done) == [0, 2, 3]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as a terminal's Ctrl-C has it; processes that run tests may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_who_is_interrupted_does_not_wait_for_the_work_of_others() -> None:
     workers, ended = Workers(2), []
     workers.each(lambda item: item, [0], ["long"])
