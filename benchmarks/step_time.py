@@ -83,6 +83,10 @@ class Options:
     """Local steps in a turn."""
     examples: int = 256
     """Of each node."""
+    generator_width: int = FedIOD.generator_width
+    """Of G."""
+    critic_width: int = FedIOD.critic_width
+    """Of each D_k."""
     student_steps: int = 5
     """Student steps in a distillation step."""
     student_batch: int = 128
@@ -101,7 +105,12 @@ class Options:
     def fediod(self) -> FedIOD:
         """The method's options in this benchmark: its defaults but for the sizes."""
         return FedIOD(
-            steps=1000, batch=self.batch, student_steps=self.student_steps, student_batch=self.student_batch
+            steps=1000,
+            batch=self.batch,
+            generator_width=self.generator_width,
+            critic_width=self.critic_width,
+            student_steps=self.student_steps,
+            student_batch=self.student_batch,
         )
 
     def local(self) -> LocalConfig:

@@ -1,0 +1,496 @@
+"""What a GPU makes of the library: is it right there, how fast is a step, and by which way.
+
+    python benchmarks/gpu.py --stages estimate                     # on paper; needs no GPU
+    python benchmarks/gpu.py --stages check                        # every method equals the CPU
+    python benchmarks/gpu.py --stages step local                   # seconds by way and precision
+    python benchmarks/gpu.py --stages run --data.root DIR          # CIFAR-10, whole; call it again to go on
+
+Each stage ends within ``--seconds`` with what it has, so that a machine that is lent for ten minutes at a
+time can be used. Ways that are named ``library`` are the library's; the others are plain loops of the nodes'
+part of a step, to learn which way the library should take.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from step_time import (
+    CLASSES,
+    COLOUR,
+    Options,
+    distillation,
+    local_training,
+    machine,
+    make_nodes,
+    peak,
+)
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import fedstill
+from fedstill import models
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.models import Generator, PatchCritic
+from fedstill.node.audit_log import AuditLog
+from fedstill.protocol.method import METHODS
+
+Stage = Literal["estimate", "check", "step", "local", "run"]
+PEAKS = {  # of one card, dense: FLOP/s in bfloat16 and TF32, byte/s
+    "H100 SXM": (989e12, 494e12, 3.35e12),
+    "H200": (989e12, 494e12, 4.8e12),
+}
+LAUNCH = 4e-6  # seconds that a kernel takes to be launched from Python, about
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where CIFAR-10 lies."""
+
+    root: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is measured, and where."""
+
+    stages: tuple[Stage, ...] = ("estimate", "check", "step", "local")
+    device: str = "cuda"
+    """cpu tries the program itself, at small sizes."""
+    seconds: float = 540.0
+    """Of each stage, after which it ends with what it has."""
+    nodes: int = 20
+    batch: int = 64
+    width: int = 128
+    """Of ResNet-8, generator and critics, as the paper has them."""
+    data: Data = field(default_factory=Data)
+    out: Path = Path(__file__).parent / "results"
+    """Where figures are kept, as gpu-STAGE-DATE.json."""
+
+    @property
+    def model(self) -> str:
+        return f"resnet8:{self.width}"
+
+    def options(self) -> Options:
+        """Sizes of a step, one student step in it, as published."""
+        return Options(
+            nodes=self.nodes, batch=self.batch, device=self.device, local_steps=1, student_steps=1,
+            student_batch=self.batch, generator_width=self.width, critic_width=self.width,
+        )  # fmt: skip
+
+
+# --- on paper ---------------------------------------------------------------------------------------
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations, each about one kernel, and the bytes that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations, self.bytes = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.operations += 1
+            each = [*args, *(found if isinstance(found, tuple | list) else [found])]
+            self.bytes += sum(part.nbytes for part in each if isinstance(part, torch.Tensor))
+        return found
+
+
+@dataclass
+class Cost:
+    """Of some work: floating-point operations (a multiplication with its addition is two), kernels, bytes."""
+
+    flop: float = 0.0
+    kernels: int = 0
+    bytes: int = 0
+
+    def times(self, count: int) -> Cost:
+        return Cost(self.flop * count, self.kernels * count, self.bytes * count)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flop + other.flop, self.kernels + other.kernels, self.bytes + other.bytes)
+
+
+def cost(network: nn.Module, x: torch.Tensor, learns: bool) -> Cost:
+    """Of a network's way forth and back, without memory or time of this machine: on the device ``meta``.
+
+    Args:
+        learns: whether its weights get gradients, or its input.
+
+    >>> cost(nn.Linear(4, 3), torch.ones(2, 4), learns=True).flop  # 2 * 2 * 4 * 3 forth, as much for weights
+    96.0
+    """
+    twin = copy.deepcopy(network).to("meta").requires_grad_(learns)
+    x = x.to("meta").requires_grad_(not learns)
+    with FlopCounterMode(display=False) as flops, Counted() as counted:
+        twin(x).sum().backward()
+    return Cost(float(flops.get_total_flops()), counted.operations, counted.bytes)
+
+
+def estimate(chosen: Chosen) -> list[dict[str, Any]]:
+    """Seconds of a FedIOD step and of 500 epochs of local training, at the least, by what binds."""
+    x, noise = torch.empty(chosen.batch, *COLOUR), torch.empty(chosen.batch, 100)
+    half = (0.5,) * COLOUR[0]
+    T, D = models.build(chosen.model, COLOUR, CLASSES, 0), PatchCritic(COLOUR[0], chosen.width)
+    G = Generator(COLOUR, 100, chosen.width, half, half)
+    node = cost(D, x, True).times(2) + cost(D, x, False) + cost(T, x, False)
+    server = cost(G, noise, True) + cost(T, x, False) + cost(T, x, True)
+    steps = 500 * 50_000 // chosen.batch
+    work = {"a FedIOD step": node.times(chosen.nodes) + server, "500 epochs": cost(T, x, True).times(steps)}
+    rows = []
+    for name, all_of in work.items():
+        for card, (half_speed, full_speed, memory) in PEAKS.items():
+            bounds = {
+                "arithmetic, bfloat16": all_of.flop / half_speed,
+                "arithmetic, TF32": all_of.flop / full_speed,
+                "memory, float32": all_of.bytes / memory,
+                "launches": all_of.kernels * LAUNCH,
+            }
+            rows.append(
+                {"work": name, "card": card, "flop": all_of.flop, "kernels": all_of.kernels, **bounds}
+            )
+    return rows
+
+
+# --- right? -----------------------------------------------------------------------------------------
+
+SMALL = {  # options that methods may have: little work, more than one turn
+    "rounds": 2, "steps": 3, "epochs": 2, "batch": 8, "noise": 6, "memory": 24, "subset": 8, "first": 1,
+    "student_steps": 2, "student_batch": 8, "student_epochs": 1, "server_steps": 2, "server_batch": 8,
+    "generator_width": 8, "critic_width": 4, "attention": 0.0, "told": 6,
+}  # fmt: skip
+APART = 0.05  # of the way that a student goes, that two machines may end from each other
+
+
+def trained(name: str, engine: EngineConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """The student of a small run of a method, or its nodes' models: before and after, as one vector each."""
+    kind = METHODS[name]
+    known = {part.name for part in dataclasses.fields(kind)}
+    method: Any = kind(**{key: value for key, value in SMALL.items() if key in known})
+    maps, draw = method.needs().maps, torch.Generator().manual_seed(0)
+    shape, spec = (1, 16, 16), "unet:4" if maps else "small-cnn:4"
+
+    def some(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        size = (count, *shape[1:]) if maps else (count,)
+        return torch.rand(count, *shape, generator=draw) * 2 - 1, torch.randint(3, size, generator=draw)
+
+    networks = [models.build(spec, shape, 3, 0, index) for index in range(4)]
+    *own, student = networks
+    before = vector(networks)
+    needs = method.needs()
+    public = some(12) if needs.public or needs.public_labels else None
+    fedstill.distil(
+        [some(size) for size in (16, 12, 20)], own, student, some(12), 3,
+        task="segmentation" if maps else "classification", method=method, engine=engine, public=public,
+        local=fedstill.LocalConfig(epochs=2, batch=8, optimiser="sgd"), every=0,
+        policies=[fedstill.PolicyConfig(outputs_only=False)] * 3,
+    )  # fmt: skip
+    return before, vector(networks)
+
+
+def vector(networks: list[nn.Module]) -> torch.Tensor:
+    """All weights as one vector on the CPU, in double precision."""
+    each = [parameter.detach().cpu().double().flatten() for net in networks for parameter in net.parameters()]
+    return torch.cat(each)
+
+
+def check(chosen: Chosen) -> list[dict[str, Any]]:
+    """How far each method's networks on the device end from those on the CPU, over the way that they went."""
+    rows = []
+    for name in within(chosen, list(METHODS.own)):
+        before, expected = trained(name, EngineConfig("one-by-one", "cpu", "float32"))
+        way = (expected - before).norm().clamp_min(1e-9)
+        for engine in ("one-by-one", "stacked"):
+            row: dict[str, Any] = {"method": name, "engine": engine}
+            try:
+                found = trained(name, EngineConfig(engine, chosen.device, "float32"))[1]  # type: ignore[arg-type]
+                row["apart"] = float((found - expected).norm() / way)
+                row["equal"] = row["apart"] <= APART
+            except (FedstillError, RuntimeError) as error:  # what this stage is there to find
+                row |= {"equal": False, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            rows.append(row)
+    return rows
+
+
+# --- how fast? --------------------------------------------------------------------------------------
+
+
+class NodesPart:
+    """What nodes do in a FedIOD step, as a plain loop: a step of each critic, answers, the way back to x."""
+
+    def __init__(self, chosen: Chosen, precision: str, way: str) -> None:
+        device, self.way, self.precision = chosen.device, way, precision
+        options = Options(nodes=chosen.nodes, batch=chosen.batch, device=device)
+        nodes = make_nodes(options, chosen.model, Compute(EngineConfig(device=device)), AuditLog())
+        layout = torch.channels_last
+        self.teachers = [node.model.eval().requires_grad_(False).to(memory_format=layout) for node in nodes]
+        critics = [PatchCritic(COLOUR[0], chosen.width).to(device, memory_format=layout) for _ in nodes]
+        self.critics: list[Any] = critics
+        graphs = way == "graph"
+        self.adams = [torch.optim.Adam(D.parameters(), 1e-3, fused=True, capturable=graphs) for D in critics]
+        self.real = [node.data.inputs[: chosen.batch].to(memory_format=layout) for node in nodes]
+        self.x = torch.randn(chosen.batch, *COLOUR, device=device).to(memory_format=layout)
+        self.gradients = [torch.zeros_like(self.x) for _ in nodes]
+        if way == "compile":
+            self.teachers = [torch.compile(T) for T in self.teachers]
+            self.critics = [torch.compile(D) for D in critics]
+        self.streams = [torch.cuda.Stream() for _ in nodes] if way == "streams" else []
+        self.graph = self._captured() if graphs else None
+
+    def node(self, k: int) -> None:
+        """One node's part."""
+        T, D, adam = self.teachers[k], self.critics[k], self.adams[k]
+        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            loss = F.softplus(D(self.real[k])).mean() + F.softplus(-D(self.x)).mean()
+        adam.zero_grad(set_to_none=False)
+        loss.backward()
+        adam.step()
+        x = self.x.detach().requires_grad_()
+        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            answer = T(x).float().square().mean() + F.softplus(D(x)).mean()
+        self.gradients[k].copy_(torch.autograd.grad(answer, x)[0])
+
+    def all(self) -> None:
+        """All nodes' parts."""
+        if not self.streams:
+            for k in range(len(self.teachers)):
+                self.node(k)
+            return
+        here = torch.cuda.current_stream()
+        for k, stream in enumerate(self.streams):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                self.node(k)
+        for stream in self.streams:
+            here.wait_stream(stream)
+
+    def __call__(self) -> None:
+        if self.graph is None:
+            self.all()
+        else:
+            self.graph.replay()
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # what is made at the first call is made before the capture
+            for _ in range(3):
+                self.all()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.all()
+        return graph
+
+
+def seconds(work: Callable[[], object], device: str, rounds: int = 5) -> float:
+    """The least of some rounds, after one to warm up."""
+    took = []
+    for _ in range(rounds + 1):
+        synchronise(device)
+        start = time.perf_counter()
+        work()
+        synchronise(device)
+        took.append(time.perf_counter() - start)
+    return min(took[1:])
+
+
+def synchronise(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def tf32(on: bool) -> Iterator[None]:
+    """Products of float32 in TF32, or not."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+def timed(
+    chosen: Chosen, make: Callable[[Options, str, str, Path], Callable[[], object]]
+) -> list[dict[str, Any]]:
+    """The library's ways, in each precision: seconds, and the memory that they took."""
+    rows: list[dict[str, Any]] = []
+    base = chosen.options()
+    ways = [
+        (way, precision) for way in ("stacked", "one-by-one") for precision in ("float32", "TF32", "bfloat16")
+    ]
+    for way, precision in within(chosen, ways):
+        kept = "bfloat16" if precision == "bfloat16" else "float32"
+        options = dataclasses.replace(base, channels_last=way == "one-by-one")
+        with tf32(precision == "TF32"), tempfile.TemporaryDirectory() as folder:
+            work = make(options, kept, way, Path(folder))
+            row = {"way": f"library, {way}", "precision": precision, "seconds": seconds(work, chosen.device)}
+        rows.append(row | {"memory": memory(chosen.device)})
+    return rows
+
+
+def memory(device: str) -> int:
+    """The most bytes that were taken on the GPU since this was last asked; 0 elsewhere."""
+    if torch.device(device).type != "cuda":
+        return 0
+    most = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return most
+
+
+def step(chosen: Chosen) -> list[dict[str, Any]]:
+    """A FedIOD step by way and precision, the nodes' part by further ways, and where the library waits."""
+    rows = timed(
+        chosen, lambda options, kept, way, out: distillation(options, chosen.model, kept, way, out)[0]
+    )  # type: ignore[arg-type]
+    ways = ("loop", "streams", "graph", "compile") if chosen.device == "cuda" else ("loop",)
+    for way, precision in within(chosen, [(way, each) for way in ways for each in ("TF32", "bfloat16")]):
+        with tf32(precision == "TF32"):
+            part = NodesPart(chosen, precision, way)
+            row = {"way": f"nodes' part, {way}", "precision": precision}
+            rows.append(row | {"seconds": seconds(part, chosen.device), "memory": memory(chosen.device)})
+    best = {
+        name: peak(Options(device=chosen.device), name, 8192 if chosen.device == "cuda" else 512) * 1e9
+        for name in ("float32", "bfloat16")
+    }
+    rows.append({"way": "peak, a product of matrices", "precision": "bfloat16", "flop/s": best["bfloat16"]})
+    rows.append({"way": "peak, a product of matrices", "precision": "float32", "flop/s": best["float32"]})
+    return rows + [
+        {"way": "waits for the GPU", "where": where, "a step": count} for where, count in waits(chosen)
+    ]
+
+
+def waits(chosen: Chosen) -> list[tuple[str, int]]:
+    """Lines at which a step of the library waits for the GPU, and how often."""
+    if chosen.device != "cuda":
+        return []
+    options = chosen.options()
+    with tempfile.TemporaryDirectory() as folder:
+        turn = distillation(options, "resnet8:16", "float32", "stacked", Path(folder))[0]
+        turn()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                turn()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    found = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in told)
+    return found.most_common()
+
+
+def local(chosen: Chosen) -> list[dict[str, Any]]:
+    """A step of local training at every node, by way and precision."""
+    return timed(
+        chosen, lambda options, kept, way, out: local_training(options, chosen.model, kept, way, out)[0]
+    )  # type: ignore[arg-type]
+
+
+# --- a whole run ------------------------------------------------------------------------------------
+
+
+def run(chosen: Chosen) -> list[dict[str, Any]]:
+    """CIFAR-10, 20 nodes, alpha 1, seed 0: as far as the seconds go; the next call goes on."""
+    if not chosen.data.root:
+        raise ArgumentError("data.root", "", "the folder with CIFAR-10, for the stage run")
+    out = chosen.out / "gpu-run"
+    begin = [
+        "cifar10-fediod-gpu",
+        "--data.root",
+        chosen.data.root,
+        "--engine.device",
+        chosen.device,
+        "--out",
+        str(out),
+    ]
+    words = ["--resume", str(out)] if out.exists() else begin
+    process = subprocess.Popen([sys.executable, "-m", "fedstill", "run", *words])
+    try:
+        process.wait(timeout=chosen.seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        return [{"run": str(out), "done": False}]
+    if process.returncode:
+        raise FedstillError(f"the run ended with {process.returncode}")
+    told = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return [{"run": str(out), "done": True, "accuracy": told["accuracy"], "seconds": told["seconds"]}]
+
+
+# --- all of it --------------------------------------------------------------------------------------
+
+
+def within(chosen: Chosen, items: list[Any]) -> Iterator[Any]:
+    """Items, as long as the seconds of a stage last; says what was left out."""
+    end = time.monotonic() + chosen.seconds
+    for place, item in enumerate(items):
+        if time.monotonic() > end:
+            print(f"out of time: {len(items) - place} of {len(items)} left out")
+            return
+        yield item
+
+
+def show(stage: str, rows: list[dict[str, Any]]) -> None:
+    """Rows as a Markdown table; columns are the keys of all."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    print(f"\n## {stage}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for row in rows:
+        cells = (row.get(column, "") for column in columns)
+        print(
+            "| "
+            + " | ".join(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells)
+            + " |"
+        )
+
+
+STAGES: dict[Stage, Callable[[Chosen], list[dict[str, Any]]]] = {
+    "estimate": estimate,
+    "check": check,
+    "step": step,
+    "local": local,
+    "run": run,
+}
+
+
+def main(chosen: Chosen) -> int:
+    """Run the stages, print their tables and keep them."""
+    if set(chosen.stages) != {"estimate"}:
+        Compute(EngineConfig(device=chosen.device))  # refuses a device that is not there
+    where = machine(Options(device=chosen.device if torch.cuda.is_available() else "cpu"))
+    wrong = 0
+    for stage in chosen.stages:
+        rows = STAGES[stage](chosen)
+        show(stage, rows)
+        wrong += sum(row.get("equal") is False for row in rows)
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        path = chosen.out / f"gpu-{stage}-{where['date']}.json"
+        path.write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(tyro.cli(Chosen)))
+    except FedstillError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

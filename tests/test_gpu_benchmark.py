@@ -1,0 +1,55 @@
+"""The benchmark of GPUs: its arithmetic by hand, and that it finds what differs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import gpu
+
+    yield gpu
+    for name in ("gpu", "step_time"):
+        sys.modules.pop(name)
+
+
+def test_operations_and_bytes_of_a_layer_by_hand(gpu: Any) -> None:
+    """A product forth, one for the weights (or the input) back: 2 * 5 * 4 * 3 each."""
+    layer, x = nn.Linear(4, 3, bias=False), torch.ones(5, 4)
+    for learns in (True, False):
+        assert gpu.cost(layer, x, learns).flop == 2 * 120
+    assert gpu.cost(layer, x, True).bytes >= 4 * (5 * 4 + 4 * 3 + 5 * 3)
+    assert gpu.cost(layer, x, True).times(3).flop == 720
+
+
+def test_the_estimate_is_bound_by_what_takes_longest(gpu: Any) -> None:
+    rows = gpu.estimate(gpu.Chosen(nodes=2, batch=4, width=8))
+    assert [row["card"] for row in rows] == ["H100 SXM", "H200"] * 2
+    first, second = rows[:2]
+    assert first["launches"] == second["launches"] == first["kernels"] * gpu.LAUNCH
+    assert first["memory, float32"] / second["memory, float32"] == pytest.approx(4.8 / 3.35)
+    assert first["arithmetic, bfloat16"] == first["flop"] / 989e12
+
+
+def test_a_method_that_differs_on_the_device_is_found(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = gpu.trained
+
+    def trained(name: str, engine: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        before, after = honest(name, engine)
+        off = name == "fedavg" and engine.name == "stacked"
+        return before, before + (after - before) * (0.9 if off else 1.0)
+
+    monkeypatch.setattr(gpu, "trained", trained)
+    monkeypatch.setattr(
+        gpu.METHODS, "own", {name: gpu.METHODS.own[name] for name in ("fedavg", "standalone")}
+    )
+    rows = gpu.check(gpu.Chosen(device="cpu"))
+    assert [(row["method"], row["engine"]) for row in rows if not row["equal"]] == [("fedavg", "stacked")]
