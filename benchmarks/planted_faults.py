@@ -9,7 +9,7 @@ decorator removed and the like); ``--each`` of them are drawn for each room by `
 then what becomes of it, so that places with many variants do not count more. Types are left alone: nothing
 reads them at run time. For each fault the tests run that pass by its line, quickest first, until one fails
 or ``--seconds`` of tests have run; of what runs at import, those of all declarations come first. A fault that
-makes them hang counts as found. Work is done in a copy of the tree; what was done already is read from
+makes them hang or die counts as found. Work is done in a copy of the tree; what was done already is read from
 ``--out`` and not done again. Tests of real processes leave no
 coverage, so a fault that only these would find counts as missed: the figure is a lower bound.
 """
@@ -183,6 +183,8 @@ def planted(copy: Path, fault: dict[str, Any], tests: list[str], limit: float) -
         path.write_text(before)
     if code is None:
         return "hung"
+    if code < 0:  # it died, as of memory without bounds
+        return "found"
     if code not in (0, 1, 2, 4):  # 2 and 4: the package cannot be imported any more
         raise RuntimeError(f"pytest ended with {code} at {fault}; its words are in {copy / WORDS}")
     return "missed" if code == 0 else "found"
