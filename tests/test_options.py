@@ -1,4 +1,4 @@
-"""Options: each has the default that is written down, and nothing changes a configuration once it is made.
+"""Options: each has the default and the bounds that are written down, and nothing changes them once made.
 
 A default is a promise: who leaves an option out gets the figures of everybody else who did. To change one, or
 to add an option, write ``python -m tests.test_options`` and read the difference of ``options.toml``.
@@ -11,12 +11,14 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tomli_w
+from annotated_types import BaseMetadata, GroupedMetadata
 
 import fedstill
 from fedstill.attacks.attack import ATTACKS
+from fedstill.core.checked import Checked
 from fedstill.core.config_tables import as_table
 from fedstill.core.toml import parse
 from fedstill.data.config import DATA
@@ -58,8 +60,35 @@ def classes() -> Iterator[type]:
                     yield each
 
 
+def bounds() -> dict[str, Any]:
+    """What numbers each option of each configuration may be, as its type says it."""
+    found: dict[str, Any] = {}
+    for each in sorted(classes(), key=lambda each: each.__qualname__):
+        if issubclass(each, Checked):
+            hints = get_type_hints(each, include_extras=True)
+            own = each.__dict__.get("__annotations__", {})
+            limits = {name: " ".join(sorted(set(_limits(hints[name])))) for name in own}
+            found[each.__qualname__] = {name: told for name, told in limits.items() if told}
+    return {f"bounds {name}": told for name, told in found.items() if told}
+
+
+def _limits(hint: Any) -> Iterator[str]:
+    if get_origin(hint) is Annotated:
+        for limit in get_args(hint)[1:]:
+            parts = limit if isinstance(limit, GroupedMetadata) else [limit]
+            yield from (str(part) for part in parts if isinstance(part, BaseMetadata))
+    for inner in get_args(hint):
+        yield from _limits(inner)
+
+
+def test_each_option_may_be_what_is_written_down() -> None:
+    written = parse(KEPT.read_text(encoding="utf-8"))
+    assert bounds() == {name: told for name, told in written.items() if name.startswith("bounds ")}
+
+
 def test_each_option_has_the_default_that_is_written_down() -> None:
-    assert defaults() == parse(KEPT.read_text(encoding="utf-8"))
+    written = parse(KEPT.read_text(encoding="utf-8"))
+    assert defaults() == {name: told for name, told in written.items() if not name.startswith("bounds ")}
 
 
 def test_no_configuration_changes_once_it_is_made() -> None:
@@ -70,4 +99,4 @@ def test_no_configuration_changes_once_it_is_made() -> None:
 
 
 if __name__ == "__main__":
-    KEPT.write_text(tomli_w.dumps(defaults()), encoding="utf-8")
+    KEPT.write_text(tomli_w.dumps(defaults() | bounds()), encoding="utf-8")
