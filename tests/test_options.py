@@ -66,7 +66,7 @@ def bounds() -> dict[str, Any]:
     for each in sorted(classes(), key=lambda each: each.__qualname__):
         if issubclass(each, Checked):
             hints = get_type_hints(each, include_extras=True)
-            own = each.__dict__.get("__annotations__", {})
+            own = inspect.get_annotations(each)
             limits = {name: " ".join(sorted(set(_limits(hints[name])))) for name in own}
             found[each.__qualname__] = {name: told for name, told in limits.items() if told}
     return {f"bounds {name}": told for name, told in found.items() if told}
