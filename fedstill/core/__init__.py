@@ -3,8 +3,8 @@
 - Configuration: ``config_tables`` makes frozen dataclasses of tables and back, ``checked`` holds them to
   their types, ``toml`` and ``commented_toml`` read and write files, ``registry`` finds things by name, the
   package's own and those of others, and ``user_functions`` a user's own function.
-- Computing: ``compute`` is device and precision, ``seeds`` names every random draw, ``deadline`` ends what
-  takes too long, ``dataset`` is data as tensors.
+- Computing: ``compute`` is device and precision, ``workers`` do independent work at once, ``seeds`` names
+  every random draw, ``deadline`` ends what takes too long, ``dataset`` is data as tensors.
 - A run's files: ``run_writer`` writes them, ``checkpoint`` is a state to go on from, ``clock`` counts its
   seconds, ``progress`` is what a person sees meanwhile, ``file_permissions`` keeps others out.
 - ``errors`` are what a user can cause, each one clear line; ``text_format`` puts numbers into words.
