@@ -19,6 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+import overhead
 import torch
 import torch.nn.functional as F
 import tyro
@@ -34,16 +35,13 @@ from fedstill.federation.inprocess import InProcess, partition, stacks
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
-from fedstill.node.audit_entries import Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.local_training import prepare, train
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig, cosine, set_lr
-from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks import formulas
 from fedstill.tasks.classification import Classification
 
@@ -440,51 +438,6 @@ def check_same_work(options: Options) -> None:
 # --- what the federation itself costs, and what the machine can do ----------------------------------
 
 
-def overhead(options: Options, folder: Path) -> dict[str, float]:
-    """Microseconds a node for one question that costs nothing to answer, there and back."""
-    compute = Compute(options.engine("one-by-one", "float32"))
-    audit = AuditLog(folder / "overhead.sqlite", durable=False)
-    nodes = make_nodes(options, "mlp:1", compute, audit)
-    x = torch.zeros(options.batch, *GREY, device=compute.device, requires_grad=True)
-
-    def echo(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {"logits": x.flatten(2)[:, :, :CLASSES] * 1.0}
-
-    question = Question("echo", echo, {"x": "inputs"}, {"logits": "logits"}, ("x",))
-    side = NodeSide({"echo": question}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
-    federation = InProcess(nodes, [[node] for node in nodes], side, compute)
-
-    def ask() -> None:
-        federation.ask("echo", x=x)["logits"].sum().backward()  # type: ignore[no-untyped-call]
-
-    def by_hand() -> None:
-        z = torch.stack([x.flatten(1)[:, :CLASSES] * 1.0 for _ in nodes])
-        z.sum().backward()  # type: ignore[no-untyped-call]
-
-    def write() -> None:
-        for node in nodes:
-            for part in ("answer", "gradient"):
-                about = ("run", node.name, node.name, -1, "echo", part)
-                audit.append(Entry(*about, down={"inputs": 1}, up={"logits": 1}))
-
-    parts: dict[str, Callable[[], object]] = {
-        "question": ask,
-        "the same by hand": by_hand,
-        "of it two entries of the log": write,
-        "of it digest of x": lambda: digest("examine", {"x": x}),
-    }
-    figures = {}
-    for name, part in parts.items():
-        seconds = []
-        for _ in range(30):
-            start = now(options)
-            part()
-            seconds.append(now(options) - start)
-        figures[name] = statistics.median(seconds[5:]) / options.nodes * 1e6
-    audit.close()
-    return figures
-
-
 def peak(options: Options, precision: Precision, size: int = 2048) -> float:
     """The best GFLOP/s that a large product of matrices reaches here: the machine's practical peak."""
     dtype = getattr(torch, precision)
@@ -597,8 +550,7 @@ def main(options: Options) -> int:
                         "ways": told,
                     }
                 )
-    with tempfile.TemporaryDirectory() as folder:
-        costs = overhead(options, Path(folder))
+    costs = overhead.times(overhead.Options(options.nodes, options.batch), lambda: now(options))
     notes.append(
         "A question that is free to answer, there and back, a node: "
         + ", ".join(f"{name} {cost:.0f} us" for name, cost in costs.items())

@@ -1,0 +1,180 @@
+"""What the library itself costs a question: what it calls, copies and writes, counted and timed.
+
+The question is free to answer: a node slices its input. It goes down and its gradient comes back, through
+federation, request handler, gate and audit log. Counts are the same on every machine, so that a test can
+hold them (tests/test_overhead.py); times are not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import tyro
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.federation.inprocess import InProcess
+from fedstill.node.audit_entries import Entry
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.digests import digest
+from fedstill.protocol.questions import NodeSide, Question
+
+CLASSES = 10
+COPIES = ("clone", "_to_copy", "copy_", "cat", "stack")  # of torch's operations
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a question costs that is free to answer."""
+
+    nodes: int = 20
+    """How many are asked."""
+    batch: int = 64
+    """Inputs of 1 x 28 x 28 in the question."""
+    rounds: int = 30
+    """Questions that are timed."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What happens for one node and one question, there and back."""
+
+    calls: float
+    """Python functions."""
+    operations: float
+    """Of torch."""
+    copied: float
+    """Bytes that torch copies, over the bytes of the question."""
+
+
+class _Operations(TorchDispatchMode):
+    """Counts torch's operations, and the bytes that those among them copy that copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.copied = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations += 1
+        if func.overloadpacket.__name__ in COPIES and isinstance(out, torch.Tensor):
+            self.copied += out.nbytes
+        return out
+
+
+@contextmanager
+def free_question(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], torch.Tensor, AuditLog]]:
+    """Asks nodes a question that costs nothing to answer, and pulls a gradient back; the input; the log."""
+    with tempfile.TemporaryDirectory() as folder:
+        compute = Compute(EngineConfig("one-by-one", precision="float32"))
+        audit = AuditLog(Path(folder) / "overhead.sqlite", durable=False)
+        data = TensorData(torch.zeros(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64))
+        all_nodes = []
+        for k in range(nodes):
+            name = f"node-{k}"
+            all_nodes.append(Node(name, data, torch.nn.Identity(), Gate(name, PolicyConfig(), audit), k))
+
+        def echo(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+            return {"logits": x.flatten(2)[:, :, :CLASSES] * 1.0}
+
+        question = Question("echo", echo, {"x": "inputs"}, {"logits": "logits"}, ("x",))
+        side = NodeSide({"echo": question}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+        federation = InProcess(all_nodes, [[node] for node in all_nodes], side, compute)
+        x = torch.zeros(batch, 1, 28, 28, requires_grad=True)
+
+        def ask() -> None:
+            federation.ask("echo", x=x)["logits"].sum().backward()  # type: ignore[no-untyped-call]
+
+        yield ask, x, audit
+        audit.close()
+
+
+def count(nodes: int, batch: int = 8) -> Counts:
+    """Counts of one question to so many nodes."""
+    calls = 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # what is called in other threads would not be seen
+    try:
+        with free_question(nodes, batch) as (ask, x, _):
+            ask()  # what is made once is made
+            with _Operations() as seen:
+                ask()
+            sys.setprofile(called)
+            try:
+                ask()
+            finally:
+                sys.setprofile(None)
+    finally:
+        torch.set_num_threads(threads)
+    return Counts(calls, seen.operations, seen.copied / x.nbytes)
+
+
+def counts_a_node(few: int = 4, many: int = 12) -> Counts:
+    """What one node more adds."""
+    less, more = asdict(count(few)), asdict(count(many))
+    return Counts(**{name: (more[name] - less[name]) / (many - few) for name in less})
+
+
+def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Microseconds a node, medians: of the question, of its parts, and of the same without a federation."""
+    with free_question(options.nodes, options.batch) as (ask, x, audit):
+
+        def by_hand() -> None:
+            z = torch.stack([x.flatten(1)[:, :CLASSES] * 1.0 for _ in range(options.nodes)])
+            z.sum().backward()  # type: ignore[no-untyped-call]
+
+        def write() -> None:
+            for k in range(options.nodes):
+                for part in ("answer", "gradient"):
+                    about = ("run", f"node-{k}", f"node-{k}", -1, "echo", part)
+                    audit.append(Entry(*about, down={"inputs": 1}, up={"logits": 1}))
+
+        parts: dict[str, Callable[[], object]] = {
+            "question": ask,
+            "the same by hand": by_hand,
+            "of it two entries of the log": write,
+            "of it digest of x": lambda: digest("examine", {"x": x}),
+        }
+        figures = {}
+        for name, part in parts.items():
+            seconds = []
+            for _ in range(options.rounds):
+                start = now()
+                part()
+                seconds.append(now() - start)
+            figures[name] = statistics.median(seconds[options.rounds // 6 :]) / options.nodes * 1e6
+    return figures
+
+
+def main(options: Options) -> None:
+    """Count, time, print."""
+    for name, value in asdict(counts_a_node()).items():
+        print(f"{name:>12} a node: {value:.1f}")
+    for name, value in times(options).items():
+        print(f"{name}: {value:.0f} us a node")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,42 @@
+"""What the library itself does for a question, counted: it must not grow unseen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import overhead
+
+    yield overhead
+    sys.modules.pop("overhead")
+
+
+def test_a_question_costs_no_more_than_it_did(overhead: Any) -> None:
+    """Counts of ``python benchmarks/overhead.py`` on 2026-11-24, and a tenth for other versions of Python."""
+    counts = overhead.counts_a_node()
+    assert counts.calls <= 1.1 * 545, "Python functions called for one node more"
+    assert counts.operations <= 1.1 * 59, "operations of torch for one node more"
+    assert counts.copied <= 0.05, "of the question's bytes copied for one node more"
+
+
+def test_counting_sees_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that copies what it is asked, and calls two functions for it, shows in all three."""
+    group = overhead.Group
+    before, sample = overhead.count(2), group.bench
+
+    def copying(self: Any, role: str) -> Any:
+        module = sample(self, role)
+        return [module, overhead.torch.zeros(8, 1, 28, 28).clone()][0]
+
+    monkeypatch.setattr(group, "bench", copying)
+    after = overhead.count(2)
+    assert after.operations - before.operations == 2 * 2  # zeros and clone, at two nodes
+    assert after.copied - before.copied == 2
+    assert after.calls - before.calls == 2
