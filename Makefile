@@ -2,6 +2,7 @@
 #
 #   make demo                     install what a run needs, run the demo, show where its report is
 #   make test                     install the tools as well; lint, types, doctests, tests
+#   make bench                    our steps beside published code, cost of a node by their number; ten minutes
 #   make clean                    remove .venv and caches; what is in runs/ stays
 #   make demo PYTHON=python3.12   with another Python (3.10 or newer)
 #
@@ -18,7 +19,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install -qq
 
-.PHONY: help demo test clean
+.PHONY: help demo test bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +37,12 @@ test: $(VENV)/.tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 2 --durations=10 fedstill tests
+
+# What benchmarks/README.md has in its table.
+bench: $(VENV)/.runs
+	$(BIN)/python benchmarks/peers.py --rounds 2
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/scale.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

@@ -208,10 +208,11 @@ class Federation(ABC):
     def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
         if of is None:
             return self.nodes
-        unknown = [name for name in of if name not in self.nodes]
+        known, wanted = set(self.nodes), set(of)
+        unknown = [name for name in of if name not in known]
         if unknown or not of:
             raise ArgumentError("of", unknown or list(of), f"some of {', '.join(self.nodes)}")
-        return tuple(name for name in self.nodes if name in of)
+        return tuple(name for name in self.nodes if name in wanted)
 
     def sound_answers(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool

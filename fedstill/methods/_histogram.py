@@ -98,13 +98,15 @@ class LabelHistogram:
 
     def present(self, federation: Federation) -> list[str]:
         """Those who told and have not been left out since; who came later is not known, and not asked."""
-        return [name for name in self.names if name in federation.present]
+        present = set(federation.present)
+        return [name for name in self.names if name in present]
 
     def of(self, nodes: Sequence[str]) -> LabelHistogram:
         """The part of some nodes, in their order: of those that answered a later question."""
         if tuple(nodes) == self.names:
             return self
-        rows = [self.names.index(name) for name in nodes]
+        places = {name: place for place, name in enumerate(self.names)}
+        rows = [places[name] for name in nodes]
         return LabelHistogram(tuple(nodes), self.counts[rows], self.sizes[rows])
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+"""What a node costs as nodes get more: milliseconds and memory, each number of nodes in its own process.
+
+FedIOD's step asks all nodes; a round of FedAvg with participation asks some of very many.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+import peers
+import step_time
+import torch
+import tyro
+from torch import nn
+
+from fedstill import models
+from fedstill.core.dataset import TensorData
+from fedstill.methods._server import Server
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fediod import FedIOD
+from fedstill.protocol.local_config import LocalConfig
+
+SHAPE = (1, 28, 28)
+MODEL = "small-cnn:16"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a node costs as nodes get more."""
+
+    fediod: tuple[int, ...] = (20, 100, 1000)
+    """Numbers of nodes of which FedIOD asks all, with inputs in batches of 16."""
+    fedavg: tuple[int, ...] = (100, 1000, 10000)
+    """Numbers of nodes of which FedAvg asks 50 a round."""
+    rounds: int = 3
+    """Timed steps or rounds."""
+    only: tuple[Literal["fediod", "fedavg"], int] | None = None
+    """One of these, in this process, as JSON."""
+    save: bool = False
+    """Write the figures to benchmarks/results."""
+
+
+def memory() -> float:
+    """The most MB that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def fediod(data: list[TensorData], networks: list[nn.Module], student: nn.Module) -> Server:
+    """FedIOD with a small student and generator, so that nodes are what it costs."""
+    method = FedIOD(steps=1000, batch=16, generator_width=16, student_steps=1, student_batch=16)
+    return peers.ours(method, networks, student, data, LocalConfig(), "float32", peers.Options(threads=1))
+
+
+def fedavg(data: list[TensorData], networks: list[nn.Module], student: nn.Module) -> Server:
+    """FedAvg that asks 50 nodes a round, of which each takes four local steps with Adam."""
+    method = FedAvg(rounds=1000, participation=50 / len(data))
+    local = LocalConfig(epochs=1000, batch=16)
+    return peers.ours(method, networks, student, data, local, "float32", peers.Options(threads=1))
+
+
+def one(what: str, nodes: int, rounds: int) -> dict[str, Any]:
+    """Figures of one number of nodes."""
+    torch.set_num_threads(1)
+    build = lambda *name: models.build(MODEL, SHAPE, peers.CLASSES, 0, *name)  # noqa: E731
+    student = build("student")
+    before = memory()
+    data = [peers.node_data(0, k, 64, SHAPE) for k in range(nodes)]
+    networks = [build("node", k) for k in range(nodes)]
+    server = (fediod if what == "fediod" else fedavg)(data, networks, student)
+    made = memory()
+    server.step()
+    start = time.process_time()
+    for _ in range(rounds):
+        server.step()
+    seconds = (time.process_time() - start) / rounds
+    asked = nodes if what == "fediod" else 50
+    return {
+        "what": what,
+        "nodes": nodes,
+        "milliseconds for each that is asked": 1e3 * seconds / asked,
+        "MB a node": (memory() - before) / nodes,
+        "of it before the first step": (made - before) / nodes,
+    }
+
+
+def main(options: Options) -> None:
+    """Measure, print, save."""
+    if options.only is not None:
+        print(json.dumps(one(*options.only, options.rounds)))
+        return
+    print("| what | nodes | ms for each that is asked | MB a node | of it before the first step |")
+    print("|---|---:|---:|---:|---:|")
+    found = []
+    for what, counts in (("fediod", options.fediod), ("fedavg", options.fedavg)):
+        for nodes in counts:
+            command = [sys.executable, __file__, "--only", what, str(nodes), "--rounds", str(options.rounds)]
+            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            figures = json.loads(told.splitlines()[-1])
+            found.append(figures)
+            print(
+                "| "
+                + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in figures.values())
+                + " |",
+                flush=True,
+            )
+    if options.save:
+        path = Path(__file__).parent / "results" / f"scale-cpu-{date.today().isoformat()}.json"
+        machine = step_time.machine(step_time.Options())
+        path.write_text(json.dumps({"machine": machine, "results": found}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

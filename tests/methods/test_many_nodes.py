@@ -1,0 +1,56 @@
+"""Many nodes, few asked: what a server does for a question grows with the nodes, not with their square."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import torch
+
+from fedstill.federation.federation import Federation
+from fedstill.methods._histogram import LabelHistogram
+
+
+class Compared(str):
+    """A name that counts how often names are compared."""
+
+    count = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return str.__eq__(self, other)
+
+
+class Chooses(Federation):
+    """A federation that is never asked."""
+
+    _answer = _pull_back = _rule = _limit = None  # type: ignore[assignment]
+
+
+def compared(nodes: int) -> int:
+    """Comparisons of names, and calls, as some of so many nodes are chosen, by names equal to theirs."""
+    federation = Chooses([Compared(f"node-{k}") for k in range(nodes)], {})
+    told = LabelHistogram(
+        tuple(Compared(f"node-{k}") for k in range(nodes)), torch.ones(nodes, 2), torch.ones(nodes)
+    )
+    calls = 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    Compared.count = 0
+    sys.setprofile(called)
+    try:
+        present = told.present(federation)
+        told.of(present[::-1])
+        federation._chosen(present[1:])
+    finally:
+        sys.setprofile(None)
+    assert len(present) == nodes
+    return Compared.count + calls
+
+
+def test_choosing_nodes_takes_twice_as_long_among_twice_as_many() -> None:
+    assert compared(400) <= 2.2 * compared(200)
