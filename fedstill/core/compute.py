@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -128,7 +128,7 @@ class Compute:
 def _gains(shape: Sequence[int], network: torch.nn.Module) -> bool:
     """Whether a network computes faster in bfloat16, where a processor does.
 
-    On one with AVX-512 bf16 a step of a convolutional network on 28 x 28 takes 0.5 to 0.8 of the time in
+    On AMD's with AVX-512 bf16 a step of a convolutional network on 28 x 28 takes 0.5 to 0.8 of the time in
     float32; on 8 x 8, and without convolutions, as long or longer (``benchmarks/precision.py``).
     """
     convolutions = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
@@ -153,9 +153,16 @@ def as_laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def computes_bfloat16(device: torch.device) -> bool:
-    """Whether this processor multiplies in bfloat16 itself, which is faster, or only imitates it."""
+    """Whether this processor multiplies faster in bfloat16 than in float32.
+
+    Processors with AMX do, and AMD's with AVX-512 bf16. Intel's with AVX-512 bf16 and no AMX, as virtual
+    machines may have it, take up to twice as long (``benchmarks/precision.py``). Where torch does not tell
+    which processor it is, as older releases do not, and on Arm, float32 is always right.
+    """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    # torch tells this of processors under private names only; without them, float32 is always right.
-    told = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in told)
+    if device.type != "cpu":
+        return False
+    able: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    amd = str(able.get("cpu_name", "")).startswith("AMD")
+    return bool(able.get("amx_bf16") or (amd and able.get("avx512_bf16")))

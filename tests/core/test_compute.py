@@ -17,7 +17,6 @@ from fedstill.protocol.local_config import LocalConfig
 
 CPU = torch.device("cpu")
 LAST = torch.channels_last
-TOLD = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
 @pytest.mark.parametrize(
@@ -40,20 +39,25 @@ def test_a_misspelt_choice_is_refused_from_python_too(config: Any, name: str, sa
 # --- precision -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("able", TOLD)
-def test_a_processor_computes_in_bfloat16_if_torch_says_so(
-    able: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("told", "able"),
+    [
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),  # takes twice as long
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False, "amx_bf16": False}, False),
+        ({"architecture": "aarch64", "bf16": True}, False),
+    ],
+)
+def test_a_processor_takes_bfloat16_if_it_is_faster_in_it(
+    told: dict[str, object], able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in TOLD:
-        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
-    assert not computes_bfloat16(CPU)
-    monkeypatch.setattr(torch.cpu, able, lambda: True)
-    assert computes_bfloat16(CPU)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
+    assert computes_bfloat16(CPU) is able
 
 
 def test_without_a_word_from_torch_it_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TOLD:
-        monkeypatch.delattr(torch.cpu, name, raising=False)
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert not computes_bfloat16(CPU)
 
 
