@@ -29,7 +29,6 @@ def test_a_question_costs_no_more_than_it_did(overhead: Any) -> None:
 def test_counting_sees_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that copies what it is asked, and calls two functions for it, shows in all three."""
     group = overhead.Group
-    overhead.count(2)  # what is done but once a process
     before, sample = overhead.count(2), group.bench
 
     def copying(self: Any, role: str) -> Any:
