@@ -31,12 +31,13 @@ demo: $(VENV)/.runs
 	while [ -e "$$out" ]; do out=runs/demo-$$n; n=$$((n + 1)); done; \
 	$(BIN)/fedstill run demo --out "$$out"
 
-# Two processes with one thread each: more threads would only wait for each other.
+# One thread each: more would only wait for each other. Three processes for two cores, since the first one's
+# tests wait most of the time (tests/conftest.py).
 test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 2 --durations=10 fedstill tests
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 3 --dist worksteal --durations=10 fedstill tests
 
 # What benchmarks/README.md has in its table.
 bench: $(VENV)/.runs

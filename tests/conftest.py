@@ -17,6 +17,12 @@ hypothesis.settings.register_profile("fedstill", deadline=None, derandomize=True
 hypothesis.settings.load_profile("fedstill")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that wait come first: they are one worker's, and the others compute meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+
+
 @pytest.fixture
 def steady_adam(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adam whose steps follow the gradients, for tests that compare networks which were trained two ways.

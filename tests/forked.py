@@ -9,41 +9,58 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FORKING = multiprocessing.get_context("forkserver")
-# torch loads the last of these with the first optimiser, for seconds.
 FORKING.set_forkserver_preload(
     [
         "fedstill.cli.main",
+        "fedstill.report",
         "fedstill.runs.run",
-        "fedstill.runs.remote_run",
-        "fedstill.node.host",
+        "matplotlib.backends.backend_svg",
         "sklearn.datasets",
-        "torch._dynamo",
+        "tests.federation.sites",  # what these processes begin with
+        "torch._dynamo",  # torch loads it with the first optimiser, for seconds
     ]
 )
 
 
-def command(
-    words: Sequence[object], here: Path, search: Sequence[Path], timeout: float, begin: str = ""
-) -> tuple[int, str]:
-    """What ``fedstill`` with these words, as a process of its own, ends with and prints.
+class Command:
+    """``fedstill`` with some words, as a process of its own.
 
     Args:
         words: of the command line, after ``fedstill``.
         here: the folder to work in.
         search: where Python looks for modules before all else, also in what the command starts.
-        timeout: seconds.
         begin: Python that the process does first.
     """
-    printed = here / ".printed"
-    path = os.pathsep.join([*map(str, search), os.environ.get("PYTHONPATH", "")])
-    given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    process = FORKING.Process(target=_command, args=([*map(str, words)], here, given, search, printed, begin))
-    process.start()
-    process.join(timeout)
-    if process.exitcode is None:
-        process.kill()
-        raise TimeoutError(f"fedstill {words} took over {timeout} s: {printed.read_text()}")
-    return process.exitcode, printed.read_text()
+
+    def __init__(self, words: Sequence[object], here: Path, search: Sequence[Path], begin: str = "") -> None:
+        self._printed = here / ".printed"
+        path = os.pathsep.join([*map(str, search), os.environ.get("PYTHONPATH", "")])
+        given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+        told = ([*map(str, words)], here, given, search, self._printed, begin)
+        self._process = FORKING.Process(target=_command, args=told)
+        self._process.start()
+
+    @property
+    def runs(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> int | None:
+        """SIGKILL, unless it has ended; what it ended with."""
+        self._process.kill()
+        self._process.join(10)
+        return self._process.exitcode
+
+    def end(self, timeout: float) -> tuple[int, str]:
+        """What it ends with and prints; killed after ``timeout`` seconds.
+
+        Raises:
+            TimeoutError: it had to be killed.
+        """
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self.kill()
+            raise TimeoutError(f"it took over {timeout} s: {self._printed.read_text()}")
+        return self._process.exitcode, self._printed.read_text()
 
 
 def _command(

@@ -13,7 +13,7 @@ import numpy as np
 import tomli_w
 from sklearn.datasets import load_digits
 
-from tests.forked import command
+from tests.forked import Command
 
 ROOT = Path(__file__).parents[1]
 MY_LAB = ROOT / "examples" / "my_lab"
@@ -55,7 +55,7 @@ class Lab:
             code: that it ends with.
             begin: Python that the process does first.
         """
-        ended, printed = command(words, self.here, [self.installed, ROOT], timeout=110, begin=begin)
+        ended, printed = Command(words, self.here, [self.installed, ROOT], begin).end(110)
         assert ended == code, printed
         return printed
 

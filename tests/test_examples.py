@@ -36,6 +36,7 @@ def test_each_of_a_labs_own_is_one_short_file_and_stands_whole_on_its_page(
     assert not page or f"```python\n{code}```" in (ROOT / "docs" / f"{page}.md").read_text()
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(300)
 def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")

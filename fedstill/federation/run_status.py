@@ -86,6 +86,11 @@ def outcome(folder: Path, status: str = "", since: float = 0.0) -> str:
     return f"the server ended before it did{progress(folder)}{AGAIN}"
 
 
+def over(folder: Path) -> bool:
+    """Whether the run in a folder at the server has come to a result or stopped, and all is written."""
+    return ((folder / RESULT).exists() or (folder / STOPPED).exists()) and not _at_work(folder)
+
+
 def _at_work(folder: Path) -> bool:
     """Whether a job holds the run's folder."""
     try:

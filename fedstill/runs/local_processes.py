@@ -36,7 +36,7 @@ from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, RUNS
 from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.provision import provision, require_flare
-from fedstill.federation.run_status import PROGRESS, STOPPED
+from fedstill.federation.run_status import PROGRESS, STOPPED, over
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
@@ -229,6 +229,7 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
     for own in owners:
         shutil.rmtree(own / "kit", ignore_errors=True)
         shutil.move(deployed / "nodes" / own.name, own / "kit")
+    served = home / "runs" / run
     (home / "runs").mkdir(exist_ok=True)
     (deployed / "runs").symlink_to((home / "runs").resolve(), target_is_directory=True)
     with contextlib.ExitStack() as stack:
@@ -239,10 +240,14 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
             flare_site.start(here, **silent)
         admin = stack.enter_context(Admin(deployed / "admin", patience=UP))
         admin.wait_for(names, UP)
+        (served / STOPPED).unlink(missing_ok=True)  # of an earlier time
         job = admin.submit(job_of(config, run, names, names, home / "job"))
-        status = admin.wait(job, float("inf"), every=0.5)
-    served = home / "runs" / run
-    if not (served / "result.json").exists() and not (served / STOPPED).exists():
+        status = ""
+        # FLARE ends a job's processes at leisure: seconds after the run, and later still without a node.
+        while not over(served) and not status.startswith("FINISHED"):
+            time.sleep(0.2)
+            status = admin.status(job)
+    if not over(served):
         raise DeployError(f"the job ended as {status} and left no result: see {deployed / 'server.log'}")
 
 

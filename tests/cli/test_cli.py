@@ -476,7 +476,7 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
     assert python("-c", code, folder=tmp_path).stderr == "[]\n"
 
 
-def test_a_whole_run(here: Path) -> None:
+def test_a_whole_run(here: Path, command: Main) -> None:
     """From one command to a result, a report and a second run that is refused."""
     small = (
         "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --method.steps 3 --method.batch 8 "
@@ -491,7 +491,5 @@ def test_a_whole_run(here: Path) -> None:
     assert 0 <= result["student"]["accuracy"] <= 100
     kept = config.load_toml(here / "there" / "config.toml")
     assert (kept.name, kept.seed, kept.split.nodes, kept.method.steps) == ("mine", 4, 2, 3)
-    again = process(*words, "--seed", "1", folder=here)
-    assert "there" in one_line((again.returncode, again.stdout, again.stderr))
-    report = process("report", "there", folder=here)
-    assert (report.returncode, report.stdout) == (0, "Report: there/report.html\n")
+    assert "there" in one_line(command(*words, "--seed", "1"))
+    assert command("report", "there")[:2] == (0, "Report: there/report.html\n")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -34,6 +31,7 @@ from fedstill.report import write_report
 from fedstill.report.compare_files import summarise, write_comparison
 from fedstill.runs import config, run
 from fedstill.runs.config import PaperFigure, RunConfig
+from tests.forked import Command
 
 QUICK: Mapping[str, Any] = {
     "split.nodes": 2,
@@ -676,20 +674,12 @@ COMMAND = """compare standalone few.toml --base few.toml --seeds 2 --split.nodes
 --evaluation.every 5 --out out"""
 
 
-def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
-    search = os.pathsep.join([str(Path(compare.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    # A state is saved every five seconds of a run; here after each step, so that a kill finds one.
-    code = (
-        "import sys; from fedstill.core import run_writer; run_writer.SECONDS_BETWEEN = 0.2; "
-        "from fedstill.cli.main import main; main(sys.argv[1:])"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+# A state is saved every five seconds of a run; here after each step, so that a kill finds one.
+OFTEN = "from fedstill.core import run_writer; run_writer.SECONDS_BETWEEN = 0.2"
+
+
+def start(folder: Path, words: list[str]) -> Command:
+    return Command(words, folder, [Path(compare.__file__).parents[2]], OFTEN)
 
 
 def killed(folder: Path, words: list[str], sign: Path) -> None:
@@ -697,11 +687,10 @@ def killed(folder: Path, words: list[str], sign: Path) -> None:
     process = start(folder, words)
     deadline = time.monotonic() + 60
     while not sign.exists():
-        assert process.poll() is None, "it ended before the kill"
+        assert process.runs, "it ended before the kill"
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert process.kill() == -signal.SIGKILL
 
 
 def test_a_killed_comparison_goes_on_to_the_same_figures(tmp_path: Path) -> None:
@@ -717,9 +706,8 @@ def test_a_killed_comparison_goes_on_to_the_same_figures(tmp_path: Path) -> None
     assert not (out / "few-seed0" / "result.json").exists()
     finished = (out / "standalone-seed0" / "result.json").read_bytes()
     killed(tmp_path, words, out / "standalone-seed1" / "config.toml")  # the same command again
-    again = start(tmp_path, ["compare", "--resume", "out"])
-    assert again.wait(timeout=100) == 0
-    assert whole.wait(timeout=100) == 0
+    assert start(tmp_path, ["compare", "--resume", "out"]).end(100)[0] == 0
+    assert whole.end(100)[0] == 0
 
     assert (out / "standalone-seed0" / "result.json").read_bytes() == finished
     assert without_seconds(out) == without_seconds(tmp_path / "whole" / "out")

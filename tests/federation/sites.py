@@ -46,7 +46,7 @@ nodes = 3
 [nodes]
 models = ["mlp:8"]
 [nodes.local]
-epochs = 20
+epochs = 10
 [student]
 model = "mlp:8"
 [evaluation]
@@ -55,9 +55,16 @@ samples = 2
 [engine]
 name = "one-by-one"
 """
-FEDIOD = (
-    '[method]\nname = "fediod"\nsteps = 60\nbatch = 16\nmemory = 256\ncritic_width = 4\ngenerator_width = 8\n'
-)
+STEPS = 40
+FEDIOD = f"""
+[method]
+name = "fediod"
+steps = {STEPS}
+batch = 16
+memory = 256
+critic_width = 4
+generator_width = 8
+"""
 
 
 def small(method: str = FEDIOD, **link: Any) -> RunConfig:

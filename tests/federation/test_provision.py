@@ -32,6 +32,7 @@ from fedstill.federation import flare_permissions, flare_site, provision
 from fedstill.federation.admin import Admin
 from tests.federation.sites import until
 
+pytestmark = pytest.mark.waits
 NODES = ("east", "north")
 
 PROGRAMS = '''

@@ -7,13 +7,11 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from fedstill.node.audit_entries import Entry
 from fedstill.node.audit_head import Head
 from fedstill.node.audit_log import AuditError, AuditLog, Spent
 from tests.audited import edit
+from tests.forked import FORKING
 
 EVENTS = ["gaussian(1.1)", "laplace(10.0)", "pure(2.0)"]
 
@@ -281,34 +280,31 @@ def _charge_until_killed(path: Path, released: Path) -> None:
         os._exit(1)
 
 
-SPENDER = """
-import pathlib, sys
-from fedstill.node.audit_log import AuditLog, Spent
-from fedstill.node.audit_entries import Entry
-def check(spent: Spent) -> None:
-    if spent.total.get("laplace(1.0)", 0) + 3 > 200:
-        raise OverflowError
-audit, paid = AuditLog(pathlib.Path(sys.argv[1]), durable=False), 0
-try:
-    for number in range(1000):
-        run = f"run-{sys.argv[2]}"
-        entry = Entry(run, "n", "n", number, "q", "answer", price={"laplace(1.0)": 3})
-        paid += audit.charge(entry, check) > 0
-except OverflowError:
-    print(paid)
-audit.close()
-"""
+def spend(path: Path, run: str, told: Path) -> None:
+    """Spend 3 a release, of 200, and tell how often that went well."""
+
+    def check(spent: Spent) -> None:
+        if spent.total.get("laplace(1.0)", 0) + 3 > 200:
+            raise OverflowError
+
+    paid = 0
+    with closing(AuditLog(path, durable=False)) as audit, suppress(OverflowError):
+        for number in range(1000):
+            one = Entry(run, "n", "n", number, "q", "answer", price={"laplace(1.0)": 3})
+            paid += audit.charge(one, check) > 0
+    told.write_text(str(paid))
 
 
 def test_processes_together_cannot_overspend(path: Path) -> None:
-    """Three start at once on a file that is not there yet, and spend 3 a release, of 200."""
-    command = [sys.executable, "-c", SPENDER, str(path)]
-    spenders = [
-        subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for i in range(3)
-    ]
-    said = [spender.communicate(timeout=60) for spender in spenders]
-    assert [err for _, err in said] == [b""] * 3
-    paid = [int(out) for out, _ in said]
+    """Three start at once on a file that is not there yet."""
+    told = [path.with_name(f"told-{i}") for i in range(3)]
+    spenders = [FORKING.Process(target=spend, args=(path, f"run-{i}", told[i])) for i in range(3)]
+    for spender in spenders:
+        spender.start()
+    for spender in spenders:
+        spender.join(60)
+    assert [spender.exitcode for spender in spenders] == [0] * 3
+    paid = [int(each.read_text()) for each in told]
     assert sum(paid) == 66
     with closing(AuditLog(path)) as audit:
         audit.verify()

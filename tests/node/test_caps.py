@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -21,44 +22,45 @@ from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import offline_node
+from fedstill.node.host import Host
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
 from fedstill.protocol.run_plan import Plan, fingerprint, public_tensors
-from fedstill.protocol.wire_format import WireConfig, pack
+from fedstill.protocol.wire_format import WireConfig, pack, unpack
+from tests.forked import FORKING
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 GIB = 2**30
 # Only there does the system tell, and limit, what a process has.
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
-# A node that serves messages in a process of its own, and what it cost.
-SERVE = """
-import json, re, sys, time
-import torch._dynamo  # which torch loads once it is needed, with memory of its own
-from pathlib import Path
-from fedstill.node.host import Host
-from fedstill.protocol.wire_format import unpack
 
-def peak():  # of this program: getrusage also counts the one that started it
+def serve(folder: Path, ceiling: bool) -> None:
+    """A node that serves messages in a process of its own, and what it cost."""
+    host = Host(folder)
+    if ceiling:
+        host.limit_process()
+    before, replies = peak(), []
+    for path in sorted((folder / "messages").iterdir()):
+        message, start = path.read_bytes(), time.monotonic()
+        told, _ = unpack(host.serve(message))
+        replies.append({**told.get("error", {}), "took": time.monotonic() - start})
+    (folder / "replies").write_text(json.dumps([replies, peak() - before]))
+
+
+def peak() -> int:
+    """Of this program: getrusage also counts the one that started it."""
     status = Path("/proc/self/status").read_text()
-    return int(re.search("VmHWM:[^0-9]*([0-9]+)", status)[1]) * 1024
-
-folder = Path(sys.argv[1])
-host = Host(folder)
-if "ceiling" in sys.argv:
-    host.limit_process()
-before, replies = peak(), []
-for path in sorted((folder / "messages").iterdir()):
-    message, start = path.read_bytes(), time.monotonic()
-    told, _ = unpack(host.serve(message))
-    replies.append({**told.get("error", {}), "took": time.monotonic() - start})
-print(json.dumps([replies, peak() - before]))
-"""
+    return int(re.findall("VmHWM:[^0-9]*([0-9]+)", status)[0]) * 1024
 
 
 def served(
-    folder: Path, *messages: bytes, policy: str = "", change: Mapping[str, str] | None = None, how: str = ""
+    folder: Path,
+    *messages: bytes,
+    policy: str = "",
+    change: Mapping[str, str] | None = None,
+    ceiling: bool = False,
 ) -> tuple[list[dict[str, Any]], int]:
     """A node's replies, one after the other, and bytes by which its process grew meanwhile.
 
@@ -67,7 +69,7 @@ def served(
         messages: to it.
         policy: lines of its policy.
         change: what of its file is to be otherwise.
-        how: "ceiling" for a process that limits itself.
+        ceiling: whether the process limits itself.
     """
     if not folder.exists():
         Clinic(folder, policy)
@@ -79,9 +81,11 @@ def served(
     (folder / "messages").mkdir()
     for number, message in enumerate(messages):
         (folder / "messages" / str(number)).write_bytes(message)
-    words = [sys.executable, "-c", SERVE, str(folder), *how.split()]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
-    replies, grown = json.loads(done.stdout)
+    process = FORKING.Process(target=serve, args=(folder, ceiling))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0
+    replies, grown = json.loads((folder / "replies").read_text())
     print(f"\nCOST {folder.name}: {grown / 2**20:.0f} MiB, {[round(each['took'], 2) for each in replies]} s")
     return replies, grown
 
@@ -204,7 +208,7 @@ def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -
     sound = dataclasses.replace(PLAN, run="two")
     messages = [join(classes=[str(n) for n in range(100)]), join(sound)]
     policy = f"most_memory = {GIB}\n"
-    (refused, told), grown = served(folder, *messages, policy=policy, change=change, how="ceiling")
+    (refused, told), grown = served(folder, *messages, policy=policy, change=change, ceiling=True)
     assert refused["rule"] == "most_memory: it would take more than the node's owner allows"
     assert refused["kind"] == "QuestionRefused"
     assert "kind" not in told

@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-from fedstill.cli import node
-from fedstill.node import owner_folder
-from fedstill.node.permission_check import open_to_others
-
-pytest.importorskip("cryptography")
-
-# One node answers a file of questions, and takes part in a live run, in a process whose umask closes nothing.
-# Nothing is closed afterwards: rights that are not right as a file is made stay wrong.
-WORK = """
-import json, os, stat, sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+pytest.importorskip("cryptography")
+
+from fedstill.cli import node
 from fedstill.federation import offline_node
-from fedstill.runs import offline as runs
-from fedstill.runs.config import read_toml
-from fedstill.federation import offline_files as files, signed_files as signed
-from tests.loopback import Loopback
-from fedstill.runs.remote_run import Served
+from fedstill.federation.offline_files import write_questions
+from fedstill.federation.signed_files import own_key
 from fedstill.node import owner_folder
 from fedstill.node.host import Host
+from fedstill.node.permission_check import open_to_others
+from fedstill.runs.config import read_toml
+from fedstill.runs.offline import make
+from fedstill.runs.remote_run import Served
+from tests.forked import FORKING
+from tests.loopback import Loopback
 
-home, umask = Path(sys.argv[1]), int(sys.argv[2], 8)
-folder = home / "clinic"
-os.umask(umask)
-for name in ("chmod", "fchmod", "umask"):
-    setattr(os, name, None)
-owner_folder.init(folder)
-assert stat.S_IMODE((folder / "node.toml").stat().st_mode) == 0o600
-draw = np.random.default_rng(0)
-images = draw.uniform(0, 1, (40, 1, 8, 8)).astype(np.float32)
-np.savez(folder / "data.npz", images=images, labels=draw.integers(0, 10, 40))
-lines = ['name = "clinic"', "online = false", "[model]", 'name = "mlp:8"', "[local]", "epochs = 4", "[data]"]
-(folder / "node.toml").write_text("\\n".join([*lines, 'path = "data.npz"']))
-config = read_toml('''
+RUN = """
 [data]
 name = "digits"
 [public]
@@ -57,43 +38,60 @@ z_max = 20.0
 epochs = 2
 [student]
 model = "mlp:8"
-''')
-seen = {}
-
-def look(*given):
-    for path in [folder, *folder.rglob("*")]:
-        if path.name != "data.npz":  # which its owner has put there
-            try:
-                mode = path.stat().st_mode
-            except FileNotFoundError:
-                continue
-            wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
-            seen[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
-
-files.write_questions(home / "questions", runs.make(config), signed.own_key(home / "server.key"))
-offline_node.answer(folder, home / "questions", folder / "answers", report=look)
-look()
-host = Host(folder)
-
-def serve(message):
-    look()
-    return host.serve(message)
-
-out = home / "out"
-out.mkdir()
-Served(config, Loopback({"clinic": serve}), "live").run(out)
-look()
-print(json.dumps(seen))
 """
 
 
-@pytest.mark.parametrize("umask", ["022", "000"])
-def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WORK, tmp_path, umask], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
+def work(home: Path, umask: int) -> None:
+    """One node answers a file of questions, and takes part in a live run, in a process whose umask closes
+    nothing.
+
+    Nothing is closed afterwards: rights that are not right as a file is made stay wrong.
+    """
+    folder, seen = home / "clinic", {}
+    os.umask(umask)
+    for name in ("chmod", "fchmod", "umask"):
+        setattr(os, name, None)
+    owner_folder.init(folder)
+    assert stat.S_IMODE((folder / "node.toml").stat().st_mode) == 0o600
+    draw = np.random.default_rng(0)
+    images = draw.uniform(0, 1, (40, 1, 8, 8)).astype(np.float32)
+    np.savez(folder / "data.npz", images=images, labels=draw.integers(0, 10, 40))
+    lines = ['name = "clinic"', "online = false", "[model]", 'name = "mlp:8"', "[local]", "epochs = 4"]
+    (folder / "node.toml").write_text("\n".join([*lines, "[data]", 'path = "data.npz"']))
+    config = read_toml(RUN)
+
+    def look(*given: object) -> None:
+        for path in [folder, *folder.rglob("*")]:
+            if path.name != "data.npz":  # which its owner has put there
+                try:
+                    mode = path.stat().st_mode
+                except FileNotFoundError:
+                    continue
+                wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
+                seen[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
+
+    write_questions(home / "questions", make(config), own_key(home / "server.key"))
+    offline_node.answer(folder, home / "questions", folder / "answers", report=look)
+    look()
+    host = Host(folder)
+
+    def serve(message: bytes) -> bytes:
+        look()
+        return host.serve(message)
+
+    (home / "out").mkdir()
+    Served(config, Loopback({"clinic": serve}), "live").run(home / "out")
+    look()
+    (home / "seen.json").write_text(json.dumps(seen))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000], ids=oct)
+def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
+    process = FORKING.Process(target=work, args=(tmp_path, umask))
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+    seen = json.loads((tmp_path / "seen.json").read_text())
     assert {path: oct(mode) for path, (mode, wanted) in seen.items() if mode != wanted} == {}
     names = {Path(path).name for path in seen}
     assert names >= {

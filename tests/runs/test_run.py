@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from fedstill.models import SmallCNN
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
 from tests.audited import edit, entries
+from tests.forked import Command
 
 SHORT = [
     *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
@@ -143,18 +142,15 @@ def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_on
 
     moments = random.Random(0)
     words = ["digits-fediod", *options, "--out", str(broken)]
-    killed = 0
-    for _ in range(3):
-        process = _process(words)
-        _wait_for(broken / "config.toml", process)
-        time.sleep(moments.uniform(0.2, 2.5))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            killed += 1
-        process.wait()
+    for line in sorted(moments.sample(range(60), 3)):
+        process = _process(words, tmp_path)
+        while _lines(broken / "metrics.jsonl") < line:
+            assert process.runs, "it ended before the kill"
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.05))
+        assert process.kill() == -signal.SIGKILL
         words = ["--resume", str(broken)]
-    assert killed > 0
-    assert _process(words).wait() == 0
+    assert _process(words, tmp_path).end(200)[0] == 0
     expected, found = result_of(whole), result_of(broken)
     for figure in ("student", "standalone", "ensemble", "centralised", "bytes", "questions_by_name"):
         assert found[figure] == expected[figure], figure
@@ -165,20 +161,14 @@ def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_on
     assert metrics[0] == metrics[1]
 
 
-def _process(words: list[str]) -> subprocess.Popen[bytes]:
+def _process(words: list[str], here: Path) -> Command:
     # A state is saved at every chance, so that each kill finds one that is not the last.
-    code = "import fedstill.core.run_writer as r, fedstill.cli.main as c; r.SECONDS_BETWEEN = 0.0; c.main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "run", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    begin = "from fedstill.core import run_writer; run_writer.SECONDS_BETWEEN = 0.0"
+    return Command(["run", *words], here, [Path(cli.__file__).parents[2]], begin)
 
 
-def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(1200):
-        if path.exists() or process.poll() is not None:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path} was never made")
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 # --- bad input: one line, exit code 2, nothing written -----------------------------------------------
