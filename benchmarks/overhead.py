@@ -7,6 +7,7 @@ hold them (tests/test_overhead.py); times are not.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 import tempfile
@@ -121,11 +122,15 @@ def count(nodes: int, batch: int = 8) -> Counts:
             ask()  # what is made once is made
             with _Operations() as seen:
                 ask()
+            collecting = gc.isenabled()
+            gc.disable()  # what it calls, callbacks of other packages too, is no part of a question
             sys.setprofile(called)
             try:
                 ask()
             finally:
                 sys.setprofile(None)
+                if collecting:
+                    gc.enable()
     finally:
         torch.set_num_threads(threads)
     return Counts(calls, seen.operations, seen.copied / x.nbytes)
