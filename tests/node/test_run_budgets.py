@@ -191,7 +191,9 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
     with pytest.raises(QuestionRefused, match="privacy budget"):
         node.gate.release(asked, "answer", LOGITS, node.question, X)
     assert node.spent() == Spent({}, {})
-    assert Node(replace(TRAINED, epsilon=dear * 1.01)).asks(most=3) == 3
+    audit, enough = AuditLog(), replace(TRAINED, epsilon=dear * 1.01)
+    assert Node(enough, audit).asks(most=3) == 3
+    assert Node(enough, audit).asks(3, most=3) == 3, "after a stop, it is not reckoned again"
 
 
 # --- idempotence --------------------------------------------------------------------------------------

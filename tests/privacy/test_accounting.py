@@ -260,7 +260,7 @@ def test_calibration_finds_the_closed_form() -> None:
 
 def test_calibration_says_where_no_noise_is_enough() -> None:
     fixed = Event("laplace", 0.5)
-    with pytest.raises(ArgumentError, match=r"epsilon is 1\.0: allowed is more: noise times 1,000,000 is not"):
+    with pytest.raises(ArgumentError, match=r"epsilon is 1\.0: .* noise times 1,000,000 is not enough"):
         calibrate(lambda s: {gaussian(s): 1, fixed: 1}, 1.0, 1e-5)
     with pytest.raises(ArgumentError, match="epsilon is inf"):
         calibrate(lambda s: {gaussian(s): 1}, math.inf, 1e-5)
