@@ -173,6 +173,8 @@ def test_a_site_allows_two_classes_and_no_code(kits: Path) -> None:
         assert list(rights) == ["project_admin"]  # no other role may do anything
         assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
         assert not list((kit / "startup").glob("*.sh"))
+    server = json.loads((kits / "server/local/resources.json").read_text())
+    assert not [part for part in server["components"] if "log_receiver" in part["path"]], "no logs of nodes"
     node = json.loads((kits / "nodes/east/local/resources.json").read_text())
     assert node["allow_log_streaming"] is False
     rights = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
