@@ -181,6 +181,19 @@ def test_a_site_allows_two_classes_and_no_code(kits: Path) -> None:
     assert rights["project_admin"]["operate"] == "none"  # only its owner shuts a node down
 
 
+@pytest.mark.parametrize("made", [{}, {"current_prod_dir": "half", "__build_error__": True}])
+def test_kits_that_flare_could_not_make_are_none(
+    made: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: object, project: object) -> dict[str, object]:
+        print("Unable to sign\n")
+        return made
+
+    monkeypatch.setattr("nvflare.lighter.provisioner.Provisioner.provision", failing)
+    with pytest.raises(DeployError, match=r"^FLARE could not make the kits: Unable to sign$"):
+        provision.provision(tmp_path / "federation", "localhost", NODES)
+
+
 def test_private_keys_are_where_they_belong(kits: Path) -> None:
     assert stat.S_IMODE(kits.stat().st_mode) == 0o700
     for key in kits.rglob("*.key"):
