@@ -50,12 +50,18 @@ class Node:
     """A node of one question, or two: its gate, and what it has paid."""
 
     def __init__(
-        self, config: PrivacyConfig = VOTES, audit: AuditLog | None = None, run: str = "one", **change: Any
+        self,
+        config: PrivacyConfig = VOTES,
+        audit: AuditLog | None = None,
+        run: str = "one",
+        *,
+        two: bool = False,
+        **change: Any,
     ) -> None:
         questions = (replace(PREDICT, **change), RANGE)
         self.question, self.run = questions[0], run
         self.audit = audit or AuditLog()
-        self.side = NodeSide({question.name: question for question in questions[: 1 + change.pop("two", 0)]})
+        self.side = NodeSide({question.name: question for question in questions[: 1 + two]})
         self.mechanism = Mechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
         self.mechanism.binding = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
@@ -141,6 +147,12 @@ def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> N
     assert Node(replace(VOTES, **{budget: 1.5}), times=most).gate.objection(PREDICT) is None
     objection = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.objection(PREDICT)
     assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
+
+
+def test_a_run_with_a_question_that_has_no_price_is_refused_at_its_first() -> None:
+    node = Node(replace(VOTES, epsilon=3.0), two=True)
+    assert str(node.gate.objection(PREDICT)).endswith(", in question tell_range")
+    assert Node(replace(VOTES, epsilon=3.0)).gate.objection(PREDICT) is None
 
 
 def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
