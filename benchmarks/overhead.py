@@ -122,13 +122,15 @@ def count(nodes: int, batch: int = 8) -> Counts:
             ask()  # what is made once is made
             with _Operations() as seen:
                 ask()
-            gc.disable()  # or what others left would be finalised just then, by calls
+            collecting = gc.isenabled()
+            gc.disable()  # what it calls, callbacks of other packages too, is no part of a question
             sys.setprofile(called)
             try:
                 ask()
             finally:
                 sys.setprofile(None)
-                gc.enable()
+                if collecting:
+                    gc.enable()
     finally:
         torch.set_num_threads(threads)
     return Counts(calls, seen.operations, seen.copied / x.nbytes)

@@ -70,6 +70,15 @@ def typed_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return [((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0)) for n in found]
 
 
+def import_lines(source: str) -> set[int]:
+    """The lines of a file outside of functions' bodies, run once, by whoever imports it first."""
+    lines = set(range(1, source.count("\n") + 2))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            lines -= set(range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+    return lines
+
+
 def places(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
     """Each fault that a file can have: where, by which operator, and which one of the operator's."""
     spans = typed_spans(path.read_text())
@@ -131,7 +140,7 @@ class Passing:
         by_line = self._data.contexts_by_lineno(measured)
         names = {name.partition("|")[0] for name in by_line.get(line, ())} - {""}
         chosen: list[str] = []
-        if not names:
+        if not names or line in import_lines((self._tree / file).read_text()):
             names = {name.partition("|")[0] for line_names in by_line.values() for name in line_names} - {""}
             chosen = [test for test in self.seconds if test.startswith(DECLARATIONS)]
         total = 0.0

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -96,6 +97,11 @@ def test_no_configuration_changes_once_it_is_made() -> None:
     changing = {each for each in classes() if each not in frozen and "methods" not in each.__module__}
     assert {each.__name__ for each in changing} == CHANGING
     assert all(each in frozen for registry in REGISTRIES for each in registry.values())
+
+
+def test_options_of_a_method_are_given_by_name() -> None:
+    """What its bases gain would move those that are given by place."""
+    assert not [each for each in METHODS.values() if not all(field.kw_only for field in fields(each))]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,3 +41,19 @@ def test_counting_sees_calls_operations_and_copies(overhead: Any, monkeypatch: p
     assert after.operations - before.operations == 2 * 2  # zeros and clone, at two nodes
     assert after.copied - before.copied == 2
     assert after.calls - before.calls == 2
+
+
+def test_what_the_collector_calls_meanwhile_is_not_counted(overhead: Any) -> None:
+    """Other packages have it call Python functions of theirs, hypothesis for one."""
+    quiet, usual = overhead.count(2), gc.get_threshold()
+
+    def noisy(phase: str, about: dict[str, int]) -> None: ...
+
+    gc.callbacks.append(noisy)
+    gc.set_threshold(5)
+    try:
+        assert overhead.count(2) == quiet
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(noisy)

@@ -65,7 +65,7 @@ class Gathered:
     trainee: Trainee
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Centralised(Method):
     """Centralised training shares the options of local training."""
 

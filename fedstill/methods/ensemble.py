@@ -19,7 +19,7 @@ from fedstill.protocol.kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeEnsemble(WeighsNodes):
     """The ensemble's options."""
 

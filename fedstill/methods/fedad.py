@@ -46,7 +46,7 @@ class Looking(Asked):
     place: str = ""  # of the layer whose activations its attention is
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedAD(OneShot):
     """FedAD's options."""
 

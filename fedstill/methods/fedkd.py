@@ -68,7 +68,7 @@ def viewed(public: Public | None, seed: int) -> torch.Tensor:
     return shifted(inputs, torch_generator(seed, "view"), flip=False) if seed else inputs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedKD(OneShot):
     """FedKD's options."""
 

@@ -57,7 +57,7 @@ def learns(nodes: Group) -> bool:
     return any(name not in node.frozen["model"] for name, _ in node.model.named_parameters())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedMD(WeighsNodes):
     """FedMD's options."""
 

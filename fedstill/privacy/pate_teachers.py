@@ -89,7 +89,7 @@ class _Votes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         z, voting = ctx.saved_tensors
-        p = torch.where(z.isfinite(), z, 0.0).softmax(2)
+        p = z.softmax(2)
         back = p * (grads[0] - (p * grads[0]).sum(2, keepdim=True)) / len(z)
         return torch.where(_voices(z, voting) > 0, back, 0.0), None
 

@@ -197,8 +197,6 @@ class NoisyRows(Checked, Rule):
 
     def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
         """With noise on each value."""
-        if self.scale == 0:
-            return tensor
         unit = draws.laplace if self.how == "laplace" else draws.normal
         return add_noise(tensor, unit(tensor.shape), self.scale)
 
@@ -253,8 +251,6 @@ class Sanitised(Checked, Rule):
 
     def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
         """With Gaussian noise on each number."""
-        if self.sigma == 0:
-            return tensor
         return add_noise(tensor, draws.normal(tensor.shape), self.sigma * self.clip)
 
     def price(self, shape: Sequence[int]) -> Price | None:

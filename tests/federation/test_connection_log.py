@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+from typing import Any
 
 import pytest
 
+from fedstill.federation import connection_log
 from fedstill.federation.connection_log import Contact
 
 
@@ -58,3 +60,44 @@ def test_a_server_that_never_answers_is_said_at_once_and_seldom_again(
         caplog.clear()
     assert times[:8] == [0, 60, 120, 240, 480, 960, 1920, 3840]
     assert {later - earlier for earlier, later in itertools.pairwise(times[7:])} == {3600}
+
+
+def test_only_replies_to_a_sign_of_life_say_how_it_stands(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that may not come in ends; one that was in stays, and says so."""
+    defs = pytest.importorskip("nvflare.fuel.f3.cellnet.defs")
+    caplog.set_level(logging.INFO)
+    heard: list[Any] = []
+
+    class Idle:
+        def __init__(self, **given: Any) -> None: ...
+        def start(self) -> None: ...
+
+    class Cell:
+        def add_incoming_reply_filter(self, channel: str, topic: str, cb: Any) -> None:
+            heard.append(cb)
+
+    class Reply(dict[str, str]):
+        get_header = dict.get
+
+    monkeypatch.setattr(connection_log.threading, "Thread", Idle)
+    left: list[str] = []
+    connection_log.watch(Contact("here:1", Clock()), Cell(), 10.0, lambda: left.append("left"))
+
+    def reply(topic: str, code: str) -> list[str]:
+        keys = defs.MessageHeaderKey
+        caplog.clear()
+        heard[0](Reply({keys.TOPIC: topic, keys.RETURN_CODE: code, keys.ERROR: "it is full"}))
+        return [record.getMessage() for record in caplog.records]
+
+    topics, codes = defs.CellChannelTopic, defs.ReturnCode
+    assert reply("a job's", codes.OK) == reply("a job's", codes.UNAUTHENTICATED) == []
+    assert reply(topics.Register, codes.TIMEOUT) == []
+    assert reply(topics.Register, codes.OK) == ["connected to the server at here:1"]
+    assert reply(topics.HEART_BEAT, codes.UNAUTHENTICATED) == [
+        "the server at here:1 does not let this node in: it is full"
+    ]
+    assert left == []
+    reply(topics.Register, codes.UNAUTHENTICATED)
+    assert left == ["left"]

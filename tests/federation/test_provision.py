@@ -174,10 +174,25 @@ def test_a_site_allows_two_classes_and_no_code(kits: Path) -> None:
         assert list(rights) == ["project_admin"]  # no other role may do anything
         assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
         assert not list((kit / "startup").glob("*.sh"))
+    server = json.loads((kits / "server/local/resources.json").read_text())
+    assert not [part for part in server["components"] if "log_receiver" in part["path"]], "no logs of nodes"
     node = json.loads((kits / "nodes/east/local/resources.json").read_text())
     assert node["allow_log_streaming"] is False
     rights = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
     assert rights["project_admin"]["operate"] == "none"  # only its owner shuts a node down
+
+
+@pytest.mark.parametrize("made", [{}, {"current_prod_dir": "half", "__build_error__": True}])
+def test_kits_that_flare_could_not_make_are_none(
+    made: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: object, project: object) -> dict[str, object]:
+        print("Unable to sign\n")
+        return made
+
+    monkeypatch.setattr("nvflare.lighter.provisioner.Provisioner.provision", failing)
+    with pytest.raises(DeployError, match=r"^FLARE could not make the kits: Unable to sign$"):
+        provision.provision(tmp_path / "federation", "localhost", NODES)
 
 
 def test_private_keys_are_where_they_belong(kits: Path) -> None:

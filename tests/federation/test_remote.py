@@ -9,6 +9,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -630,10 +631,12 @@ def test_a_price_that_nobody_can_reckon_with_is_a_fault(price: Any, fault: str) 
         read_paid({"privacy": {"mechanism": "pate", "price": price}})
 
 
-def test_who_stays_away_is_not_charged_to_the_link() -> None:
+@pytest.mark.parametrize("asked", [("one", "two", "three"), ("two",)])
+def test_who_stays_away_is_not_charged_to_the_link(asked: tuple[str, ...]) -> None:
     nodes = Scripted(quorum=0.6, wait=0.4)
     nodes.breaks("two", "answer", nodes.lost)
-    nodes.ask()
+    with nullcontext() if len(asked) > 1 else pytest.raises(NodeFault):
+        nodes.federation.ask("weigh", of=asked, x=X)
     meter = nodes.federation.meter
     figures = meter.figures(meter.seconds, 0.0)
     assert figures["absent"] > 0.3

@@ -30,6 +30,17 @@ def test_a_key_is_made_once_for_its_owner_alone_and_the_public_part_beside_it(tm
     assert len(signed_files.fingerprint(key).replace(" ", "")) == 32
 
 
+def test_a_public_part_of_another_key_is_put_right(tmp_path: Path) -> None:
+    keys = {name: signed_files.public_of(signed_files.own_key(tmp_path / f"{name}.key")) for name in "ab"}
+    mine, other = tmp_path / "a.pub", tmp_path / "b.pub"
+    swapped = other.read_bytes(), mine.read_bytes()
+    mine.write_bytes(swapped[0])
+    other.write_bytes(swapped[1])
+    for name, key in keys.items():
+        signed_files.own_key(tmp_path / f"{name}.key")
+        assert signed_files.read_public(tmp_path / f"{name}.pub") == key
+
+
 def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     signed_files.own_key(tmp_path / "a.key")
     (tmp_path / "a.key").chmod(0o644)

@@ -85,8 +85,19 @@ def test_of_drawn_maps_all_nodes_judge_the_same_images() -> None:
 
 
 def test_it_reconstructs_from_outlines() -> None:
-    one = world(ASYN, task=RECONSTRUCTION, student_augment="turn")
-    assert [set(one.server.step()) for _ in range(4)][-1] == {"student"}
+    """The student turns what would have been measured of generated images back into them."""
+    one, turning, plain = (
+        world(ASYN, task=RECONSTRUCTION, student_augment=how) for how in ("none", "turn", "none")
+    )
+    losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
+    for _ in range(2):
+        plain.server.step()
+    wish = plain.server.state.source.draw(ASYN.student_batch, "student", 0)
+    with torch.no_grad():
+        x = plain.server.state.generator(RECONSTRUCTION.condition(wish.maps))
+        z = plain.server.student.train()(RECONSTRUCTION.observe(x))
+    assert losses[0]["student"] == pytest.approx((z - x).abs().mean().item(), rel=1e-4)
+    assert losses[1] != losses[0]
 
 
 @pytest.mark.parametrize("stop", [1, 3])

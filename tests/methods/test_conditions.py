@@ -109,6 +109,7 @@ def test_by_default_no_node_says_how_far_images_are_from_its_own() -> None:
     assert str(gate.objection(examine)).startswith("label_maps: no difference, unless its owner")
     apart = world(pixel=0.0, perceptual=0.0).side.questions["examine"]
     assert gate.objection(apart) is None
+    assert (examine.reads, apart.reads) == (("difference",), ()), "it comes of the records themselves"
 
 
 def test_letting_label_maps_out_lets_nothing_else_out() -> None:

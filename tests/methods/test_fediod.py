@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.federation.federation import Answers
 from fedstill.methods.fediod import FedIOD
@@ -322,3 +323,9 @@ def test_imagined_inputs_come_from_the_same_noise_and_change_nothing() -> None:
     assert -2 <= first.min() < first.max() <= 2  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
     server.step()
     assert not torch.equal(server.imagine(4), first)
+
+
+def test_a_generator_that_nothing_teaches_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"method\.mimic is 0\.0: allowed is above 0, where nothing else"):
+        FedIOD(through=False, mimic=0.0)
+    assert FedIOD(mimic=0.0).through, "critics and nodes teach it"

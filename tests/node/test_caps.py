@@ -22,6 +22,7 @@ from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import offline_node
+from fedstill.node import memory_limits
 from fedstill.node.host import Host
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
@@ -98,6 +99,13 @@ def join(plan: Plan = PLAN, **spec: Any) -> bytes:
 
 
 # --- memory -------------------------------------------------------------------------------------------
+
+
+def test_memory_is_what_the_owner_says_or_three_quarters_of_the_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_limits, "_machine", lambda: 1000)
+    assert [memory_limits.allowed(said, torch.device("cpu")) for said in (7, 0, None)] == [7, 0, 750]
 
 
 @linux

@@ -613,6 +613,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     if {**given, **header}["do"] in ("answer", "pull back"):
         (refusal,) = refusals
         assert refusal["rule"] in reply["error"]["text"]
+        assert text != "a whole number" or refusal["number"] == -1  # of no question that there is
     else:
         assert refusals == []
     # Nothing has left, nothing was trained, and it goes on as before; also after it was started again.
@@ -633,6 +634,7 @@ def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
         clinic = Clinic(tmp_path / question, plan=plan)
         about, _ = clinic.say("join", plan=plan.to_dict())
         assert about["objections"][question].startswith(rule)
+        assert about["most_questions"] == 0  # no limit
         refused = clinic.say("answer", question=question, number=0, differentiable=False)
         assert refused["kind"] == REFUSED
         assert refused["rule"].startswith(rule)

@@ -18,12 +18,15 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.inprocess import partition
 from fedstill.models import build
+from fedstill.models.parameter_vector import to_vector
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -261,6 +264,16 @@ def test_rounds_take_together_the_steps_of_one_go(rounds: int, stacked: bool) ->
     for one, other in zip(whole, parts, strict=True):
         for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_after_a_round_nothing_is_kept_of_how_its_weights_moved() -> None:
+    """They are replaced before the next."""
+    nodes = built("mlp:8")
+    group = Group(nodes[:1]).knowing(NodeSetting(TASK, LocalConfig(epochs=1, batch=4), COMPUTE))
+    before = to_vector(nodes[0].model)
+    local_training.train_round(group, 0, 2)
+    assert not torch.equal(to_vector(nodes[0].model), before)
+    assert nodes[0].state()["optimisers"] == {}
 
 
 def test_every_round_has_a_step_for_everyone() -> None:

@@ -231,6 +231,15 @@ def test_gradients_of_several_inputs_are_told_apart() -> None:
     torch.testing.assert_close(released[1]["d/dy"], expected[1])
 
 
+def test_a_node_that_no_gradient_reached_releases_none() -> None:
+    some, whole = Office(), Office()
+    some.ask()
+    whole.ask()
+    released = some.handler.pull_back(0, {"b": pulls()[1]})
+    assert list(released) == ["b"]
+    assert same([released["b"]], [whole.pull(pulls())[1]])
+
+
 def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
     office = Office()
     office.ask()

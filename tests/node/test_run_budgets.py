@@ -50,12 +50,18 @@ class Node:
     """A node of one question, or two: its gate, and what it has paid."""
 
     def __init__(
-        self, config: PrivacyConfig = VOTES, audit: AuditLog | None = None, run: str = "one", **change: Any
+        self,
+        config: PrivacyConfig = VOTES,
+        audit: AuditLog | None = None,
+        run: str = "one",
+        *,
+        two: bool = False,
+        **change: Any,
     ) -> None:
         questions = (replace(PREDICT, **change), RANGE)
         self.question, self.run = questions[0], run
         self.audit = audit or AuditLog()
-        self.side = NodeSide({question.name: question for question in questions[: 1 + change.pop("two", 0)]})
+        self.side = NodeSide({question.name: question for question in questions[: 1 + two]})
         self.mechanism = Mechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
         self.mechanism.binding = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
@@ -143,6 +149,12 @@ def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> N
     assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
 
 
+def test_a_run_with_a_question_that_has_no_price_is_refused_at_its_first() -> None:
+    node = Node(replace(VOTES, epsilon=3.0), two=True)
+    assert str(node.gate.objection(PREDICT)).endswith(", in question tell_range")
+    assert Node(replace(VOTES, epsilon=3.0)).gate.objection(PREDICT) is None
+
+
 def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
     audit, most = AuditLog(), fit(ONE, 1.5)
     config = replace(VOTES, epsilon=1.5, total_epsilon=1.5)
@@ -191,7 +203,9 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
     with pytest.raises(QuestionRefused, match="privacy budget"):
         node.gate.release(asked, "answer", LOGITS, node.question, X)
     assert node.spent() == Spent({}, {})
-    assert Node(replace(TRAINED, epsilon=dear * 1.01)).asks(most=3) == 3
+    audit, enough = AuditLog(), replace(TRAINED, epsilon=dear * 1.01)
+    assert Node(enough, audit).asks(most=3) == 3
+    assert Node(enough, audit).asks(3, most=3) == 3, "after a stop, it is not reckoned again"
 
 
 # --- idempotence --------------------------------------------------------------------------------------

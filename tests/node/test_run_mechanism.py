@@ -143,6 +143,7 @@ def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
     made = protection("dp-sgd")
     assert made.first() == {"training": gaussian(1.5, 20, rate=0.1)}
     assert answer(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
+    assert answer(made, replace(EXAMINE, rows=0)) == gaussian(2.0, rate=0.01)  # nobody says how many: 1
     assert answer(made, PREDICT) == Price()
     assert priced(made, EXAMINE, "gradient", PULLED, {}) == Price()
     assert total(made.schedule()) == (

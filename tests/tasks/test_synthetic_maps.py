@@ -68,3 +68,13 @@ def test_nuclei_are_ellipses_of_the_axes_that_they_are_drawn_with() -> None:
 
 def test_a_map_smaller_than_a_nucleus_can_be_drawn() -> None:
     assert nuclei(4, 4, generator()).shape == (4, 4)
+
+
+def test_a_body_is_not_its_own_mirror_image() -> None:
+    """Waves around an outline begin anywhere: what is above a body's middle differs from what is below."""
+    differ = []
+    for body in regions(10, 201, 201, 0, generator()).bool():
+        rows = torch.nonzero(body.any(1)).flatten()
+        body = body[rows[0] : rows[-1] + 1]
+        differ.append((body != body.flip(0)).sum().item() / body.sum().item())
+    assert 0.05 < np.mean(differ) < 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from fedstill.cli.list_command import tasks_by_method
-from fedstill.core.errors import ArgumentError
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.data import named
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
@@ -20,7 +22,7 @@ from fedstill.data.public import PublicConfig, load_public
 from fedstill.protocol.method import METHODS, refusal
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, Task, TaskConfig
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.classification import Classification, ClassificationConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
 
@@ -37,8 +39,6 @@ def test_a_task_is_judged_by_percent_and_higher_is_better(task: Task) -> None:
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
 def test_blank_targets_are_targets(task: Task) -> None:
-    from fedstill.core.dataset import TensorData
-
     shape = (8,) if task.tokens else (1, 16, 16)
     inputs = torch.ones(2, *shape, dtype=torch.int64) if task.tokens else torch.zeros(2, *shape)
     task.check(TensorData(inputs, task.blank(2, shape)), "blank")
@@ -66,11 +66,13 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         "from fedstill.tasks.classification import Classification\n"
         "from fedstill.tasks.classification import SoftmaxTask\n"
         "class Half(SoftmaxTask):\n    name, kind, figures = 'half', 'class', (Figure('a', 'A'),)\n"
+        "class Begun(Task):\n    name, kind, figures = 'begun', 'class', (Figure('a', 'A'),)\n"
         "class Kindless(Classification):\n    kind = 'classes'\n"
         "class Figureless(Classification):\n    figures = ('accuracy',)\n"
         "@dataclass(frozen=True)\nclass Empty(TaskConfig):\n    rate: float = 1.0\n"
         "class Loose(TaskConfig):\n    makes = Classification\n"
         "@dataclass(frozen=True)\nclass Abstract(TaskConfig):\n    makes = Half\n"
+        "@dataclass(frozen=True)\nclass Bare(TaskConfig):\n    makes = Begun\n"
         "@dataclass(frozen=True)\nclass NoKind(TaskConfig):\n    makes = Kindless\n"
         "@dataclass(frozen=True)\nclass NoFigures(TaskConfig):\n    makes = Figureless\n"
     )
@@ -79,7 +81,12 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         ("Half", "a subclass of TaskConfig"),
         ("Empty", "one with makes: ClassVar"),
         ("Loose", "a frozen dataclass"),
-        ("Abstract", "one whose Half also has counts, loss, metrics"),
+        ("Abstract", "one whose Half also has counts, loss, metrics$"),
+        (
+            "Bare",
+            "one whose Begun also has "
+            "balance, confidence, counts, distance, expertise, loss, metrics, uniqueness$",
+        ),
         ("NoKind", "one whose Kindless has a kind, one of class, labels, map, image"),
         ("NoFigures", "one whose Figureless has figures, a tuple of Figure"),
     ):
@@ -138,3 +145,18 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     assert found["asyndgan"]["segmentation"] is None
     needs = METHODS["fedgen"]().needs()
     assert refusal(needs, ClassificationConfig().example()) is None
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda task, x, maps: task.maps(TensorData(x, maps)),
+        lambda task, x, maps: task.condition(maps),
+        lambda task, x, maps: task.labels(maps, x),
+        lambda task, x, maps: task.draw_maps(2, 8, 8, torch.Generator()),
+    ],
+    ids=["maps", "condition", "labels", "draw_maps"],
+)
+def test_a_task_without_label_maps_says_so_to_whoever_wants_them(ask: Callable[..., object]) -> None:
+    with pytest.raises(MethodRefused, match=r"task classification has no label maps to make inputs from$"):
+        ask(Classification(3), torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8, dtype=torch.uint8))
