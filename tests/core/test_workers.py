@@ -42,6 +42,21 @@ def test_each_has_one_thread_of_torch_and_who_asks_keeps_its_own() -> None:
         torch.set_num_threads(here)
 
 
+def test_work_that_draws_has_one_thread_of_torch_whichever_comes_first() -> None:
+    """Sums over more threads differ in the last digits, and after a stop another one is the first."""
+
+    def threads(item: int) -> int:
+        drawing(item)
+        return torch.get_num_threads()
+
+    here = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert Workers(2).each(threads, [0, 1, 2], ["draws"] * 3) == [1, 1, 1]
+    finally:
+        torch.set_num_threads(here)
+
+
 def drawing(item: int) -> list[float]:
     with seeded(0, "draw", item):
         return torch.rand(3).tolist()
