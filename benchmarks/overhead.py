@@ -96,7 +96,7 @@ def free_question(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], 
             return {"logits": x.flatten(2)[:, :, :CLASSES] * 1.0}
 
         question = Question("echo", echo, {"x": "inputs"}, {"logits": "logits"}, ("x",))
-        side = NodeSide({"echo": question}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+        side = NodeSide({"echo": question})
         federation = InProcess(all_nodes, [[node] for node in all_nodes], side, compute)
         x = torch.zeros(batch, 1, 28, 28, requires_grad=True)
 

@@ -23,6 +23,7 @@ from torch import nn
 
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.run_writer import read_result
 from fedstill.data.loader import load
 from fedstill.data.public import Public
 from fedstill.federation.federation import Tensors
@@ -197,7 +198,9 @@ def replay(folder: Path) -> Replay:
     config = load_toml(folder / "config.toml")
     if config.engine.startup_kit:
         raise ArgumentError("run", str(folder), "a run whose nodes' data are on this machine")
-    return Replay.of(config)
+    # Chosen anew, it could be another one on this machine.
+    precision = read_result(folder / "result.json")["engine"]["precision"]
+    return Replay.of(replace(config, engine=replace(config.engine, precision=precision)))
 
 
 def hear(

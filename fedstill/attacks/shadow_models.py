@@ -28,7 +28,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.local_training import Work
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import Group, signature
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import Task
@@ -95,7 +95,8 @@ def together(
     def learn(group: Sequence[Node]) -> None:
         local_training.train(group, task, local, compute, work=work)
 
-    compute.workers.each(learn, groups, ["shadow"] * len(groups))
+    kinds = [("shadow", work is None, signature(group[0].model)) for group in groups]
+    compute.workers.each(learn, groups, kinds)
     return [node.model for node in nodes]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Barrier, Event
+from threading import Barrier, Event, local
 from typing import Any, TypeVar
 
 import torch
@@ -40,12 +40,13 @@ class Workers:
         if it draws from that generator, as dropout does, all of its kind are done one after another.
 
         Args:
+            work: what itself has work done at once has it done one after another, by its own thread.
             kinds: of work, one an item: equal where equal code computes on equal architectures.
 
         Raises:
             RuntimeError: work drew from torch's global generator that had not done so the first time.
         """
-        if self.count == 1:
+        if self.count == 1 or _thread.works:  # whoever works in a thread has that one core
             return [work(item) for item in items]
         done: dict[int, R] = {}
         for place, (item, kind) in enumerate(zip(items, kinds, strict=True)):
@@ -55,7 +56,8 @@ class Workers:
                 self._draws[kind] = watch.drawn
         for place, item in enumerate(items):
             if place not in done and self._draws[kinds[place]]:
-                done[place] = work(item)
+                # On one core, too: which work was the first of its kind would show in the last digits.
+                done[place] = self._begun(_alone, work, {place: item})[place].result()
         left = [place for place in range(len(items)) if place not in done]
         before = torch.get_rng_state()
         futures = self._begun(_apart, work, {place: items[place] for place in left})
@@ -82,11 +84,23 @@ class Workers:
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             here = torch.get_num_threads()
-            self._pool = ThreadPoolExecutor(self.count, "node", initializer=_one_core)
-            started = Barrier(self.count)
-            wait([self._pool.submit(started.wait) for _ in range(self.count)])
-            torch.set_num_threads(here)
+            pool, started = ThreadPoolExecutor(self.count, "node", initializer=_one_core), Barrier(self.count)
+            try:
+                wait([pool.submit(started.wait) for _ in range(self.count)])
+            except BaseException:
+                started.abort()  # or those that have started would wait for the others for ever
+                raise
+            finally:
+                torch.set_num_threads(here)
+            self._pool = pool
         return self._pool
+
+
+class _Thread(local):
+    works = False
+
+
+_thread = _Thread()
 
 
 def _one_core() -> None:
@@ -94,6 +108,7 @@ def _one_core() -> None:
 
     A thread takes the number that any thread set last when it first asks for it, and keeps it.
     """
+    _thread.works = True
     torch.set_num_threads(1)
     torch.get_num_threads()
 

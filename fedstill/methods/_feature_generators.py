@@ -20,6 +20,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from annotated_types import Ge
 from torch import nn
+from torch.nn.utils import skip_init
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.core.compute import Compute
@@ -56,10 +57,14 @@ class FeatureGenerators(CountsLabels, Rounds):
 
     def make_generator(self, model: nn.Module, shape: Sequence[int], classes: int) -> FeatureGenerator:
         """A generator of the features that ``model``'s extractor gives for inputs of ``shape`` (C, H, W)."""
+        return FeatureGenerator(*self.sizes(model, shape, classes))
+
+    def sizes(self, model: nn.Module, shape: Sequence[int], classes: int) -> tuple[int, int, int, int]:
+        """Of such a generator: noise, classes, features and width."""
         parts = split(model, "the model")
         device = next(model.parameters()).device
         p = features(parts, example(shape).to(device), "the model")
-        return FeatureGenerator(self.noise, classes, p, self.generator_width)
+        return self.noise, classes, p, self.generator_width
 
     def first_generator(self, server: Server) -> nn.Module:
         """The global generator G before anybody has taught it, on the device."""
@@ -83,8 +88,10 @@ class Received:
         self, method: FeatureGenerators, group: Group, generator: torch.Tensor, counts: torch.Tensor, t: int
     ) -> None:
         node, self.classes, self.t = group.nodes[0], counts.shape[1], t
-        G = method.make_generator(node.model, node.data.inputs.shape[1:], self.classes)
-        self._generator = G.to(group.device).eval().requires_grad_(False)
+        sizes = method.sizes(node.model, node.data.inputs.shape[1:], self.classes)
+        # Without first weights: work that draws them from torch's one generator is not done beside other.
+        G = skip_init(FeatureGenerator, *sizes, device=group.device)  # type: ignore[no-untyped-call]
+        self._generator = G.eval().requires_grad_(False)
         load_vector(self._generator, generator[0])
         self._noise, self._counts = method.noise, counts[0].cpu()
 

@@ -29,15 +29,17 @@ class FeatureGenerator(nn.Sequential):
     before a batch norm have no bias: it would only learn rounding noise.
     """
 
-    def __init__(self, noise: int, classes: int, features: int, width: int) -> None:
+    def __init__(
+        self, noise: int, classes: int, features: int, width: int, device: torch.device | str | None = None
+    ) -> None:
         super().__init__(
-            nn.Linear(noise + classes, width, bias=False),
-            nn.BatchNorm1d(width),
+            nn.Linear(noise + classes, width, bias=False, device=device),
+            nn.BatchNorm1d(width, device=device),
             nn.ReLU(),
-            nn.Linear(width, width, bias=False),
-            nn.BatchNorm1d(width),
+            nn.Linear(width, width, bias=False, device=device),
+            nn.BatchNorm1d(width, device=device),
             nn.ReLU(),
-            nn.Linear(width, features),
+            nn.Linear(width, features, device=device),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

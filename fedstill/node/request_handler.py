@@ -64,7 +64,9 @@ class RequestHandler:
         wire: WireConfig | None = None,
     ) -> None:
         self.group, self.side, self.compute = group, side, compute
-        self.kind = tuple(signature(module) for module in group.nodes[0].modules.values())
+        # What is frozen learns nothing and draws nothing, so that no network that learns is like it.
+        first = group.nodes[0]
+        self.kind = tuple((signature(module), first.frozen[role]) for role, module in first.modules.items())
         self.wire = wire or WireConfig()
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
         self._answered: OrderedDict[int, _Exchange] = OrderedDict()

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedstill.attacks.rerun import Enough, Heard, Overheard, Release, hear, replay
+from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fedavg import FedAvg
@@ -39,6 +40,20 @@ def test_it_is_the_run_with_the_student_of_the_run(fediod: Path) -> None:
     assert wrong is None
     state = load_file(str(fediod / "student.safetensors"))
     assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
+
+
+def test_it_is_done_in_the_precision_of_the_run_whatever_this_machine_would_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute, "_gains", lambda shape, network: True)
+    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
+    folder = made(tmp_path / "run", {"name": "fedavg", "rounds": 2})
+    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: False)
+    again = replay(folder).experiment()
+    again.listen(lambda release: None)
+    state = load_file(str(folder / "student.safetensors"))
+    assert again.compute.precision == "bfloat16"
+    assert all(torch.equal(state[name], value) for name, value in again.student.state_dict().items())
 
 
 def test_an_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
+from fedstill.core.workers import Workers
 from fedstill.data import Digits, load
 from fedstill.models import build
 from fedstill.node import local_training
@@ -78,6 +79,22 @@ def test_all_at_once_is_the_local_training_of_a_node(name: str) -> None:
         local_training.train([node], TASK, LOCAL, compute)
         for mine, theirs in zip(model.parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_models_that_draw_may_follow_others_that_do_not() -> None:
+    """As those of a node with dropout follow those of the student, in one attack."""
+
+    def dropping(seed: int) -> nn.Module:
+        return nn.Sequential(nn.Dropout(0.5), make(seed))
+
+    pool, inside = records(), halves(20, 4, 0)
+    expected = together(dropping, pool, inside, TASK, LOCAL, 3, compute=engine("one-by-one"))
+    compute = engine("one-by-one")
+    compute.workers = Workers(2)
+    together(make, pool, inside, TASK, LOCAL, 3, compute=compute)
+    found = together(dropping, pool, inside, TASK, LOCAL, 3, compute=compute)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 
 def test_a_model_learns_from_its_own_records_and_from_no_other() -> None:

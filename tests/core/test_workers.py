@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from threading import Barrier, main_thread
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError, Thread, main_thread
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +40,21 @@ def test_each_has_one_thread_of_torch_and_who_asks_keeps_its_own() -> None:
         assert Workers(2).each(lambda _: torch.get_num_threads(), [0, 1, 2], ["a"] * 3) == [1, 1, 1]
         assert torch.get_num_threads() == 3
         assert Workers(1).each(lambda _: torch.get_num_threads(), [0, 1], ["a"] * 2) == [3, 3]
+    finally:
+        torch.set_num_threads(here)
+
+
+def test_work_that_draws_has_one_thread_of_torch_whichever_comes_first() -> None:
+    """Sums over more threads differ in the last digits, and after a stop another one is the first."""
+
+    def threads(item: int) -> int:
+        drawing(item)
+        return torch.get_num_threads()
+
+    here = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert Workers(2).each(threads, [0, 1, 2], ["draws"] * 3) == [1, 1, 1]
     finally:
         torch.set_num_threads(here)
 
@@ -129,3 +146,38 @@ def test_what_is_made_once_for_all_nodes_is_made_once_though_two_ask_at_the_same
     first, second = workers.each(lambda item: at.once("it", make), [0, 1], ["ask"] * 2)
     assert first is second is made[0]
     assert len(made) == 1
+
+
+def test_work_that_has_work_done_at_once_does_not_wait_for_a_thread_to_be_free() -> None:
+    workers, done = Workers(2), []
+
+    def both(ten: int) -> list[int]:
+        return workers.each(lambda one: ten + one, [1, 2], ["inner"] * 2)
+
+    def ask() -> None:
+        done.append(workers.each(both, [10, 20, 30], ["outer"] * 3))
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(20)
+    assert done == [[[11, 12], [21, 22], [31, 32]]]
+
+
+def test_who_is_interrupted_as_threads_start_leaves_none_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process could not end."""
+    submit, started = ThreadPoolExecutor.submit, []
+
+    def interrupted(pool: ThreadPoolExecutor, *what: Any) -> Any:
+        if started:
+            raise KeyboardInterrupt
+        started.append(submit(pool, *what))
+        return started[-1]
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    workers = Workers(2)
+    with pytest.raises(KeyboardInterrupt):
+        workers.each(lambda item: item, [0, 1], ["a"] * 2)
+    with pytest.raises(BrokenBarrierError):
+        started[0].result(timeout=20)
+    monkeypatch.undo()
+    assert workers.each(lambda item: item, [0, 1], ["a"] * 2) == [0, 1]

@@ -169,7 +169,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", NAMES)
 def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(name: str) -> None:
-    """To the last bit, traffic and audit log with it."""
+    """To the last bit, traffic and audit log with it. And at once they are: none draws, to be done alone."""
     one = setting(name, {})
     experiment, alone = Simulation(one), ran(setting(name, {}))
     experiment.compute.workers = Workers(2)
@@ -178,6 +178,7 @@ def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(n
     assert at_once.figures == alone.figures
     same_networks(at_once, alone)
     assert experiment.audit.summary() == alone.experiment.audit.summary()
+    assert [kind for kind, draws in experiment.compute.workers._draws.items() if draws] == []
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

@@ -14,12 +14,14 @@ from torch import nn
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QuestionRefused
+from fedstill.core.workers import Workers
 from fedstill.data.public import Public
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.fedad import FedAD
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
+from fedstill.methods.fedmd import FedMD
 from fedstill.methods.fedper import FedPer
 from fedstill.methods.fl_mrcm import FLMRCM
 from fedstill.methods.standalone import Standalone
@@ -362,6 +364,24 @@ def test_a_node_with_a_frozen_network_is_served_or_refused_in_one_line(method: A
         assert all(torch.equal(value, before[name]) for name, value in one.models[1].state_dict().items())
         return
     assert "node-1" in said
+
+
+def test_a_frozen_network_draws_nothing_and_others_that_are_computed_at_once_do() -> None:
+    """Of one architecture, with dropout, and asked the same; who is asked first answers without learning."""
+
+    def learned(count: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        student, public = build("mlp:8", SHAPE, 3, 0), blobs(30, 5)
+        networks = [nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)) for _ in range(3)]
+        networks[0].requires_grad_(False)
+        method = FedMD(first=1, rounds=2, student_epochs=1)
+        given = {"models": networks, "student": student, "public": Public("made", public.inputs)}
+        experiment = Simulation(setting(method, **given))
+        experiment.compute.workers = Workers(count)
+        experiment.run()
+        return [value for network in networks for value in network.state_dict().values()]
+
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(learned(2), learned(1), strict=True))
 
 
 # --- whose each example is --------------------------------------------------------------------------
