@@ -6,7 +6,7 @@ equation numbers are the paper's: extractors F_i, heads D_i, generators G_i([z; 
 
 In each round a node (a) trains its model on its own data and on what G gives, (b) trains its generator to
 give what its extractor gives. The server averages generators and heads and distils them, crosswise.
-Defaults are what the published code runs where it differs from the print (docs/methods/fedmd-cg.md).
+Where defaults are the published code's, their comments say what is printed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class FedMDCG(LocalGenerators):
     lambda1: NonNegativeFloat = 1.0
     """Weight in Eq. 4 of the head's cross-entropy on what G gives (Eq. 3)."""
     lambda2: NonNegativeFloat = 0.1
-    """Weight in Eq. 4 of the distance of features from what G gives (Eq. 2)."""
+    """Weight in Eq. 4 of the distance of features from what G gives (Eq. 2). As printed about 1 (Fig. 6)."""
     lambda3: NonNegativeFloat = 1.0
     """Weight in Eq. 4 of the divergence of predictions from those on what G gives (Eq. 2)."""
-    ramp: NonNegativeFloat = 3.0
-    """How lambda1 to lambda3 grow: to (t / (R - 1))^ramp of themselves in round t of R = rounds. As printed
-    it is 0: all of them from the second round on."""
+    ramp: NonNegativeFloat = 0.0
+    """How lambda1 to lambda3 grow: to (t / (R - 1))^ramp of themselves in round t of R = rounds. 0 is all of
+    them from the second round on, as printed. The published code has 3, and a constant learning rate: where
+    the rate falls, what comes late comes to nothing."""
     temperature: PositiveFloat = 10.0
     """Of predictions in Eq. 2 and 10 to 12; in Eq. 5 it is 1. As printed it is 1 everywhere."""
     kl_first: Literal["teacher", "student"] = "teacher"
