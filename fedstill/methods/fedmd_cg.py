@@ -43,8 +43,7 @@ class FedMDCG(LocalGenerators):
     """Weight in Eq. 4 of the divergence of predictions from those on what G gives (Eq. 2)."""
     ramp: NonNegativeFloat = 0.0
     """How lambda1 to lambda3 grow: to (t / (R - 1))^ramp of themselves in round t of R = rounds. 0 is all of
-    them from the second round on, as printed. The published code has 3, and a constant learning rate: where
-    the rate falls, what comes late comes to nothing."""
+    them from the second round on, as printed; the published code has 3."""
     temperature: PositiveFloat = 10.0
     """Of predictions in Eq. 2 and 10 to 12; in Eq. 5 it is 1. As printed it is 1 everywhere."""
     kl_first: Literal["teacher", "student"] = "teacher"
