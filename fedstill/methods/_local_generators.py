@@ -8,7 +8,7 @@ FedMD-CG, see :mod:`fedstill.methods._feature_generators`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -178,12 +178,16 @@ class LocalGenerators(FeatureGenerators, ABC):
             c = condition(z, y, server.task.classes)
             with server.compute.step(server.seed, "student", t, turn):
                 if self.aggregation == "kdc":
-                    losses = crossed(uploads, G, D, c, tau[:, y])
+                    losses = crossed(uploads, G, D, c, tau[:, y], self.divergence)
                 else:
                     losses = ensembled(uploads, G, D, c, n / n.sum()).unsqueeze(0)
             descend(optimiser, losses.sum())
         names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
         return dict(zip(names, losses.tolist(), strict=False))
+
+    def divergence(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        """How far a student's logits are from a teacher's in Eq. 10 and 11: ``(..., C)`` to ``(...)``."""
+        return kl(student, teacher)
 
     def consistency(self, server: Server, uploads: Uploads, n_y: torch.Tensor) -> float:
         """CE(rho(D_i(G_i(z, y))), y), each node weighed by how many examples of y it holds."""
@@ -217,11 +221,19 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-def crossed(uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+def crossed(
+    uploads: Uploads,
+    G: nn.Module,
+    D: nn.Module,
+    c: torch.Tensor,
+    tau: torch.Tensor,
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
     """Eq. 10 and 11: L_kl,1, L_kl,2 and L_kl,3, means over a batch: ``(3,)``.
 
     Gradients flow to G and D alone; in L_kl,2 only D learns, in L_kl,3 only G. ``c = [z; y]`` (B, q + C), and
-    tau ``(K, B)`` is tau_{i, y} of each example's label.
+    tau ``(K, B)`` is tau_{i, y} of each example's label. The divergence is of a student's logits from a
+    teacher's.
     """
     with torch.no_grad():
         f_i = uploads.features(c)  # G_i(z, y)  (K, B, p)
@@ -230,7 +242,7 @@ def crossed(uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, tau: 
     d_g = D(f).expand_as(d_i)  # D(G(z, y))
     d_ig = D(f_i.flatten(0, 1)).view_as(d_i)  # D(G_i(z, y))
     d_gi = uploads.heads(f.expand_as(f_i))  # D_i(G(z, y))
-    return torch.stack([(tau * kl(d, d_i)).sum(0).mean() for d in (d_g, d_ig, d_gi)])
+    return torch.stack([(tau * divergence(d, d_i)).sum(0).mean() for d in (d_g, d_ig, d_gi)])
 
 
 def ensembled(

@@ -6,6 +6,7 @@ equation numbers are the paper's: extractors F_i, heads D_i, generators G_i([z; 
 
 In each round a node (a) trains its model on its own data and on what G gives, (b) trains its generator to
 give what its extractor gives. The server averages generators and heads and distils them, crosswise.
+Where defaults are the published code's, their comments say what is printed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.methods import Group, Work
 from fedstill.methods._feature_generators import Diversity, Received, diversity, draw_noise
 from fedstill.methods._local_generators import LocalGenerators, kl
@@ -36,10 +37,18 @@ class FedMDCG(LocalGenerators):
     the generators know more before anybody listens to them."""
     lambda1: NonNegativeFloat = 1.0
     """Weight in Eq. 4 of the head's cross-entropy on what G gives (Eq. 3)."""
-    lambda2: NonNegativeFloat = 1.0
-    """Weight in Eq. 4 of the distance of features from what G gives (Eq. 2)."""
+    lambda2: NonNegativeFloat = 0.1
+    """Weight in Eq. 4 of the distance of features from what G gives (Eq. 2). As printed about 1 (Fig. 6)."""
     lambda3: NonNegativeFloat = 1.0
     """Weight in Eq. 4 of the divergence of predictions from those on what G gives (Eq. 2)."""
+    ramp: NonNegativeFloat = 0.0
+    """How lambda1 to lambda3 grow: to (t / (R - 1))^ramp of themselves in round t of R = rounds. 0 is all of
+    them from the second round on, as printed; the published code has 3."""
+    temperature: PositiveFloat = 10.0
+    """Of predictions in Eq. 2 and 10 to 12; in Eq. 5 it is 1. As printed it is 1 everywhere."""
+    kl_first: Literal["teacher", "student"] = "teacher"
+    """Whose predictions come first in each KL: the teacher's, which are constant, or as printed the
+    student's."""
     lambda4: NonNegativeFloat = 1.0
     """Weight in Eq. 9 of the generator's distance from features (Eq. 5)."""
     lambda5: NonNegativeFloat = 1.0
@@ -55,6 +64,7 @@ class FedMDCG(LocalGenerators):
     def model_work(self, nodes: Group, G: Received) -> Work:
         """Stage (a), Eq. 4: a step of F_i and D_i; before anybody has taught G, on Eq. 1 alone."""
         task, smoothing, turns = nodes.at.task, nodes.at.local.smoothing, itertools.count()
+        share = (G.t / max(self.rounds - 1, 1)) ** self.ramp
 
         def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             turn, model = next(turns), group.bench("model")
@@ -63,13 +73,13 @@ class FedMDCG(LocalGenerators):
             loss: torch.Tensor = task.loss(d, y, smoothing)  # Eq. 1  (G,)
             if G.t:
                 f_hat = G.features(group, y, turn)  # G(z, y), constant
-                loss = loss + self.lambda2 * (f - f_hat).square().mean((1, 2))  # Eq. 2
+                loss = loss + share * self.lambda2 * (f - f_hat).square().mean((1, 2))  # Eq. 2
                 if self.lambda3 and self.aggregation != "ave*":
                     d_hat = model(f_hat, HEAD).detach()
-                    loss = loss + self.lambda3 * kl(d, d_hat).mean(1)  # Eq. 2
+                    loss = loss + share * self.lambda3 * self.divergence(d, d_hat).mean(1)  # Eq. 2
                 y_hat = G.labels(group, y.shape, turn)
                 d_hat = model(G.features(group, y_hat, "resampled", turn), HEAD)
-                loss = loss + self.lambda1 * task.loss(d_hat, y_hat)  # Eq. 3
+                loss = loss + share * self.lambda1 * task.loss(d_hat, y_hat)  # Eq. 3
             group.step("model", loss)
             return loss
 
@@ -88,7 +98,7 @@ class FedMDCG(LocalGenerators):
             c = condition(z, y, task.classes)
             f_hat = group.bench("generator")(c)  # G_i(z, y)
             d_hat = model(f_hat, HEAD)  # D_i(G_i(z, y))
-            loss: torch.Tensor = kl(d_hat, d).mean(1)  # Eq. 5
+            loss: torch.Tensor = self.divergence(d_hat, d, 1.0).mean(1)  # Eq. 5
             loss = loss + self.lambda4 * (f_hat - f).square().mean((1, 2))  # Eq. 5
             loss = loss + self.lambda5 * task.loss(d_hat, y)  # Eq. 6
             L_div = diversity(self.diversity, f_hat, z, c[..., self.noise :])
@@ -97,3 +107,12 @@ class FedMDCG(LocalGenerators):
             return loss
 
         return work
+
+    def divergence(
+        self, student: torch.Tensor, teacher: torch.Tensor, temperature: float | None = None
+    ) -> torch.Tensor:
+        """KL of a student's and a teacher's logits at a temperature, ``(..., C)`` to ``(...)``; not scaled
+        back by the temperature's square."""
+        T = temperature or self.temperature
+        p, q = student.float() / T, teacher.float() / T
+        return kl(q, p) if self.kl_first == "teacher" else kl(p, q)

@@ -21,13 +21,14 @@ from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.registry import Registry
 from fedstill.core.seeds import seeded
 from fedstill.core.user_functions import OWN, first_line, is_path
-from fedstill.models.classifiers import MLP, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
+from fedstill.models.classifiers import MLP, BatchNormLeNet, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
 from fedstill.models.generator import Generator, PatchCritic
 
 __all__ = [
     "MLP",
     "MODELS",
     "TEXTS",
+    "BatchNormLeNet",
     "Generator",
     "LeNet5",
     "PatchCritic",
@@ -45,6 +46,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
     {
         "small-cnn": "fedstill.models.classifiers:SmallCNN",
         "lenet5": "fedstill.models.classifiers:LeNet5",
+        "bn-lenet": "fedstill.models.classifiers:BatchNormLeNet",
         "sigmoid-lenet": "fedstill.models.classifiers:SigmoidLeNet",
         "resnet8": "fedstill.models.classifiers:ResNet8",
         "mlp": "fedstill.models.classifiers:MLP",

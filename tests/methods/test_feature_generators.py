@@ -19,7 +19,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._feature_generators import Received, diversity, draw_noise, imagined, uploaded
-from fedstill.methods._local_generators import Uploads, crossed, ensembled
+from fedstill.methods._local_generators import Uploads, crossed, ensembled, kl
 from fedstill.methods.fedcg import FedCG, ramp
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
@@ -40,6 +40,7 @@ LOCAL = LocalConfig(epochs=2, batch=4, smoothing=0.1)
 SETTING = NodeSetting(TASK, LOCAL, Compute())
 SMALL: dict[str, Any] = {"rounds": 2, "noise": 4, "generator_width": 6, "server_steps": 3, "server_batch": 8}
 LAMBDAS = {"lambda1": 0.3, "lambda2": 0.5, "lambda3": 0.7, "lambda4": 1.1, "lambda5": 1.3, "lambda6": 1.7}
+PRINTED: dict[str, Any] = {"temperature": 1.0, "kl_first": "student"}
 MDCG, CG = FedMDCG(**SMALL, **LAMBDAS), FedCG(**SMALL)
 GEN = FedGEN(**{**SMALL, "server_steps": 20, "server_batch": 16}, server_lr=0.01)
 COUNTS = torch.tensor([[4.0, 0.0, 12.0]])
@@ -99,11 +100,42 @@ def slow_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return torch.stack(each).sum() / len(p)
 
 
+def slow_divergence(config: FedMDCG, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    p, q = (student / config.temperature).softmax(1), (teacher / config.temperature).softmax(1)
+    return slow_kl(q, p) if config.kl_first == "teacher" else slow_kl(p, q)
+
+
 # --- a step of a node's model --------------------------------------------------------------------
 
 
+def test_a_divergence_by_hand() -> None:
+    # Odds of 1:1 against 4:1, at temperature 2 against 2:1.
+    student, teacher = torch.tensor([0.0, 0.0]), torch.tensor([math.log(4.0), 0.0])
+    one, two = replace(MDCG, temperature=1.0), replace(MDCG, temperature=2.0)
+    by_hand = [
+        (one, 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)),
+        (replace(one, kl_first="student"), 0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)),
+        (two, 2 / 3 * math.log(4 / 3) + 1 / 3 * math.log(2 / 3)),
+        (replace(two, kl_first="student"), 0.5 * math.log(3 / 4) + 0.5 * math.log(3 / 2)),
+    ]
+    for config, expected in by_hand:
+        assert config.divergence(student, teacher).item() == pytest.approx(expected, abs=1e-6)
+    assert two.divergence(student, teacher, 1.0).item() == pytest.approx(by_hand[0][1], abs=1e-6)
+
+
 @pytest.mark.parametrize(
-    "changes", [{}, {"aggregation": "ave*"}, {"lambda3": 0.0}, {"lambda1": 0.0, "lambda2": 0.0}]
+    "changes",
+    [
+        {},
+        PRINTED,
+        {"rounds": 2, "ramp": 3.0},
+        {"rounds": 3, "ramp": 3.0},
+        {"rounds": 5, "ramp": 2.0},
+        {"temperature": 2.0, "kl_first": "student"},
+        {"aggregation": "ave*"},
+        {"lambda3": 0.0},
+        {"lambda1": 0.0, "lambda2": 0.0},
+    ],
 )
 def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     config = replace(MDCG, **changes)
@@ -115,11 +147,14 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.draw("y", 1, 0))
     f, f_hat = E(x), G(condition(z, y, CLASSES)).detach()
     plain = F.cross_entropy(D(f), y, label_smoothing=0.1)  # Eq. 1, smoothed on real data only
-    plain = plain + config.lambda2 * ((f - f_hat) ** 2).mean()  # Eq. 2, per value
+    transfer = config.lambda2 * ((f - f_hat) ** 2).mean()  # Eq. 2, per value
     if config.aggregation != "ave*":
-        plain = plain + config.lambda3 * slow_kl(D(f).softmax(1), D(f_hat).softmax(1).detach())  # Eq. 2
+        transfer = transfer + config.lambda3 * slow_divergence(config, D(f), D(f_hat).detach())  # Eq. 2
     imagined = D(G(condition(z_hat, y_hat, CLASSES)).detach())
-    plain = plain + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
+    transfer = transfer + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
+    # Round 1 is the last of 2, half of the way in 3, a quarter in 5: 1, 1/2^3, 1/4^2.
+    share = {(3, 3.0): 1 / 8, (5, 2.0): 1 / 16}.get((config.rounds, config.ramp), 1.0)
+    plain = plain + share * transfer
     plain.backward()
     G_sent = received(config, node)
     loss = stepped(node, ("model",), lambda group: config.model_work(group, G_sent))
@@ -169,16 +204,19 @@ def test_fedgens_model_descends_cross_entropy_on_its_data_and_on_features_of_lab
 # --- a step of a node's generator ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["none", "div0", "div1", "div2"])
-def test_stage_b_of_fedmd_cg_descends_eq_9(form: Any) -> None:
-    config = replace(MDCG, diversity=form)
+@pytest.mark.parametrize(
+    "changes", [*({"diversity": form} for form in ("none", "div0", "div1", "div2")), PRINTED]
+)
+def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
+    config = replace(MDCG, **changes)
+    form = config.diversity
     node = prepared(config)
     (x, y), G, before = batch(node), generator_of(config, node).train(), to_vector(node.model)
     model = copy.deepcopy(node.model)
     z = draw_noise(Group([node]), (1, 4), config.noise, "generator", 1, 0)[0]
     f, f_hat = model.extractor(x).detach(), G(condition(z, y, CLASSES))
     D = model.head
-    plain = slow_kl(D(f_hat).softmax(1), D(f).softmax(1).detach())  # Eq. 5
+    plain = slow_divergence(replace(config, temperature=1.0), D(f_hat), D(f).detach())  # Eq. 5
     plain = plain + config.lambda4 * ((f_hat - f) ** 2).mean()  # Eq. 5, per value
     plain = plain + config.lambda5 * F.cross_entropy(D(f_hat), y)  # Eq. 6
     plain = plain + config.lambda6 * diversity(form, f_hat, z, F.one_hot(y, CLASSES).float())  # Eq. 7, 8
@@ -292,7 +330,8 @@ def noise_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
     return condition(torch.randn(6, 4, generator=generator), y, CLASSES), y
 
 
-def test_eq_10_to_12_against_a_loop_over_nodes_and_examples() -> None:
+@pytest.mark.parametrize("config", [MDCG, replace(MDCG, **PRINTED)], ids=["published", "printed"])
+def test_eq_10_to_12_against_a_loop_over_nodes_and_examples(config: FedMDCG) -> None:
     G, D, uploads = networks(3)
     c, y = noise_and_labels()
     counts = [[5.0, 0.0, 2.0], [1.0, 4.0, 0.0], [2.0, 4.0, 8.0]]
@@ -305,11 +344,11 @@ def test_eq_10_to_12_against_a_loop_over_nodes_and_examples() -> None:
                 tau = counts[i][label] / sum(node[label] for node in counts)
                 students = (D(G(one)), D(G_i(one)), D_i(G(one)))  # rho_g, rho_ig, rho_gi
                 for which, student in enumerate(students):
-                    far = slow_kl(student.softmax(1), D_i(G_i(one)).softmax(1))
+                    far = slow_divergence(config, student, D_i(G_i(one)))
                     expected[which] += tau * far.item() / len(y)
     tau_all = torch.tensor(counts) / torch.tensor(counts).sum(0)
-    losses = crossed(uploads, G, D, c, tau_all[:, y])
-    assert losses.tolist() == pytest.approx(expected, rel=1e-4)
+    losses = crossed(uploads, G, D, c, tau_all[:, y], config.divergence)
+    assert losses.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_fedcgs_distillation_against_a_loop() -> None:
@@ -330,7 +369,7 @@ def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
     def learned(which: int) -> tuple[bool, ...]:
         G.zero_grad()
         D.zero_grad()
-        crossed(uploads, G, D, c, torch.full((2, len(y)), 0.5))[which].backward()
+        crossed(uploads, G, D, c, torch.full((2, len(y)), 0.5), kl)[which].backward()
         return tuple(
             any(w.grad is not None and bool(w.grad.abs().sum() > 1e-6) for w in net.parameters())
             for net in (G, D)

@@ -67,6 +67,7 @@ HEADS = {
     "small-cnn": ["Linear"],
     "lenet5": ["Linear", "ReLU", "Linear", "ReLU", "Linear"],
     "resnet8": ["Linear"],
+    "bn-lenet": ["Linear", "Linear"],
     "sigmoid-lenet": ["Linear"],
     "mlp": ["Linear"],  # its Flatten has nothing that learns before it
 }

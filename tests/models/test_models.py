@@ -36,7 +36,9 @@ def test_each_network_gives_one_logit_a_class(name: str, side: int, channels: in
     assert network(torch.randn(2, channels, side, side)).shape == (2, 7)
 
 
-@pytest.mark.parametrize(("name", "layer"), [("small-cnn", 0), ("lenet5", 0), ("resnet8", 0)])
+@pytest.mark.parametrize(
+    ("name", "layer"), [("small-cnn", 0), ("lenet5", 0), ("bn-lenet", 0), ("resnet8", 0)]
+)
 @pytest.mark.parametrize("width", [4, 12])
 def test_the_width_is_the_first_convolutions_channels(name: str, layer: int, width: int) -> None:
     network = build(f"{name}:{width}", IMAGE, 3, 0)
@@ -57,6 +59,15 @@ def test_the_default_resnet8_is_the_published_one() -> None:
         2048 * 10 + 10,
     ]
     assert size(network) == sum(blocks)
+
+
+def test_the_batch_norm_lenet_is_the_one_of_the_published_code() -> None:
+    network = build("bn-lenet", (1, 28, 28), 10, 0)
+    assert isinstance(network, nn.Sequential)
+    assert network[4].weight.shape == (32, 16, 3, 3)
+    assert [(layer.in_features, layer.out_features) for layer in list(network)[-2:]] == [(128, 64), (64, 10)]
+    convolutions = 16 * 9 + 16 + 2 * 16 + 32 * 16 * 9 + 32 + 2 * 32
+    assert size(network) == convolutions + 128 * 64 + 64 + 64 * 10 + 10
 
 
 def test_the_sigmoid_lenet_is_the_one_of_the_paper() -> None:
@@ -171,7 +182,7 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
         build(spec, IMAGE, 3, 0)
     line = str(caught.value)
     assert repr(spec) in line
-    assert "one of small-cnn, lenet5, sigmoid-lenet, resnet8" in line
+    assert "one of small-cnn, lenet5, bn-lenet, sigmoid-lenet, resnet8" in line
     assert "\n" not in line
 
 
