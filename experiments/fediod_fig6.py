@@ -1,4 +1,4 @@
-"""FedIOD's Figure 6, drawn from the runs of its Table 3: the last images that the servers made, under their maps."""
+"""FedIOD's Figure 6, drawn from the runs of its Table 3: the last images of servers, and their maps."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def reproduce(
     print(f"judge: {federation.accuracy:.1f} % on test images; {time.monotonic() - began:.0f} s", flush=True)
 
     rows: list[dict[str, Any]] = []
-    for at, (name, method) in enumerate(ROWS.items()):
+    for name, method in ROWS.items():
         own = [copy.deepcopy(model) for model in teachers.values()]
         experiment, sent = distilled(setting, replace(method, steps=steps), own, images)
         outputs = experiment.evaluation.outputs(experiment.student)

@@ -1,4 +1,4 @@
-"""FedMD-CG's Figure 6, drawn: a box a weight, over the values that it had, beside the accuracies at each node."""
+"""FedMD-CG's Figure 6, drawn: a box a weight, over the values that it had."""
 
 from __future__ import annotations
 

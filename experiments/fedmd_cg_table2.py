@@ -40,7 +40,7 @@ def reproduce(
 
     Args:
         root: the folder that holds the data sets.
-        out: for what each cell gave: cells that are there are not done again; and, if ``draws``, for a picture.
+        out: for what each cell gave (cells that are there are not done again) and, if ``draws``, a picture.
         seed: of every draw.
         data: data sets.
         networks: of nodes and student.

@@ -46,7 +46,7 @@ def lines(path: Path, panels: Mapping[str, Lines], across: str, up: str, *, scal
 
 
 def pictures(path: Path, rows: Sequence[Sequence[tuple[str, Any, Any]]]) -> Path:
-    """Rows of pictures: each a title, pixels ``(H, W)`` or ``(H, W, 3)``, and what lies over them, or None."""
+    """Rows of pictures: each a title, pixels ``(H, W)`` or ``(H, W, 3)``, what lies over them or None."""
     from matplotlib.figure import Figure
 
     columns = max(map(len, rows))

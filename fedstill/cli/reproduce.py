@@ -72,18 +72,19 @@ def _list() -> None:
 
 def _made(entry: Reproduction, scale: str, seeds: tuple[int, ...], given: Given, folder: Path) -> Record:
     """Run what is missing, and gather its figures."""
+    import torch
+
     from fedstill.compare.reproduction import Record, Row
     from fedstill.report.compare_files import summarise
     from fedstill.report.reproduction_table import rows_of
     from fedstill.runs.run import machine
 
     source, about = entry.source, entry.about
-    changed: tuple[str, ...] = tuple(given.rest)
     runs, rows, seconds = folder / source.called(scale), list[Row](), 0.0
     comparison = None
     if source.compares:
         comparison = _compared(entry, scale, len(seeds) if given.get("--seeds") else None, given, runs)
-        seeds, changed = comparison.seeds, comparison.changed
+        seeds = comparison.seeds
         summary = summarise(runs, comparison)
         rows = rows_of(summary, comparison.paper)
         for each in summary.entries:
@@ -91,9 +92,9 @@ def _made(entry: Reproduction, scale: str, seeds: tuple[int, ...], given: Given,
     if about.program:
         found, more = _programmed(entry, scale, seeds, given, folder, runs if comparison else None)
         rows, seconds = found if found or about.runs else rows, seconds + more
-    shown = tuple(option for option in changed if not option.lstrip("-").startswith("data.root"))
     today = datetime.now(timezone.utc).date().isoformat()
-    return Record(scale, seeds, today, machine(), round(seconds / 60, 1), tuple(rows), shown)
+    where = f"{machine()}, torch {torch.__version__}"
+    return Record(scale, seeds, today, where, round(seconds / 60, 1), tuple(rows), _changed(given))
 
 
 def _compared(entry: Reproduction, scale: str, seeds: int | None, given: Given, runs: Path) -> Comparison:
@@ -146,6 +147,16 @@ def _programmed(
             key = (row.get("setting", ""), row["method"], row["figure"])
             found.setdefault(key, {})[seed] = round(row["value"], 4)
     return [Row(*key, values) for key, values in found.items()], seconds
+
+
+def _changed(given: Given) -> tuple[str, ...]:
+    """The options that make it another table; where the data lie is none."""
+    told: list[str] = []
+    for word in given.rest:
+        told += [word] if word.startswith("--") or not told else []
+        if told[-1] != word:
+            told[-1] += f" {word}"
+    return tuple(option for option in told if not option.startswith("--data.root"))
 
 
 def _root(given: Given, compares: bool) -> str:

@@ -201,7 +201,8 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
     """Refuse a folder with anything but this comparison in it; returns the plan that is there.
 
     It may be there without attacks or with fewer seeds, and attacks may be there that are not asked for now:
-    runs stay as they are. Attacks with other options are refused, as they would replace what is there, perhaps by weaker ones.
+    runs stay as they are. Attacks with other options are refused, as they would replace what is there,
+    perhaps by weaker ones.
     """
     if not out.exists():
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.compare import comparison_file
+from fedstill.core.toml import parse
 from fedstill.data.config import check_serves
 from fedstill.runs import config
 from tests.experiments.packs import PRESETS
@@ -29,12 +30,15 @@ def test_every_preset_is_a_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(PRESETS.parent.glob("*.toml")), ids=lambda file: file.stem)
-def test_every_comparison_is_one(tmp_path: Path, file: Path) -> None:
+def test_every_comparison_is_one_at_each_of_its_scales(tmp_path: Path, file: Path) -> None:
     """Also where it lies in another folder, as a run's own ``compare.toml`` does."""
-    comparison = comparison_file.read(file)
-    assert len(comparison.methods) > 1
-    (tmp_path / "compare.toml").write_text(comparison.to_toml())
-    assert comparison_file.read(tmp_path / "compare.toml") == comparison
+    if not comparison_file.is_plan(str(file)):
+        pytest.skip("no comparison")
+    for scale in ("small", *parse(file.read_text()).get("scale", {})):
+        comparison = comparison_file.read(file, scale=scale)
+        assert len(comparison.methods) > 1 or len(comparison.settings) > 1
+        (tmp_path / "compare.toml").write_text(comparison.to_toml())
+        assert comparison_file.read(tmp_path / "compare.toml") == comparison
 
 
 @pytest.mark.parametrize(
