@@ -1,7 +1,7 @@
 """FedIOD's Figures 3, 5 and 7, drawn from the runs of its Tables 4, 2 and 9: models on test cases.
 
-The best, the median and the worst case of the first method's model; outlines of maps (truth orange, prediction
-blue, white where both agree), images and their errors where images are.
+The best, the median and the worst case of the first method's model; outlines of maps (truth orange,
+prediction blue, white where both agree), images and their errors where images are.
 """
 
 from __future__ import annotations
