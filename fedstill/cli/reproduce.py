@@ -107,7 +107,9 @@ def _compared(entry: Reproduction, scale: str, seeds: int | None, given: Given, 
 
     source = entry.source
     base = comparison_file.base_run([str(source.file)], scale=scale)
-    changes = changes_of(given.rest, base, given)
+    root = _root(given, True)
+    beside = ["--public.root", root] if root and "--public.root" not in given.rest else []
+    changes = changes_of([*given.rest, *beside], base, given)
     plain = source.comparison(scale, seeds=seeds, changes=changes)
     with resumable(runs, "compare"):
         comparison_runner.compare(

@@ -269,10 +269,10 @@ class Run(ABC):
             return []
         choose = max if judged.better == "higher" else min
         best = choose(seen, key=lambda line: line[judged.key])
+        told = f"{best[judged.key]:.1f} {judged.unit} at {unit} {best['step']}"
         return [
-            f"the best of {len(seen)} evaluations on the test data was {best[judged.key]:.1f} {judged.unit} at "
-            f"{unit} {best['step']}; to choose it is to choose by the test data, and all other figures are of "
-            "the end"
+            f"the best of {len(seen)} evaluations on the test data was {told}; to choose it is to choose by "
+            "the test data, and all other figures are of the end"
         ]
 
     def _spent(self) -> dict[str, tuple[Counter[str], int]]:

@@ -37,6 +37,7 @@ def test_every_comparison_is_one_at_each_of_its_scales(tmp_path: Path, file: Pat
     for scale in ("small", *parse(file.read_text()).get("scale", {})):
         comparison = comparison_file.read(file, scale=scale)
         assert len(comparison.methods) > 1 or len(comparison.settings) > 1
+        assert "packs." not in comparison.to_toml() or comparison.base["plugins"]  # else nobody finds them
         (tmp_path / "compare.toml").write_text(comparison.to_toml())
         assert comparison_file.read(tmp_path / "compare.toml") == comparison
 
