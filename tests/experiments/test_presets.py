@@ -10,7 +10,7 @@ import pytest
 from fedstill.compare import comparison_file
 from fedstill.core.toml import parse
 from fedstill.data.config import check_serves
-from fedstill.runs import config
+from fedstill.runs import config, presets
 from tests.experiments.packs import PRESETS
 from tests.own_lab import Lab
 
@@ -64,6 +64,20 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
     assert (method.generator_width, method.critic_width) == (64, 64)
     assert run.nodes.perceptual
     assert method.perceptual == 1.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in presets.names() if name.startswith("paper")),
+        *(str(file) for file in [*PRESETS.glob("paper-*.toml"), *PRESETS.glob("*-distilbert.toml")]),
+    ],
+)
+def test_presets_of_the_papers_inherit_no_smoothing_and_fediods_tell_the_best_evaluation(name: str) -> None:
+    """No paper names label smoothing; FedIOD's code reports its best round on the test data, others do not."""
+    run = config.load(name)
+    assert run.nodes.local.smoothing == 0.0
+    assert run.evaluation.best == type(run.method).__name__.startswith("FedIOD")
 
 
 def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
