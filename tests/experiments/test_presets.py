@@ -74,7 +74,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
     ],
 )
 def test_presets_of_the_papers_inherit_no_smoothing_and_fediods_tell_the_best_evaluation(name: str) -> None:
-    """No paper names label smoothing; FedIOD's code reports its best round on the test data, others do not."""
+    """No paper names label smoothing; FedIOD's code reports its best round on test data, others do not."""
     run = config.load(name)
     assert run.nodes.local.smoothing == 0.0
     assert run.evaluation.best == type(run.method).__name__.startswith("FedIOD")
