@@ -63,15 +63,19 @@ def drawn(
     tensors: dict[str, torch.Tensor], at: int, case: dict[str, Any]
 ) -> list[list[tuple[str, Any, Any]]]:
     """One case: a row of pictures, of images a second one of errors."""
-    image, truth = (tensors[f"{at}/{key}"].numpy() for key in ("image", "truth"))
-    pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0] / 255
-    names = [f"{model['name']} {model['score']:.1f}" for model in case["models"]]
+    truth = tensors[f"{at}/truth"].numpy()
+    names = [
+        model["name"] + ("" if model["score"] is None else f" {model['score']:.1f}")
+        for model in case["models"]
+    ]
     made = [tensors[f"{at}/output/{number}"].float().numpy() for number in range(len(names))]
     if case["kind"] == "map":
+        image = tensors[f"{at}/image"].numpy()
+        pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0] / 255
         row = [(f"{case['rank']}: truth", pixels, LINES[outlined(truth)])]
         over = [LINES[outlined(truth, each.astype(np.int32))] for each in made]
         return [[*row, *((name, pixels, lines) for name, lines in zip(names, over, strict=True))]]
-    real = truth[0] / 255 if truth.max() > 1.5 else truth[0]
+    real = truth[0].astype(np.float32).clip(0, 1)
     shown = [(f"{case['rank']}: truth", real, None)]
     shown += [(name, each[0].clip(0, 1), None) for name, each in zip(names, made, strict=True)]
     errors = [("error x 4", np.zeros_like(real), None)]
