@@ -24,6 +24,6 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
                 if label.startswith(f"{option}-") and run is not None:
                     value = float(method[option])
                     points.append((1 / value if option == "gamma" else value, run.result.reached["accuracy"]))
-            panels[title][setting] = sorted(points)
+            panels[title][setting or comparison.name] = sorted(points)
     plots.lines(out / "figure2.svg", panels, "", "accuracy, %", scale="symlog")
     return []
