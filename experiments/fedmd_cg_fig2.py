@@ -1,9 +1,9 @@
 """FedMD-CG's Fig. 2: a teacher's features, and what generators give that learned from it by Eq. 9.
 
-    python experiments/fedmd_cg_fig2.py --out fig2.svg --root FOLDER
+    fedstill reproduce fedmd-cg-fig2 --data.root FOLDER
 
 LeNet-5 on MNIST, or on digits where MNIST is not to be found; all features on the teacher's two principal
-axes. Prints, for each diversity loss, how well the teacher's head knows the generated features, and how
+axes. Gives, for each diversity loss, how well the teacher's head knows the generated features, and how
 they are spread within a class beside the real ones. About a minute on one core.
 """
 
@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import tyro
 from markupsafe import Markup
 
 from fedstill.core.compute import Compute, EngineConfig
@@ -51,21 +50,15 @@ COLOURS = (
 )
 
 
-def main(
-    out: Path = Path("fig2.svg"),
-    root: str = "",
-    examples: int = 10_000,
-    epochs: float = 10.0,
-    seed: int = 0,
-) -> None:
+def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) -> list[dict[str, Any]]:
     """Train the teacher, then a generator for each diversity loss, and draw all their features.
 
     Args:
-        out: the picture.
         root: the folder that holds MNIST.
+        out: for the picture.
+        seed: of every draw.
         examples: training images.
         epochs: of the teacher, and of each generator.
-        seed: of every draw.
     """
     try:
         data = load(named("mnist", root=root, train_limit=examples))
@@ -87,7 +80,10 @@ def main(
     real = local_training.predict(model.extractor, test.inputs[order], compute)  # (N, p)
     mean, axes = pca(real, 2)
     panels = [Panel("teacher", (real - mean) @ axes, labels)]
-    print(f"{data.name}: teacher {accuracy:.1f} %, spread within a class {within(real, labels):.3f}")
+    rows = [
+        {"method": "teacher", "figure": "known by the head, %", "value": accuracy},
+        {"method": "teacher", "figure": "spread within a class", "value": within(real, labels)},
+    ]
     for form in ("none", "div0", "div1", "div2"):
         method, nodes = FedMDCG(diversity=form), Group([node]).knowing(setting)
         method.prepare([node], setting)
@@ -96,8 +92,10 @@ def main(
         made = local_training.predict(node.modules["generator"], condition(z, labels, task.classes), compute)
         known = task.metrics(local_training.predict(model.head, made, compute), labels)["accuracy"]
         panels.append(Panel(form, (made - mean) @ axes, labels))
-        print(f"{form}: known by the head {known:.1f} %, spread within a class {within(made, labels):.3f}")
-    out.write_text(scatter(panels, data.classes), encoding="utf-8")
+        rows.append({"method": form, "figure": "known by the head, %", "value": known})
+        rows.append({"method": form, "figure": "spread within a class", "value": within(made, labels)})
+    (out / "figure2.svg").write_text(scatter(panels, data.classes), encoding="utf-8")
+    return rows
 
 
 def within(features: torch.Tensor, labels: torch.Tensor) -> float:
@@ -167,7 +165,3 @@ def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> Markup:
         style=Markup(style),
         parts=Markup("").join(parts),
     )
-
-
-if __name__ == "__main__":
-    tyro.cli(main)

@@ -1,14 +1,13 @@
 """FedMD-CG's Table 2: what gradient inversion gets of five methods that share parameters, PSNR in dB.
 
-    python experiments/fedmd_cg_table2.py --root FOLDER --out table2.json
+    fedstill reproduce fedmd-cg-table2 --data.root FOLDER
 
 Ten nodes, omega 10 (`split.alpha`), as in the paper. The paper says neither in which round it attacks, nor on
 how many images, nor with which activations; here victims are nodes of one image, that take one SGD step a
 round. Two rounds are attacked: the first, in which all nodes begin with the server's weights, so that it
 knows the part that is not shared; and a later one, in which that part has been trained at its node. Two
 networks: LeNet-5 with ReLU and max pooling, and the LeNet of DLG's paper, with sigmoids. Per cell: the mean
-over the images of a seed, then mean and standard deviation over seeds, of DLG and, for LeNet-5, of the attack
-layer by layer.
+over the images of a seed, of DLG and, for LeNet-5, of the attack layer by layer.
 
 MNIST stands where the paper has EMNIST; CIFAR-10 is a JPEG copy. A guess is the mean of real images.
 """
@@ -16,12 +15,11 @@ MNIST stands where the paper has EMNIST; CIFAR-10 is a JPEG copy. A guess is the
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-import tyro
+import plots
 
 from fedstill.attacks.gradient_inversion import GradientInversion, inverted
 from fedstill.attacks.rerun import Replay
@@ -30,52 +28,69 @@ from fedstill.runs.config import from_dict
 
 METHODS = ("fedavg", "fedper", "lg-fedavg", "fedcg", "fedmd-cg")
 ATTACKS = {"lenet5": ("dlg", "layers"), "sigmoid-lenet": ("dlg",)}
-PAPER = {
-    "mnist": (24.54, 23.55, 6.78, 7.05, 6.95),  # EMNIST
-    "fashion-mnist": (22.63, 19.66, 6.33, 6.98, 7.02),
-    "cifar10": (29.22, 14.84, 8.75, 9.87, 9.69),
-}
 PACKS = {"cifar10": "packs.cifar:CIFAR10"}  # of data sets by another name
 PRESETS = Path(__file__).parent / "presets"  # packs are beside them
 LATER = 5  # of ten rounds
 
 
-def main(
-    root: str,
-    out: Path = Path("table2.json"),
-    data: tuple[str, ...] = tuple(PAPER),
-    networks: tuple[str, ...] = tuple(ATTACKS),
-    seeds: int = 5,
-    victims: int = 1,
-) -> None:
-    """Attack all methods on all data sets, and print the table.
+def reproduce(
+    *, root: str, out: Path, seed: int, data: list[str], networks: list[str], victims: int, draws: bool
+) -> list[dict[str, Any]]:
+    """Attack all methods on all data sets; rows are PSNR in dB by method, round and attack.
 
     Args:
         root: the folder that holds the data sets.
-        out: all figures, written after each cell; cells that it holds already are not done again.
+        out: for what each cell gave (cells that are there are not done again) and, if ``draws``, a picture.
+        seed: of every draw.
         data: data sets.
         networks: of nodes and student.
-        seeds: 0 up to so many.
-        victims: images a seed, each of another node.
+        victims: images, each of another node.
+        draws: whether originals and what was recovered are drawn, the first round's (Figure 4).
     """
-    cells: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    rows: list[dict[str, Any]] = []
+    pictures = []
     for name in data:
         for network in networks:
+            setting, guess, line = f"{name}, {network}", None, list[Any]()
             for method in METHODS:
-                for round in (0, LATER):
-                    for seed in range(seeds):
-                        key = f"{name} {network} {method} {round} {seed}"
-                        if key not in cells:
-                            cells[key] = attacked(root, name, network, method, round, seed, victims)
-                            out.write_text(json.dumps(cells, indent=1))
-    for network in networks:
-        print(table(cells, data, network, seeds))
+                for round in (0,) if draws else (0, LATER):
+                    file = out / f"{name}-{network}-{method}-{round}.json"
+                    if draws or not file.exists():
+                        got, shown = attacked(root, name, network, method, round, seed, victims)
+                        file.write_text(json.dumps(got, indent=1), encoding="utf-8")
+                        line += drawn(got, shown, method, first=not line) if draws else []
+                    got = json.loads(file.read_text(encoding="utf-8"))
+                    guess = got.get("guess", guess)
+                    for each in got.get("attacks", []):
+                        about = {"setting": setting, "method": f"{method}, round {round}"}
+                        rows.append({**about, "figure": each["name"], "value": each["psnr"]["mean"]})
+            if guess is not None:
+                rows.append({"setting": setting, "method": "a guess", "figure": "dlg", "value": guess})
+            pictures += [line] if line else []
+    if pictures:
+        plots.pictures(out / "figure4.png", pictures)
+    return rows
+
+
+def drawn(got: dict[str, Any], shown: Any, method: str, *, first: bool) -> list[tuple[str, Any, Any]]:
+    """The first victim's image, once, and what DLG makes of it, with its PSNR."""
+    row = [("original", _pixels(shown["original"][0]), None)] if first and shown else []
+    for each in got.get("attacks", []):
+        if each["name"] == "dlg":
+            row.append((f"{method}: {each['psnr']['per_image'][0]:.1f}", _pixels(shown["dlg"][0]), None))
+    return row
+
+
+def _pixels(image: Any) -> Any:
+    """An image ``(C, H, W)`` of bytes as one to draw: in colour, or grey in [0, 1]."""
+    pixels = image.numpy()
+    return pixels[0] / 255 if len(pixels) == 1 else pixels.transpose(1, 2, 0)
 
 
 def attacked(
     root: str, data: str, network: str, method: str, round: int, seed: int, victims: int
-) -> dict[str, Any]:
-    """The figures of one cell and seed."""
+) -> tuple[dict[str, Any], Any]:
+    """The figures of one cell and seed, and the images."""
     config = from_dict(
         {
             "seed": seed,
@@ -104,46 +119,5 @@ def attacked(
     try:
         got = inverted(Replay.of(config), asked, seed)
     except FedstillError as error:
-        return {"refused": str(error)}
-    return {**got.part, "refused_attacks": got.skipped, "seconds": time.monotonic() - start}
-
-
-def table(cells: dict[str, Any], data: tuple[str, ...], network: str, seeds: int) -> str:
-    """Markdown: a row a method and round, a column a data set and attack."""
-    columns = [(name, attack) for name in data for attack in ATTACKS[network]]
-    heads = [f"{name}, {attack}" for name, attack in columns]
-    lines = [
-        f"{network}, PSNR in dB over {seeds} seeds",
-        "",
-        f"| method, round | {' | '.join(heads)} | paper |",
-        f"|---|{'---|' * (len(columns) + 1)}",
-    ]
-    for place, method in enumerate(METHODS):
-        for round in (0, LATER):
-            found = [_cell(cells, name, network, method, round, seeds, attack) for name, attack in columns]
-            paper = " / ".join(f"{PAPER[name][place]:.2f}" for name in data)
-            lines.append(f"| {method}, {round} | {' | '.join(found)} | {paper} |")
-    guesses = [
-        statistics.mean(cells[f"{name} {network} fedavg 0 {seed}"]["guess"] for seed in range(seeds))
-        for name, _ in columns
-    ]
-    lines.append(f"| a guess | {' | '.join(f'{guess:.1f}' for guess in guesses)} | |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(
-    cells: dict[str, Any], data: str, network: str, method: str, round: int, seeds: int, attack: str
-) -> str:
-    values = [
-        each["psnr"]["mean"]
-        for seed in range(seeds)
-        for each in cells[f"{data} {network} {method} {round} {seed}"].get("attacks", [])
-        if each["name"] == attack
-    ]
-    if not values:
-        return "does not apply"
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0.0:.1f}"
-
-
-if __name__ == "__main__":
-    tyro.cli(main)
+        return {"refused": str(error)}, None
+    return {**got.part, "refused_attacks": got.skipped, "seconds": time.monotonic() - start}, got.pictures

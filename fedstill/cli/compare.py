@@ -47,7 +47,7 @@ def _planned(given: Given) -> Comparison:
     from fedstill.compare import comparison_file
 
     leakage = "--leakage" in given
-    changes = _changes(words, comparison_file.base_run(names, base), given)
+    changes = changes_of(words, comparison_file.base_run(names, base), given)
     if not any(comparison_file.is_plan(name) for name in names):
         return comparison_file.plan(names, base=base, seeds=seeds or 1, changes=changes, leakage=leakage)
     if len(names) > 1 or base is not None:
@@ -55,7 +55,7 @@ def _planned(given: Given) -> Comparison:
     return comparison_file.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
-def _changes(words: list[str], base: RunConfig, own: Given) -> dict[str, Any]:
+def changes_of(words: list[str], base: RunConfig, own: Given) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.cli.options import group

@@ -33,6 +33,9 @@ usage:
                                             several methods side by side, on equal terms
   fedstill compare FILE.toml                the comparison that a file describes
   fedstill compare --resume DIR [--quiet]   go on with a comparison that was stopped
+  fedstill reproduce [NAME|FILE.toml] [--scale small|paper] [--seeds N] [--OPTION VALUE ...] [--out DIR]
+                            [--record] [--recorded] [--quiet]
+                                            list the papers' tables and figures, or run one of them
   fedstill attack RUN [--OPTION VALUE ...]  what an adversary gets from what left the nodes in a finished run
   fedstill list [METHOD|presets|tasks]      methods, tasks, data sets, models; more of one of them
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
@@ -63,6 +66,14 @@ options of `compare`; all others are run options, and hold for every method:
   --leakage       attack each run, as `fedstill attack` does; also of a comparison that has run without
   --out DIR       its folder (default: runs/compare, or runs/NAME for NAME.toml); --quiet, --resume as above
 
+options of `reproduce`; all others are run options, as --data.root:
+  --scale SCALE   small (default): what two cores carry, its reduction is said beside the table; paper: the
+                  published setting, for a GPU
+  --seeds N       as above; a folder with fewer goes on with more
+  --out DIR       the folder of all tables' folders (default: runs/reproduce)
+  --record        keep the figures beside the file
+  --recorded      run nothing: print what was recorded, the paper's figures beside it
+
 try:
   fedstill run demo
   fedstill compare standalone fedavg fediod --seeds 3
@@ -72,6 +83,7 @@ try:
 COMMANDS = {
     "run": "fedstill.cli.run:run",
     "compare": "fedstill.cli.compare:compare",
+    "reproduce": "fedstill.cli.reproduce:reproduce",
     "list": "fedstill.cli.list_command:names",
     "show": "fedstill.cli.run:show",
     "report": "fedstill.cli.run:report",

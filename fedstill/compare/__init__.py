@@ -1,8 +1,9 @@
 """Many runs on equal terms: a comparison is planned, run, and gone on with.
 
-``comparison`` is what a comparison is, ``comparison_file`` reads one from names or a file,
-``comparison_runner`` runs what is missing and attacks it where that is wanted. Its tables and its page are
-the report's.
+``comparison`` is what a comparison is, ``comparison_file`` reads one from names or a file, whose short forms
+``compact_form`` writes out; ``comparison_runner`` runs what is missing and attacks it where that is wanted.
+``reproduction``: the files that reproduce the papers' tables, and their records. Tables and pages are the
+report's.
 
 May import attacks, runs and what lies below. A newcomer changes what counts as equal terms here.
 """

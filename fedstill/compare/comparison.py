@@ -25,6 +25,9 @@ from fedstill.protocol.questions import NodeSetting, Question, stand_in
 from fedstill.runs.config import PaperFigure, RunConfig, from_dict
 
 SINGLE = ""  # the name of the only setting, where a comparison names none
+COSTS = (
+    "gigabytes",
+)  # what a paper may publish beside a task's figures: bytes of a run, all nodes, both ways
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstill.compare.comparison import SINGLE, Comparison, Place, merged, questions, says, slug, what_leaves
+from fedstill.compare.compact_form import LISTS, SHORT, SMALL, written_out
+from fedstill.compare.comparison import (
+    COSTS,
+    SINGLE,
+    Comparison,
+    Place,
+    merged,
+    questions,
+    says,
+    slug,
+    what_leaves,
+)
 from fedstill.core import toml
 from fedstill.core.config_tables import options, read_table
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
@@ -33,12 +44,13 @@ PRESETS_OWN = ("method", "seed", "name")  # what a preset that serves as a base 
 OWN = (*PRESETS_OWN, "paper")  # keys of a run that a comparison sets itself, run by run
 
 
-def base_run(names: Sequence[str], base: str | None = None) -> RunConfig:
+def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL) -> RunConfig:
     """The run, with some method, that a comparison's methods share before any option changes it.
 
     Args:
         names: one comparison's file, or methods.
         base: a preset or a run's file; None is the default.
+        scale: of the file.
 
     Raises:
         FedstillError: a name that does not exist, or a table that describes no run.
@@ -46,7 +58,8 @@ def base_run(names: Sequence[str], base: str | None = None) -> RunConfig:
     table: Table = {}
     if names and is_plan(names[0]):
         file = Path(names[0])
-        table, _ = _base(_table(toml.parse(presets.text_of(file), names[0]), "base"), file.parent)
+        whole = written_out(toml.parse(presets.text_of(file), names[0]), scale)
+        table, _ = _base(_table(whole, "base"), file.parent)
     elif base is not None:
         table = {key: value for key, value in presets.read(base, RunConfig).items() if key not in OWN}
     return from_dict({**table, "method": {"name": next(iter(METHODS))}})
@@ -99,9 +112,14 @@ def plan(
 
 
 def read(
-    file: Path, *, seeds: int | None = None, changes: Mapping[str, Any] | None = None, leakage: bool = False
+    file: Path,
+    *,
+    seeds: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    leakage: bool = False,
+    scale: str = SMALL,
 ) -> Comparison:
-    """The comparison in a file, with other seeds and run options, if given.
+    """The comparison in a file, at one of its scales, with other seeds and run options, if given.
 
     With ``leakage`` each run is attacked, as the file's table ``leakage`` says, or else with the attack's
     default options.
@@ -110,7 +128,7 @@ def read(
         FedstillError: the file cannot be read, or it describes no comparison.
     """
     text = presets.text_of(file)
-    table = toml.parse(text, str(file))
+    table = written_out(toml.parse(text, str(file)), scale)
     if seeds is not None:
         table["seeds"] = seeds
     if leakage:
@@ -125,7 +143,10 @@ def is_plan(file: str) -> bool:
     Raises:
         FedstillError: a file that cannot be read.
     """
-    return file.endswith(".toml") and "methods" in toml.parse(presets.text_of(Path(file)), file)
+    if not file.endswith(".toml"):
+        return False
+    table = toml.parse(presets.text_of(Path(file)), file)
+    return any(key in table for key in LISTS)
 
 
 def read_folder(out: Path) -> Comparison:
@@ -164,9 +185,10 @@ def _comparison(
     known = [*(part.name for part in dataclasses.fields(_File)), *TABLES]
     for key in table:
         if key not in known:
-            raise UnknownName("key", key, known)
+            raise UnknownName("key", key, [*known, *SHORT])
     told = read_table(_File, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
     names = _beside(told.methods, folder)
+    table = {**table, "options": _extending(_table(table, "options"), folder)}
     raw, paper = _base(_table(table, "base"), folder)
     files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
     folders = [folder for plugins in (raw, *files) for folder in plugins.get("plugins", [])]
@@ -182,7 +204,7 @@ def _comparison(
         for key in PRESETS_OWN if where == "base" else OWN:
             if key in part:
                 raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
-    paper = (*told.paper, *paper)
+    paper = told.paper or paper  # of a base that is a preset only where the comparison has none itself
     for figure in paper:
         if figure.setting not in (SINGLE, *settings):
             raise UnknownName("setting of a published figure", figure.setting, settings)
@@ -198,7 +220,8 @@ def _comparison(
         changed=(*changes, *(option for option in told.changed if option not in changes)),
         leakage=_leakage(table),
     )
-    check_paper(paper, [comparison.config(place).task for place in comparison.places()])
+    reached = [figure for figure in paper if figure.figure not in COSTS]
+    check_paper(reached, [comparison.config(place).task for place in comparison.places()])
     return comparison
 
 
@@ -216,6 +239,16 @@ def _beside(names: Sequence[str], folder: Path | None) -> list[str]:
     """Names of methods, presets and files, these from the folder of the comparison if they lie there."""
     there = [folder / name if folder and name.endswith(".toml") else Path() for name in names]
     return [str(file) if file.is_file() else name for file, name in zip(there, names, strict=True)]
+
+
+def _extending(options: Table, folder: Path | None) -> Table:
+    """Options by label; files that they extend are found as :func:`_beside` finds them."""
+    return {
+        label: {**given, "extends": _beside([str(given["extends"])], folder)[0]}
+        if isinstance(given, dict) and "extends" in given
+        else given
+        for label, given in options.items()
+    }
 
 
 def _complete(base: Table, method: Table) -> Table:
@@ -260,7 +293,10 @@ def _method(label: str, name: str, given: Table) -> Table:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
         raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it names a folder")
     below: Table = {}
-    if "name" not in given:
+    if "extends" in given:
+        below = _table(presets.read(str(given["extends"]), RunConfig), "method")
+        given = {key: value for key, value in given.items() if key != "extends"}
+    elif "name" not in given:
         if name in METHODS:
             below = {"name": name}
         elif name.endswith(".toml") or name in presets.names():

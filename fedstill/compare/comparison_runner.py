@@ -47,7 +47,7 @@ def compare(
     Args:
         comparison: what is compared.
         out: its folder; a new one, or one in which the same comparison was stopped. One that has run without
-            attacks goes on with them; one that has run with attacks keeps them.
+            attacks, or with fewer seeds, goes on with them; one that has run with attacks keeps them.
         command: the command that repeats it, for the report.
         report: writes the report of a run's folder, once the run or an attack on it is finished.
         quiet: say nothing of the runs on standard error.
@@ -66,8 +66,8 @@ def compare(
     with holding(out, "comparison"):
         if not (out / FILE).exists():
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
-        elif before is not None and before.leakage != comparison.leakage:
-            more = dataclasses.replace(before, leakage=comparison.leakage)
+        elif before is not None and (before.leakage, before.seeds) != (comparison.leakage, comparison.seeds):
+            more = dataclasses.replace(before, leakage=comparison.leakage, seeds=comparison.seeds)
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{more.to_toml()}")
         _remember(out / NOT_RUN, refused)
         for reason in dict.fromkeys(refused.values()):
@@ -200,8 +200,9 @@ def _remember(file: Path, reasons: Mapping[str, str]) -> None:
 def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
     """Refuse a folder with anything but this comparison in it; returns the plan that is there.
 
-    It may be there without attacks, and attacks may be there that are not asked for now: runs stay as they
-    are. Attacks with other options are refused, as they would replace what is there, perhaps by weaker ones.
+    It may be there without attacks or with fewer seeds, and attacks may be there that are not asked for now:
+    runs stay as they are. Attacks with other options are refused, as they would replace what is there,
+    perhaps by weaker ones.
     """
     if not out.exists():
         return None
@@ -211,6 +212,8 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
         before = read_folder(out)
         for part in dataclasses.fields(Comparison):
             if part.name == "leakage" and None in (before.leakage, comparison.leakage):
+                continue
+            if part.name == "seeds" and set(before.seeds) < set(comparison.seeds):
                 continue
             if part.name not in ("name", "about") and _differ(before, comparison, part.name):
                 raise RunFolderError(

@@ -132,6 +132,7 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         seed=config.seed,
         every=config.evaluation.every,
         samples=config.evaluation.samples,
+        best=config.evaluation.best,
         public=public,
         link=config.link,
         classes=data.classes,

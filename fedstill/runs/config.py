@@ -92,6 +92,10 @@ class EvaluationConfig(Checked):
     samples: NonNegativeInt = 12
     """Generated inputs that are kept at each evaluation, for the report."""
 
+    best: bool = False
+    """Say beside the last figure which evaluation was best. That picks by the test data, as some published
+    figures do; the run's own figures stay those of its end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperFigure(Checked):

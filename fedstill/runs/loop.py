@@ -212,6 +212,7 @@ class Run(ABC):
         model = self.setting.student_name or type(self.setting.student).__name__
         student = {"model": model, "parameters": parameter_count(self.student), **reached}
         scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
+        notes = [*self.notes, *(self._best() if self.setting.best else ())]
         return {
             "method": method_name(self.method),
             "title": self.method.title,
@@ -248,7 +249,7 @@ class Run(ABC):
             },
             "privacy": summary(self._statements(), self._spent()),
             **reached,
-            **({"notes": list(self.notes)} if self.notes else {}),
+            **({"notes": notes} if notes else {}),
             "nodes": [
                 {**about, "bytes": by_node.get(about["name"]) or nothing} for about in self._about_nodes()
             ],
@@ -258,6 +259,21 @@ class Run(ABC):
             "pictures": look.portray(told, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},
         }
+
+    def _best(self) -> list[str]:
+        """Which evaluation was best, in words; none where nothing was measured on the way."""
+        judged, unit = self.task.figures[0], self.server.unit
+        lines = self.records.metrics
+        seen = [line for line in lines if line["phase"] == "distillation" and judged.key in line]
+        if len(seen) < 2:
+            return []
+        choose = max if judged.better == "higher" else min
+        best = choose(seen, key=lambda line: line[judged.key])
+        told = f"{best[judged.key]:.1f} {judged.unit} at {unit} {best['step']}"
+        return [
+            f"the best of {len(seen)} evaluations on the test data was {told}; to choose it is to choose by "
+            "the test data, and all other figures are of the end"
+        ]
 
     def _spent(self) -> dict[str, tuple[Counter[str], int]]:
         """What each node's releases cost, and how many of them have no guarantee."""

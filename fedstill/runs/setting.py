@@ -44,6 +44,7 @@ class Setting:
         seed: of every draw.
         every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
         samples: generated inputs kept at each evaluation.
+        best: whether the best evaluation is told beside the last.
         public: public data, for methods that need some.
         link: in which form tensors travel, and what is done about nodes that fail.
         privacies: how the nodes protect their records; none is not at all.
@@ -70,6 +71,7 @@ class Setting:
     seed: int = 0
     every: int | None = None
     samples: int = 12
+    best: bool = False
     public: Public | None = None
     link: LinkConfig = field(default_factory=LinkConfig)
     privacies: Sequence[PrivacyConfig] = ()

@@ -430,11 +430,16 @@ def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> N
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     for other, part in (
         (compare.plan(["standalone", "fedavg"], changes=QUICK), "methods"),
-        (compare.plan(["standalone"], changes=QUICK, seeds=2), "seeds"),
+        (compare.plan(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
         (compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}), "base"),
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison with another {part}: choose"):
             compared(other, out, command="", quiet=True)
+    more = compare.plan(["standalone"], changes=QUICK, seeds=2)
+    compared(more, out, command="", quiet=True)
+    assert (out / "standalone-seed0" / "result.json").read_bytes() == before
+    assert (out / "standalone-seed1" / "result.json").exists()
+    assert compare.read_folder(out).seeds == (0, 1)
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
@@ -730,13 +735,13 @@ def test_a_kill_before_the_first_file_was_whole_loses_nothing(tmp_path: Path) ->
 
 def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_images() -> None:
     """As "Centralized" of FedKD's Table 4, whose figure stands beside it; all others know what nodes know."""
-    plan = compare.read(PRESETS.parent / "xray.toml")
+    plan = compare.read(PRESETS.parent / "fedkd_table4.toml")
     for place in plan.places():
         one = plan.config(place)
-        ceiling = place.label == "xray-centralised"
+        ceiling = place.label == "centralised"
         assert one.split.findings == (0 if ceiling else 8)
         assert one.split.called == ("iid" if place.setting == "homogeneous" else "positives")
         assert getattr(one.method, "public", False) == ceiling
-    assert plan.published("homogeneous", "xray-centralised", "auc") is not None
+    assert plan.published("homogeneous", "centralised", "auc") is not None
     own = config.load(f"{PRESETS}/xray-centralised.toml")
     assert (own.split.findings, own.method.public) == (0, True)

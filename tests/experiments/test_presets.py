@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedstill.compare import comparison_file
+from fedstill.core.toml import parse
 from fedstill.data.config import check_serves
-from fedstill.runs import config
+from fedstill.runs import config, presets
 from tests.experiments.packs import PRESETS
 from tests.own_lab import Lab
 
@@ -29,12 +30,16 @@ def test_every_preset_is_a_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(PRESETS.parent.glob("*.toml")), ids=lambda file: file.stem)
-def test_every_comparison_is_one(tmp_path: Path, file: Path) -> None:
+def test_every_comparison_is_one_at_each_of_its_scales(tmp_path: Path, file: Path) -> None:
     """Also where it lies in another folder, as a run's own ``compare.toml`` does."""
-    comparison = comparison_file.read(file)
-    assert len(comparison.methods) > 1
-    (tmp_path / "compare.toml").write_text(comparison.to_toml())
-    assert comparison_file.read(tmp_path / "compare.toml") == comparison
+    if not comparison_file.is_plan(str(file)):
+        pytest.skip("no comparison")
+    for scale in ("small", *parse(file.read_text()).get("scale", {})):
+        comparison = comparison_file.read(file, scale=scale)
+        assert len(comparison.methods) > 1 or len(comparison.settings) > 1
+        assert "packs." not in comparison.to_toml() or comparison.base["plugins"]  # else nobody finds them
+        (tmp_path / "compare.toml").write_text(comparison.to_toml())
+        assert comparison_file.read(tmp_path / "compare.toml") == comparison
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,20 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
     assert (method.generator_width, method.critic_width) == (64, 64)
     assert run.nodes.perceptual
     assert method.perceptual == 1.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in presets.names() if name.startswith("paper")),
+        *(str(file) for file in [*PRESETS.glob("paper-*.toml"), *PRESETS.glob("*-distilbert.toml")]),
+    ],
+)
+def test_presets_of_the_papers_inherit_no_smoothing_and_fediods_tell_the_best_evaluation(name: str) -> None:
+    """No paper names label smoothing; FedIOD's code reports its best round on test data, others do not."""
+    run = config.load(name)
+    assert run.nodes.local.smoothing == 0.0
+    assert run.evaluation.best == type(run.method).__name__.startswith("FedIOD")
 
 
 def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:

@@ -322,7 +322,7 @@ def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
     assert (method.student_steps, method.memory, method.student_batch) == (1, 64, 64)
     local = run.nodes.local
     assert (local.optimiser, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
-    assert (local.smoothing, local.augment) == (0.0, "none")
+    assert (local.smoothing, local.augment) == (0.0, "shift-flip")
     hundred = config.load("paper-cifar100")
     assert (hundred.data.called, hundred.method.noise, hundred.method.mimic) == ("cifar100", 256, 200.0)
     digits = config.load("digits-fediod-paper").method

@@ -86,3 +86,26 @@ def test_a_clock_goes_on_where_it_was_stopped() -> None:
     assert second.seconds["local_training"] >= 7.0
     second.load(None)
     assert second.seconds["local_training"] >= 7.0
+
+
+def test_the_best_evaluation_is_told_beside_the_last_where_it_is_asked_for(tmp_path: Path) -> None:
+    table: dict[str, Any] = {
+        "data": {"name": "digits", "train_limit": 200},
+        "split": {"nodes": 2},
+        "nodes": {"models": ["mlp:8"], "local": {"epochs": 3.0}, "policy": {"outputs_only": False}},
+        "student": {"model": "mlp:8"},
+        "method": {"name": "fedavg", "rounds": 3},
+        "evaluation": {"every": 1, "centralised": False},
+        "engine": {"threads": 1},
+    }
+    plain = Simulation(assemble.prepare(from_dict(table))[0].setting)
+    assert not any("best" in note for note in plain.run().get("notes", ()))
+    asked = {**table, "evaluation": {**table["evaluation"], "best": True}}
+    simulation = Simulation(assemble.prepare(from_dict(asked))[0].setting)
+    told = simulation.run(tmp_path)
+    seen = {line["accuracy"]: line["step"] for line in simulation.records.metrics if "accuracy" in line}
+    assert len(seen) == 3
+    [note] = told["notes"]
+    assert f"best of 3 evaluations on the test data was {max(seen):.1f} % at round {seen[max(seen)]};" in note
+    assert "choose by the test data" in note
+    assert seen[told["accuracy"]] == 3  # the figure stays the last one's

@@ -1,0 +1,56 @@
+"""FedIOD's Figure 6, drawn from the runs of its Table 3: the last images of servers, and their maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plots
+import torch
+from fediod_pictures import shape_of
+from safetensors.torch import load_file
+
+from fedstill.compare.comparison import SINGLE, Place
+from fedstill.compare.comparison_file import read_folder
+from fedstill.core.compute import Compute
+from fedstill.core.errors import RunFolderError
+from fedstill.models import build
+from fedstill.node import local_training
+from fedstill.report.pictures import CODES, MAPS
+from fedstill.runs.assemble import prepare
+
+SHOWN = 4  # pictures of each method
+
+
+def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
+    """Draw one seed, and give how well the centralised model finds the maps in the images, in percent."""
+    comparison = read_folder(runs)
+    given = prepare(comparison.config(Place(SINGLE, "centralised", seed)))[0].setting
+    judge = build(comparison.base["student"]["model"], shape_of(given), given.task.classes, 0, "student")
+    judge.load_state_dict(load_file(runs / Place(SINGLE, "centralised", seed).folder / "student.safetensors"))
+    mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (given.mean, given.std))
+    rows, shown = [], []
+    for method in ("asyndgan", "fediod"):
+        file = runs / Place(SINGLE, method, seed).folder / "samples.safetensors"
+        if not file.exists():
+            continue
+        tensors = load_file(file)
+        last = max((key for key in tensors if key.isdecimal()), key=int)
+        images, maps = tensors[last], tensors[f"{last}{MAPS}"]
+        inputs = (images.float() / 255 - mean) / std
+        found = local_training.predict(judge.eval(), inputs, Compute(given.engine)).argmax(1) > 0
+        wanted = maps > 0
+        dice = 200 * (found & wanted).sum() / (found.sum() + wanted.sum()).clamp_min(1)
+        rows.append({"method": method, "figure": "maps found again, Dice", "value": float(dice)})
+        shown += [
+            [(f"{method}: map", CODES[codes.numpy()], None) for codes in maps[:SHOWN]],
+            [
+                ("made from it", np.ascontiguousarray(each.numpy().transpose(1, 2, 0)), None)
+                for each in images[:SHOWN]
+            ],
+        ]
+    if not shown:
+        raise RunFolderError(f"{runs} holds no images that servers made")
+    plots.pictures(out / "figure6.png", shown)
+    return rows

@@ -1,0 +1,48 @@
+"""FedIOD's Figure 8: gigabytes that had crossed when a method first reached a level.
+
+A run's bytes are taken to be spread evenly over its steps or rounds, as they are but for counts of labels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import plots
+
+from fedstill.compare.comparison import Place
+from fedstill.compare.comparison_file import FILE
+from fedstill.report.run_files import RunFiles
+
+DICE = [40.0, 50.0, 55.0]  # levels of (b)
+
+
+def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float]) -> list[dict[str, Any]]:
+    """Draw one seed; rows are gigabytes by level, and the best that was reached."""
+    rows: list[dict[str, Any]] = []
+    panels: dict[str, dict[str, Any]] = {}
+    tumours = runs.parent / runs.name.replace("fig8", "table2")
+    for title, folder, wanted in (("CIFAR-10", runs, levels), ("brain MRI", tumours, DICE)):
+        if not (folder / FILE).exists():
+            continue
+        for method in ("fedavg", "fediod"):
+            run = plots.run_of(folder, Place("", method, seed))
+            if run is None or not run.metrics.central:
+                continue
+            course = crossed(run)
+            panels.setdefault(title, {})[method] = course
+            about = {"setting": title, "method": method}
+            rows.append({**about, "figure": "best, %", "value": max(value for _, value in course)})
+            for level in wanted:
+                first = next((size for size, value in course if value >= level), None)
+                if first is not None:
+                    rows.append({**about, "figure": f"GB to {level:g} %", "value": first})
+    plots.lines(out / "figure8.svg", panels, "gigabytes, both ways", "%", scale="symlog")
+    return rows
+
+
+def crossed(run: RunFiles) -> list[tuple[float, float]]:
+    """Gigabytes until each measurement, and what was measured."""
+    result, course = run.result, sorted(run.metrics.central.items())
+    whole, last = ((result.bytes.up or 0) + (result.bytes.down or 0)) / 1e9, result.turns or course[-1][0]
+    return [(whole * step / last, value) for step, value in course]

@@ -1,0 +1,83 @@
+"""FedIOD's Figures 3, 5 and 7, drawn from the runs of its Tables 4, 2 and 9: models on test cases.
+
+The best, the median and the worst case of the first method's model; outlines of maps (truth orange,
+prediction blue, white where both agree), images and their errors where images are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plots
+import torch
+from safetensors.torch import load_file
+
+from fedstill.compare.comparison import Place
+from fedstill.compare.comparison_file import read_folder
+from fedstill.core.compute import Compute
+from fedstill.models import build
+from fedstill.node import local_training
+from fedstill.report.png import LINES, outlined
+from fedstill.runs.assemble import prepare
+from fedstill.runs.example_predictions import portray
+from fedstill.runs.setting import Setting, shape_of
+
+
+def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]) -> list[dict[str, Any]]:
+    """A picture a setting; rows are the scores of the cases that are shown."""
+    comparison, rows = read_folder(runs), []
+    for setting in comparison.settings:
+        first = comparison.config(Place(setting, methods[0], seed))
+        given = prepare(first)[0].setting
+        outputs = {}
+        for method in methods:
+            folder = runs / Place(setting, method, seed).folder
+            if (folder / "student.safetensors").exists():
+                outputs[method] = predicted(given, first.student.model, folder)
+        told = portray(given.task, given.test, outputs, given.mean, given.std)
+        if told is None:
+            continue
+        tensors, cases = told
+        name = f"pictures{f'-{setting}' if setting else ''}.png"
+        plots.pictures(out / name, [row for at, case in enumerate(cases) for row in drawn(tensors, at, case)])
+        for case in cases:
+            for model in case["models"]:
+                about = {"setting": f"{setting} {case['rank']} case".strip(), "method": model["name"]}
+                if model["score"] is not None:
+                    rows.append({**about, "figure": given.task.metric, "value": model["score"]})
+    return rows
+
+
+def predicted(setting: Setting, model: str, folder: Path) -> torch.Tensor:
+    """What a run's central model gives on all test inputs."""
+    student = build(model, shape_of(setting), setting.task.classes, setting.seed, "student")
+    student.load_state_dict(load_file(folder / "student.safetensors"))
+    return local_training.predict(
+        student.eval(), setting.task.observe(setting.test.inputs), Compute(setting.engine)
+    )
+
+
+def drawn(
+    tensors: dict[str, torch.Tensor], at: int, case: dict[str, Any]
+) -> list[list[tuple[str, Any, Any]]]:
+    """One case: a row of pictures, of images a second one of errors."""
+    truth = tensors[f"{at}/truth"].numpy()
+    names = [
+        model["name"] + ("" if model["score"] is None else f" {model['score']:.1f}")
+        for model in case["models"]
+    ]
+    made = [tensors[f"{at}/output/{number}"].float().numpy() for number in range(len(names))]
+    if case["kind"] == "map":
+        image = tensors[f"{at}/image"].numpy()
+        pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0] / 255
+        row = [(f"{case['rank']}: truth", pixels, LINES[outlined(truth)])]
+        over = [LINES[outlined(truth, each.astype(np.int32))] for each in made]
+        return [[*row, *((name, pixels, lines) for name, lines in zip(names, over, strict=True))]]
+    real = truth[0].astype(np.float32).clip(0, 1)
+    shown = [(f"{case['rank']}: truth", real, None)]
+    shown += [(name, each[0].clip(0, 1), None) for name, each in zip(names, made, strict=True)]
+    errors = [("error x 4", np.zeros_like(real), None)]
+    errors += [("", (4 * abs(each[0] - real)).clip(0, 1), None) for each in made]
+    return [shown, errors]

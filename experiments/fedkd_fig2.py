@@ -1,0 +1,29 @@
+"""FedKD's Figure 2, drawn: accuracy over noise and over levels, a line a size of the public data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import plots
+
+from fedstill.compare.comparison import Place
+from fedstill.compare.comparison_file import read_folder
+
+
+def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
+    """Draw one seed; the figures are the comparison's own."""
+    comparison = read_folder(runs)
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for option, title in (("gamma", "noise 1/gamma (S = 200)"), ("levels", "levels S (gamma = 1)")):
+        panels[title] = {}
+        for setting in comparison.settings:
+            points = []
+            for label, method in comparison.methods.items():
+                run = plots.run_of(runs, Place(setting, label, seed))
+                if label.startswith(f"{option}-") and run is not None:
+                    value = float(method[option])
+                    points.append((1 / value if option == "gamma" else value, run.result.reached["accuracy"]))
+            panels[title][setting or comparison.name] = sorted(points)
+    plots.lines(out / "figure2.svg", panels, "", "accuracy, %", scale="symlog")
+    return []

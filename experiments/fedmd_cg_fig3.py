@@ -1,0 +1,36 @@
+"""FedMD-CG's Figure 3, drawn: local and global accuracy round by round, and over omega."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import plots
+
+from fedstill.compare.comparison import Place
+from fedstill.compare.comparison_file import read_folder
+
+
+def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
+    """Draw one seed, and give what each method had after a fifth of its rounds beside what it ended with."""
+    comparison, rows = read_folder(runs), []
+    curves: dict[str, dict[str, Any]] = {}
+    ends: dict[str, dict[str, Any]] = {"local accuracy over omega": {}, "accuracy over omega": {}}
+    for setting, table in comparison.settings.items():
+        omega = table.get("split", {}).get("alpha", comparison.base["split"]["alpha"])
+        for label in comparison.methods:
+            run = plots.run_of(runs, Place(setting, label, seed))
+            if run is None:
+                continue
+            for what, course in (("accuracy", run.metrics.central), ("local accuracy", run.metrics.own)):
+                points = sorted(course.items())
+                if not points:
+                    continue
+                curves.setdefault(f"{what}, {setting}", {})[label] = points
+                ends[f"{what} over omega"].setdefault(label, []).append((omega, points[-1][1]))
+                early = points[max(0, len(points) // 5 - 1)][1]
+                rows.append({"setting": setting, "method": label, "figure": f"{what}, early", "value": early})
+                rows.append({"setting": setting, "method": label, "figure": what, "value": points[-1][1]})
+    plots.lines(out / "curves.svg", curves, "round", "%")
+    plots.lines(out / "omega.svg", ends, "omega", "%", scale="log")
+    return rows

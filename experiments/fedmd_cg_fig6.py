@@ -1,0 +1,35 @@
+"""FedMD-CG's Figure 6, drawn: a box a weight, over the values that it had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import plots
+
+from fedstill.compare.comparison import SINGLE, Place
+from fedstill.compare.comparison_file import read_folder
+from fedstill.report import drawing
+
+
+def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
+    """Draw one seed; the figures are the comparison's own."""
+    from matplotlib.figure import Figure
+
+    boxes: dict[str, dict[str, list[float]]] = {"local accuracy": {}, "accuracy": {}}
+    for label in read_folder(runs).methods:
+        run = plots.run_of(runs, Place(SINGLE, label, seed))
+        if run is not None:
+            weight = label.partition("-")[0]
+            own = run.result.local["share"].mean
+            boxes["accuracy"].setdefault(weight, []).append(run.result.reached["accuracy"] or 0.0)
+            boxes["local accuracy"].setdefault(weight, []).append(own or 0.0)
+    with drawing.style():
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        for place, (title, by_weight) in enumerate(boxes.items(), start=1):
+            axes = figure.add_subplot(1, 2, place)
+            axes.boxplot(list(by_weight.values()))
+            axes.set_xticks(range(1, len(by_weight) + 1), list(by_weight))
+            axes.set(title=title, ylabel="%")
+        drawing.save(figure, out / "figure6.svg")
+    return []

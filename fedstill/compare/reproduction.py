@@ -1,0 +1,281 @@
+"""The papers' tables and figures: one file of ``experiments/`` each, and what was recorded of it.
+
+A file says in ``[reproduces]`` which table or figure it is about. Most are comparisons; what is none names a
+``program`` beside it, whose function ``reproduce`` gives rows of figures and writes pictures; ``runs`` names
+another such file, whose runs this one shows in another way. ``[published]`` has the paper's own figures, and
+``[scale.paper]`` what the published setting changes. A record is what one scale of a file came to, with date
+and machine, in ``records`` beside the file.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Gt, MinLen
+
+from fedstill.compare import comparison_file
+from fedstill.compare.compact_form import LISTS, SMALL, at_scale, written_out
+from fedstill.compare.comparison import Comparison
+from fedstill.core import toml
+from fedstill.core.checked import Checked
+from fedstill.core.config_tables import read_table
+from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
+from fedstill.core.run_writer import write_text
+from fedstill.core.toml import Table
+from fedstill.runs import presets
+from fedstill.runs.config import PaperFigure
+
+PACKAGE = Path(__file__).parents[1]
+Said = Annotated[str, MinLen(1), "some words"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduces(Checked):
+    """What a file says of the table or figure that it reproduces."""
+
+    under: ClassVar[str] = "reproduces"
+
+    paper: Said
+    what: Said  # as "Table 6"
+    title: Said  # what it shows, in a few words
+    reduction: Said  # how the small scale differs from the published setting
+    minutes: Annotated[float, Gt(0)]  # a seed of the small scale, on two cores
+    program: str = ""  # a module beside the file
+    runs: str = ""  # the name of another file, whose runs this one shows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's figure in one setting, by seed; of records from before there were any, mean and deviation.
+
+    >>> Row("", "fedkd", "accuracy", {0: 80.0, 1: 82.0}).spread()
+    (81.0, 1.4142135623730951)
+    """
+
+    setting: str
+    method: str
+    figure: str
+    values: Mapping[int, float] = field(default_factory=dict)
+    mean: float | None = None
+    std: float | None = None
+
+    def spread(self) -> tuple[float | None, float | None]:
+        """Mean and sample deviation over seeds."""
+        if not self.values:
+            return self.mean, self.std
+        values = list(self.values.values())
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one scale of a file came to.
+
+    Args:
+        scale: small, or one that the file names.
+        seeds: of its runs.
+        date: of the day on which it was written, as 2026-11-24.
+        machine: on which it ran.
+        minutes: of all runs together; None: not known.
+        rows: its figures.
+        changed: options that the command line gave.
+        note: what else a reader must know.
+    """
+
+    scale: str
+    seeds: tuple[int, ...]
+    date: str
+    machine: str
+    minutes: float | None
+    rows: tuple[Row, ...]
+    changed: tuple[str, ...] = ()
+    note: str = ""
+
+    @classmethod
+    def read(cls, file: Path) -> Record | None:
+        """A record; None where there is none.
+
+        Raises:
+            RunFolderError: the file is none.
+        """
+        if not file.exists():
+            return None
+        try:
+            told = json.loads(presets.text_of(file))
+            rows = [
+                Row(**{**row, "values": {int(seed): value for seed, value in row.get("values", {}).items()}})
+                for row in told.pop("rows")
+            ]
+            return cls(
+                **{**told, "seeds": tuple(told["seeds"]), "changed": tuple(told.get("changed", ()))},
+                rows=tuple(rows),
+            )
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise RunFolderError(f"{file} is no record: {error}") from error
+
+    def write(self, file: Path) -> None:
+        """Keep it, one line a row."""
+        told = {key: value for key, value in asdict(self).items() if key != "rows" and value not in ("", ())}
+        head = json.dumps(told, indent=2, ensure_ascii=False).removesuffix("\n}")
+        lines = [json.dumps(_kept(row), ensure_ascii=False) for row in self.rows]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, f"{head},\n" + '  "rows": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n")
+
+
+def _kept(row: Row) -> dict[str, Any]:
+    told = {key: value for key, value in asdict(row).items() if value is not None and value != {}}
+    return {**told, **({"values": dict(sorted(row.values.items()))} if row.values else {})}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One file: the table or figure that it reproduces."""
+
+    file: Path
+    about: Reproduces
+    table: Table
+
+    @property
+    def name(self) -> str:
+        """As the command line has it: fediod-table6."""
+        return self.file.stem.replace("_", "-")
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """Small, and those that the file names."""
+        return (SMALL, *self.table.get("scale", {}))
+
+    @property
+    def compares(self) -> bool:
+        """Whether the file is a comparison itself."""
+        return any(key in self.table for key in LISTS)
+
+    @cached_property
+    def source(self) -> Reproduction:
+        """The file whose runs are shown: this one, unless it names another."""
+        return named(self.about.runs, self.file.parent) if self.about.runs else self
+
+    def called(self, scale: str) -> str:
+        """The name with its scale, unless it is the small one: of folders and records."""
+        return self.name if scale == SMALL else f"{self.name}-{scale}"
+
+    def record_file(self, scale: str) -> Path:
+        return self.file.parent / "records" / f"{self.called(scale).replace('-', '_')}.json"
+
+    def record(self, scale: str = SMALL) -> Record | None:
+        """What was recorded at a scale."""
+        return Record.read(self.record_file(scale))
+
+    def seeds(self, scale: str, count: int | None = None) -> tuple[int, ...]:
+        """Those of a scale, or as many as are asked for."""
+        own = count or at_scale(self.table, self._known(scale)).get("seeds", 1)
+        return tuple(range(own)) if isinstance(own, int) else tuple(own)
+
+    def arguments(self, scale: str) -> Table:
+        """What the program is called with, beside data, folders and seed."""
+        return dict(at_scale(self.table, self._known(scale)).get("arguments", {}))
+
+    def comparison(
+        self, scale: str, *, seeds: int | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Comparison:
+        """The comparison behind it, with the figures that this file publishes.
+
+        Raises:
+            FedstillError: it is none.
+        """
+        source = self.source
+        comparison = comparison_file.read(
+            source.file, seeds=seeds, changes=changes, scale=source._known(scale)
+        )
+        return comparison if source is self else replace(comparison, paper=tuple(self.published(scale)))
+
+    def published(self, scale: str = SMALL) -> list[PaperFigure]:
+        """The paper's own figures."""
+        told = written_out(self.table, self._known(scale)).get("paper", [])
+        return [read_table(PaperFigure, figure, "paper") for figure in told]
+
+    def _known(self, scale: str) -> str:
+        """A scale that the file has.
+
+        Raises:
+            UnknownName: it has not.
+        """
+        if scale not in self.scales:
+            raise UnknownName("scale", scale, self.scales)
+        return scale
+
+
+def folder() -> Path:
+    """Where the papers' files are: in the installed package, or beside it in a checkout."""
+    inside = PACKAGE / "experiments"
+    return inside if inside.is_dir() else PACKAGE.parent / "experiments"
+
+
+def reproductions(where: Path | None = None) -> list[Reproduction]:
+    """All files that reproduce something, by paper and then as the paper counts.
+
+    Raises:
+        FedstillError: one of them cannot be read.
+    """
+    found = [_read(file) for file in sorted((where or folder()).glob("*.toml"))]
+    return sorted(filter(None, found), key=lambda entry: _order(entry.about))
+
+
+def named(name: str, where: Path | None = None) -> Reproduction:
+    """The file of a table or figure, by its name or by its path.
+
+    Raises:
+        UnknownName: there is none of that name.
+        ArgumentError: a file that reproduces nothing.
+    """
+    if name.endswith(".toml"):
+        found = _read(Path(name))
+        if found is None:
+            raise ArgumentError("fedstill reproduce", name, "a file with a table [reproduces]")
+        return found
+    known = {entry.name: entry for entry in reproductions(where)}
+    if name not in known:
+        raise UnknownName("table or figure", name, known, see="fedstill reproduce lists them")
+    return known[name]
+
+
+def _read(file: Path) -> Reproduction | None:
+    table = toml.parse(presets.text_of(file), str(file))
+    if "reproduces" not in table:
+        return None
+    return Reproduction(file, read_table(Reproduces, table["reproduces"], "reproduces"), table)
+
+
+def _order(about: Reproduces) -> tuple[str, bool, int]:
+    digits = "".join(filter(str.isdigit, about.what.partition(",")[0].partition("(")[0]))
+    return about.paper, not about.what.startswith("Table"), int(digits or 0)
+
+
+def in_order(rows: Iterable[Row], published: Sequence[PaperFigure]) -> tuple[int, int]:
+    """Of all pairs of methods with a published figure in one setting: how many we order alike, and how many
+    there are. Pairs that the paper has level count as neither.
+
+    >>> theirs = [PaperFigure(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
+    >>> in_order([Row("", m, "accuracy", {0: v}) for m, v in (("a", 9.0), ("b", 7.0), ("c", 8.0))], theirs)
+    (2, 3)
+    """
+    ours = {(row.setting, row.method, row.figure): row.spread()[0] for row in rows}
+    groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for setting in dict.fromkeys(setting for setting, _, _ in ours):
+        for paper in published:
+            mean = ours.get((setting, paper.method, paper.figure))
+            if paper.setting in ("", setting) and mean is not None:
+                groups.setdefault((setting, paper.figure), []).append((paper.value, mean))
+    alike = total = 0
+    for pairs in groups.values():
+        for place, (theirs, mine) in enumerate(pairs):
+            for their_other, my_other in pairs[:place]:
+                total += theirs != their_other
+                alike += (theirs - their_other) * (mine - my_other) > 0
+    return alike, total

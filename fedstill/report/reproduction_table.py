@@ -1,0 +1,88 @@
+"""A paper's table with ours beside it: the figures of a comparison, or those of a record, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedstill.compare.comparison import COSTS
+from fedstill.compare.reproduction import Record, Reproduction, Row, in_order
+from fedstill.report import table_formats
+from fedstill.report.compare_summary import LOCAL, Run, Summary
+from fedstill.report.table_formats import Cell, Column
+from fedstill.report.table_formats import Row as Line
+from fedstill.runs.config import PaperFigure
+
+
+def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[Row]:
+    """What a comparison's methods are judged by, the nodes' own models too, what the paper has beside these,
+    and what crossed.
+    """
+    key = summary.metric.key
+    names = dict.fromkeys([key, f"{LOCAL}{key}", *(figure.figure for figure in published), *COSTS])
+    rows = []
+    for setting in summary.settings:
+        for entry in setting.entries:
+            for name in names:
+                found = {run.seed: _figure(run, name) for run in entry.runs}
+                values = {seed: round(value, 4) for seed, value in found.items() if value is not None}
+                if values:
+                    rows.append(Row(setting.name, entry.label, name, values))
+    return rows
+
+
+def _figure(run: Run, name: str) -> float | None:
+    if name not in COSTS:
+        return run.figure(name)
+    up, down = run.figure("bytes up"), run.figure("bytes down")
+    return None if up is None or down is None else (up + down) / 1e9
+
+
+def markdown(entry: Reproduction, record: Record) -> str:
+    """The record's table, the paper's figures beside ours, and how far the order is the paper's."""
+    published, about = entry.published(record.scale), entry.about
+    known = {(figure.setting, figure.method, figure.figure): figure for figure in published}
+    theirs = {figure.figure for figure in published}
+    count = len(record.seeds)
+    lines = [f"**{about.paper}, {about.what}**: {about.title}.", ""]
+    if record.scale == "small":
+        lines += [f"{about.reduction}", ""]
+    for setting in dict.fromkeys(row.setting for row in record.rows):
+        rows = [row for row in record.rows if row.setting == setting]
+        figures = list(dict.fromkeys(row.figure for row in rows))
+        columns = [
+            Column(head) for name in figures for head in ([name, "paper"] if name in theirs else [name])
+        ]
+        ours = {(row.method, row.figure): row.spread() for row in rows}
+        table = []
+        for method in dict.fromkeys(row.method for row in rows):
+            cells = []
+            for name in figures:
+                cells.append(Cell(_text(*ours.get((method, name), (None, None)))))
+                if name in theirs:
+                    paper = known.get((setting, method, name)) or known.get(("", method, name))
+                    cells.append(Cell(None if paper is None else _text(paper.value, paper.std)))
+            table.append(Line(method, cells))
+        lines += [f"**{setting}**", ""] if setting else []
+        lines += table_formats.markdown(table_formats.Table("", "", columns, table))
+        lines.append("")
+    alike, pairs = in_order(record.rows, published)
+    seeds = f"{count} seed{'s' if count != 1 else ''}"
+    minutes = "" if record.minutes is None else f", {record.minutes:.0f} minutes in all"
+    changed = f", with {', '.join(record.changed)}" if record.changed else ""
+    lines.append(f"Scale {record.scale}, {seeds}{changed}; {record.machine}, {record.date}{minutes}.")
+    if pairs:
+        lines.append(f"Of {pairs} pairs of methods {alike} stand in the paper's order.")
+    lines += [record.note] if record.note else []
+    return "\n".join(lines) + "\n"
+
+
+def _text(mean: float | None, std: float | None) -> str | None:
+    """To a tenth, or finer where figures are small.
+
+    >>> _text(93.04, 0.26), _text(0.0891, None), _text(None, None)
+    ('93.0 ± 0.3', '0.089', None)
+    """
+    if mean is None:
+        return None
+    digits = 1 if abs(mean) >= 10 else 2 if abs(mean) >= 1 else 3
+    return f"{mean:.{digits}f}" + ("" if std is None else f" \u00b1 {std:.{digits}f}")

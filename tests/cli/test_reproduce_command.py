@@ -1,0 +1,162 @@
+"""The papers' tables and figures: the list, one of them from its file to its record, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedstill.cli.main import main
+from fedstill.compare import reproduction
+from fedstill.compare.reproduction import Record, Row
+from fedstill.report.reproduction_table import markdown
+
+FILE = """
+seeds = 2
+methods = ["standalone", "fedavg"]
+[reproduces]
+paper = "FedX"
+what = "Table 1"
+title = "two methods"
+minutes = 1
+reduction = "Digits for photographs."
+[base]
+data = { name = "digits", train_limit = 200 }
+split = { nodes = 2 }
+nodes = { models = ["mlp:8"], local = { epochs = 1.0 } }
+student = { model = "mlp:8" }
+engine = { threads = 1 }
+evaluation = { every = 0 }
+[options]
+fedavg = { rounds = 2 }
+[published]
+figures = ["accuracy", "gigabytes"]
+standalone = [[70.0, 1.5], ""]
+fedavg = [90.0, 3]
+[scale.paper]
+base = { data = { train_limit = 0 } }
+"""
+VIEW = """
+[reproduces]
+paper = "FedX"
+what = "Figure 1"
+title = "the same, drawn"
+minutes = 1
+reduction = "As of Table 1."
+runs = "x-table1"
+program = "x_drawing.py"
+[arguments]
+scale = 2.0
+"""
+PROGRAM = """
+import json
+
+def reproduce(*, root, out, seed, runs, scale):
+    found = json.loads((runs / f"fedavg-seed{seed}" / "result.json").read_text())
+    (out / "drawn.svg").write_text("<svg/>")
+    return [{"method": "fedavg", "figure": "scaled", "value": scale * found["seed"]}]
+"""
+
+
+@pytest.fixture
+def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two papers' files in place of ours, and another one to work in."""
+    folder, here = tmp_path / "experiments", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    (folder / "x_table1.toml").write_text(FILE)
+    (folder / "x_fig1.toml").write_text(VIEW)
+    (folder / "x_drawing.py").write_text(PROGRAM)
+    monkeypatch.setattr(reproduction, "folder", lambda: folder)
+    monkeypatch.chdir(here)
+    return folder
+
+
+def reproduced(*words: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["reproduce", *words])
+    assert end.value.code == code
+
+
+def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reproduced("x-table1", "--seeds", "1", "--quiet")
+    shown = capsys.readouterr().out
+    assert "| fedavg |" in shown
+    assert "90.0" in shown
+    assert "Digits for photographs." in shown
+    assert "Of 1 pairs of methods" in shown
+    first = Path("runs/reproduce/x-table1/fedavg-seed0/result.json")
+    before = first.read_bytes()
+    assert not (papers / "records").exists()
+    reproduced("x-table1", "--record", "--quiet")
+    assert first.read_bytes() == before  # only the second seed ran
+    record = Record.read(papers / "records" / "x_table1.json")
+    assert record is not None
+    assert record.seeds == (0, 1)
+    assert record.changed == ()
+    rows = {(row.method, row.figure): row for row in record.rows}
+    result = json.loads(before)
+    assert rows["fedavg", "accuracy"].values[0] == round(result["accuracy"], 4)
+    crossed = (result["bytes"]["up"] + result["bytes"]["down"]) / 1e9
+    assert rows["fedavg", "gigabytes"].values[0] == pytest.approx(crossed, abs=1e-4)
+
+    capsys.readouterr()
+    reproduced("x-table1", "--recorded")
+    assert "| fedavg |" in capsys.readouterr().out
+    reproduced()
+    listed = capsys.readouterr().out
+    assert "x-table1" in listed
+    assert record.date in " ".join(listed.split())
+
+    reproduced("x-fig1", "--record", "--quiet")  # draws from the runs that are there, and runs none
+    assert first.read_bytes() == before
+    assert Path("runs/reproduce/x-fig1/seed1/drawn.svg").exists()
+    drawn = Record.read(papers / "records" / "x_fig1.json")
+    assert drawn is not None
+    assert drawn.rows == (Row("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("x-table2",), "unknown table or figure 'x-table2': did you mean 'x-table1'"),
+        (("x-table1", "--scale", "huge"), "unknown scale 'huge'"),
+        (("x-fig1", "--scale", "paper"), "unknown scale 'paper'"),
+        (("x-table1", "--recorded"), "nothing is recorded of x-table1"),
+        (("x-table1", "--seeds", "0"), "--seeds is '0': allowed is how many"),
+        (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "cifar10"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    papers: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    reproduced(*words, code=2)
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+
+
+def test_a_file_that_reproduces_nothing_is_refused(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (papers / "plain.toml").write_text('methods = ["fedavg"]')
+    reproduced(str(papers / "plain.toml"), code=2)
+    assert "a file with a table [reproduces]" in capsys.readouterr().err
+
+
+def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> None:
+    """Every record belongs to a file, has the methods that the file publishes, and can be printed."""
+    entries = reproduction.reproductions()
+    names = [entry.name for entry in entries]
+    assert names.index("fediod-table2") < names.index("fediod-table9") < names.index("fediod-fig3")
+    assert names.index("fediod-fig8") < names.index("fedkd-table1") < names.index("fedmd-cg-table2")
+    files = {entry.record_file(scale) for entry in entries for scale in entry.scales}
+    for file in (reproduction.folder() / "records").glob("*.json"):
+        assert file in files
+    for entry in entries:
+        assert "paper" in entry.scales
+        assert entry.source.compares or entry.arguments("paper") is not None
+        for scale in entry.scales:
+            record, published = entry.record(scale), entry.published(scale)
+            if record is not None:
+                kept = {row.figure for row in record.rows}
+                assert kept >= {figure.figure for figure in published} - {"gigabytes"}
+                assert markdown(entry, record)

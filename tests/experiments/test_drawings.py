@@ -1,0 +1,92 @@
+"""Figures that are drawn from runs: what each gives of a comparison on digits that has its form."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.compare import comparison_file, comparison_runner
+from fedstill.core.user_functions import look_in
+from fedstill.report import write_report
+from fedstill.report.run_files import RunFiles
+from tests.experiments.packs import PRESETS
+
+BASE = """
+[base]
+data = { name = "digits", train_limit = 200 }
+split = { nodes = 2 }
+nodes = { models = ["small-cnn:4"], local = { epochs = 1.0 } }
+student = { model = "small-cnn:4" }
+engine = { threads = 1 }
+evaluation = { every = 1 }
+"""
+FORMS = {
+    "fedkd_fig2": 'base.public = { name = "held-out" }\n[method]\nname = "fedkd"\nepochs = 1\n'
+    "[vary]\ngamma = [inf, 1.0]\nlevels = [4, 200]\n",
+    "fedmd_cg_fig3": 'methods = ["fedavg", "fedmd-cg"]\n[options]\nfedavg = { rounds = 2 }\n'
+    "fedmd-cg = { rounds = 2 }\n",
+    "fedmd_cg_fig5": '[options]\nfedcg-ave = { name = "fedcg", rounds = 2, aggregation = "ave*" }\n'
+    'ave-latent = { name = "fedmd-cg", rounds = 2, aggregation = "ave*" }\n',
+    "fedmd_cg_fig6": '[method]\nname = "fedmd-cg"\nrounds = 2\n'
+    "[vary]\nlambda1 = [0.5, 1.0]\nlambda2 = [0.5]\n",
+    "fediod_fig8": 'methods = ["fedavg", "fediod"]\n[options]\nfedavg = { rounds = 2 }\n'
+    "fediod = { steps = 2, batch = 8, generator_width = 8, critic_width = 4 }\n",
+}
+
+
+def reproduced(name: str, folder: Path, **arguments: Any) -> tuple[Path, list[dict[str, Any]]]:
+    """The runs of a comparison of the figure's form, and the rows that its program gives."""
+    extra, _, rest = FORMS[name].partition("\n") if FORMS[name].startswith("base") else ("", "", FORMS[name])
+    methods, _, tables = rest.partition("\n") if rest.startswith("methods") else ("", "", rest)
+    public = extra.removeprefix("base.")
+    (folder / f"{name}.toml").write_text(f"{methods}\n{BASE}{public}\n{tables}")
+    runs, out = folder / name, folder / "out"
+    out.mkdir()
+    plan = comparison_file.read(folder / f"{name}.toml")
+    comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
+    look_in([str(PRESETS.parent)])
+    program = importlib.import_module(name)
+    return runs, program.reproduce(root="", out=out, seed=0, runs=runs, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "picture"), [("fedkd_fig2", "figure2.svg"), ("fedmd_cg_fig6", "figure6.svg")]
+)
+def test_what_a_comparison_tells_itself_is_only_drawn(tmp_path: Path, name: str, picture: str) -> None:
+    _, rows = reproduced(name, tmp_path)
+    assert rows == []
+    assert (tmp_path / "out" / picture).read_text().count("<path") > 10
+
+
+def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> None:
+    runs, rows = reproduced("fedmd_cg_fig3", tmp_path)
+    found = {(row["method"], row["figure"]): row["value"] for row in rows}
+    for method in ("fedavg", "fedmd-cg"):
+        course = RunFiles.read(runs / f"{method}-seed0").metrics
+        assert found[method, "accuracy, early"] == course.central[1]
+        assert found[method, "accuracy"] == course.central[2]
+        assert found[method, "local accuracy"] == course.own[2]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"curves.svg", "omega.svg"}
+
+
+def test_consistency_is_the_loss_of_the_runs(tmp_path: Path) -> None:
+    runs, rows = reproduced("fedmd_cg_fig5", tmp_path)
+    last = RunFiles.read(runs / "ave-latent-seed0").metrics.losses["consistency"]
+    found = {(row["method"], row["figure"]): row["value"] for row in rows}
+    assert found["FedMD-CG", "G+D loss, last"] == last[max(last)]
+    assert ("FedCG", "G+D loss, last") in found
+
+
+def test_bytes_until_a_level_are_a_part_of_the_runs(tmp_path: Path) -> None:
+    runs, rows = reproduced("fediod_fig8", tmp_path, levels=[0.0, 101.0])
+    found = {(row["method"], row["figure"]): row["value"] for row in rows}
+    result = RunFiles.read(runs / "fedavg-seed0").result
+    assert result.bytes.up
+    assert result.bytes.down
+    # Any accuracy is 0 or more after the first of two rounds; none is 101.
+    assert found["fedavg", "GB to 0 %"] == pytest.approx((result.bytes.up + result.bytes.down) / 2e9)
+    assert ("fedavg", "GB to 101 %") not in found
+    assert ("fediod", "best, %") in found
