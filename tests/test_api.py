@@ -308,7 +308,7 @@ def test_a_run_goes_on_in_the_precision_in_which_it_began(
 def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     """Or else another run could go on in its folder."""
     given = few()
-    parts = {"mark", "samples", "model_names", "student_name", "values"}  # not arguments of distil
+    parts = {"mark", "samples", "best", "model_names", "student_name", "values"}  # not arguments of distil
     task = api.TASKS["classification"]().make(3)
     setting = api.Setting(
         task=task,

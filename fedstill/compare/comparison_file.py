@@ -9,7 +9,6 @@ first weights, the same local optimiser and budget. What a method may have of it
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,10 @@ from fedstill.compare.comparison import (
     slug,
     what_leaves,
 )
+from fedstill.compare.comparison_methods import beside, extending, methods_by_label, table_at, tables_at
 from fedstill.core import toml
 from fedstill.core.config_tables import options, read_table
-from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.core.toml import Table
 from fedstill.core.user_functions import look_in
 from fedstill.protocol.method import METHODS
@@ -59,7 +59,7 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL) 
     if names and is_plan(names[0]):
         file = Path(names[0])
         whole = written_out(toml.parse(presets.text_of(file), names[0]), scale)
-        table, _ = _base(_table(whole, "base"), file.parent)
+        table, _ = _base(table_at(whole, "base"), file.parent)
     elif base is not None:
         table = {key: value for key, value in presets.read(base, RunConfig).items() if key not in OWN}
     return from_dict({**table, "method": {"name": next(iter(METHODS))}})
@@ -187,9 +187,9 @@ def _comparison(
         if key not in known:
             raise UnknownName("key", key, [*known, *SHORT])
     told = read_table(_File, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
-    names = _beside(told.methods, folder)
-    table = {**table, "options": _extending(_table(table, "options"), folder)}
-    raw, paper = _base(_table(table, "base"), folder)
+    names = beside(told.methods, folder)
+    table = {**table, "options": extending(table_at(table, "options"), folder)}
+    raw, paper = _base(table_at(table, "base"), folder)
     files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
     folders = [folder for plugins in (raw, *files) for folder in plugins.get("plugins", [])]
     raw["plugins"] = list(dict.fromkeys(folders))
@@ -198,9 +198,9 @@ def _comparison(
         setting: merged(given, above) if setting != SINGLE else {}
         for setting, given in _settings(table.get("settings")).items()
     }
-    methods = _methods(names, table)
-    runs = _tables(table, "runs", methods)
-    for where, part in (("base", _table(table, "base")), *settings.items(), *runs.items()):
+    methods = methods_by_label(names, table)
+    runs = tables_at(table, "runs", methods)
+    for where, part in (("base", table_at(table, "base")), *settings.items(), *runs.items()):
         for key in PRESETS_OWN if where == "base" else OWN:
             if key in part:
                 raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
@@ -235,22 +235,6 @@ def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperFigure, 
     return {key: value for key, value in table.items() if key not in OWN}, figures
 
 
-def _beside(names: Sequence[str], folder: Path | None) -> list[str]:
-    """Names of methods, presets and files, these from the folder of the comparison if they lie there."""
-    there = [folder / name if folder and name.endswith(".toml") else Path() for name in names]
-    return [str(file) if file.is_file() else name for file, name in zip(there, names, strict=True)]
-
-
-def _extending(options: Table, folder: Path | None) -> Table:
-    """Options by label; files that they extend are found as :func:`_beside` finds them."""
-    return {
-        label: {**given, "extends": _beside([str(given["extends"])], folder)[0]}
-        if isinstance(given, dict) and "extends" in given
-        else given
-        for label, given in options.items()
-    }
-
-
 def _complete(base: Table, method: Table) -> Table:
     """A base with all defaults written out, but for those that a comparison chooses itself."""
     whole = to_dict(from_dict({**base, "method": method}))
@@ -259,56 +243,6 @@ def _complete(base: Table, method: Table) -> Table:
         del complete["nodes"]["policy"]["outputs_only"]
     if not says(base, "evaluation", "centralised"):  # it has a line of its own: method centralised
         complete["evaluation"]["centralised"] = False
-    return complete
-
-
-def _methods(names: Sequence[str], table: Mapping[str, Any]) -> dict[str, Table]:
-    """Each method's complete table, by label."""
-    labels = _labels(names)
-    if not names or len(set(labels)) < len(labels):
-        allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
-        raise ArgumentError("methods", list(names), allowed)
-    given = _tables(table, "options", labels)
-    return {
-        label: _method(label, name, given.get(label, {})) for label, name in zip(labels, names, strict=True)
-    }
-
-
-def _labels(names: Sequence[str]) -> list[str]:
-    """What methods are called in a comparison: by a file's name, or by a class's; with the module's before
-    it, where classes of several modules have one name.
-
-    >>> _labels(["fedavg", "mine/run.toml", "lab:Own", "a:Best", "b.c:Best"])
-    ['fedavg', 'run', 'Own', 'a.Best', 'b.c.Best']
-    """
-    short = [Path(name).stem if name.endswith(".toml") else name.rpartition(":")[2] for name in names]
-    return [
-        name.replace(":", ".") if short.count(label) > 1 and ":" in name else label
-        for name, label in zip(names, short, strict=True)
-    ]
-
-
-def _method(label: str, name: str, given: Table) -> Table:
-    """The complete table of one method: named by its options, by its label, or by a preset."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
-        raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it names a folder")
-    below: Table = {}
-    if "extends" in given:
-        below = _table(presets.read(str(given["extends"]), RunConfig), "method")
-        given = {key: value for key, value in given.items() if key != "extends"}
-    elif "name" not in given:
-        if name in METHODS:
-            below = {"name": name}
-        elif name.endswith(".toml") or name in presets.names():
-            below = _table(presets.read(name, RunConfig), "method")
-        else:
-            known = [*METHODS, *presets.names()]
-            raise UnknownName("method or preset", name, known, see="see `fedstill list`")
-    try:
-        run = from_dict({"method": merged({"method": below}, {"method": given})["method"]})
-    except FedstillError as error:
-        raise FedstillError(f"{label}: {error}") from error
-    complete: Table = to_dict(run)["method"]
     return complete
 
 
@@ -331,7 +265,7 @@ def _leakage(table: Mapping[str, Any]) -> Table | None:
         return None
     from fedstill.attacks.config import LeakageConfig
 
-    complete: Table = LeakageConfig.from_table(_table(table, "leakage")).to_table()
+    complete: Table = LeakageConfig.from_table(table_at(table, "leakage")).to_table()
     return complete
 
 
@@ -341,25 +275,6 @@ def _seeds(given: int | tuple[int, ...]) -> tuple[int, ...]:
         told = given if isinstance(given, int) else list(given)
         raise ArgumentError("seeds", told, "how many (1 or more: 0, 1, 2...), or a list of seeds, each once")
     return seeds
-
-
-def _table(table: Mapping[str, Any], key: str) -> Table:
-    value = table.get(key, {})
-    if not isinstance(value, dict):
-        raise ArgumentError(key, value, "a table")
-    return value
-
-
-def _tables(
-    table: Mapping[str, Any], key: str, labels: Mapping[str, Any] | Sequence[str]
-) -> dict[str, Table]:
-    """A table of tables by label."""
-    found = _table(table, key)
-    for label in found:
-        if label not in labels:
-            allowed = f"options of what methods lists: {', '.join(labels)}"
-            raise ArgumentError(key, label, allowed)
-    return {label: _table(found, label) for label in found}
 
 
 def _nested(values: Mapping[str, Any]) -> Table:

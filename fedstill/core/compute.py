@@ -33,7 +33,7 @@ class EngineConfig(Checked):
     """A torch device, for example cpu or cuda."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
     """bfloat16 computes convolutions and products by autocast; parameters stay float32. auto takes it where
-    the processor computes in it and the network gains from it, a convolutional one on images of 16 x 16 or
+    the processor is faster in it and the network gains from it, a convolutional one on images of 16 x 16 or
     more, and float32 elsewhere: up to several times faster, but the last digits differ by machine."""
     channels_last: bool = True
     """Keep images with channels last in memory: convolutions and pooling are faster so."""
