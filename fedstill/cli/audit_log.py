@@ -71,7 +71,8 @@ def _place(path: Path) -> _Place:
     if not path.is_dir() and place.file.resolve() != path.resolve():
         place = _Place(path)
     if not place.file.exists() and audit_file.gone(place.file, place.folder) is None:
-        raise FedstillError(f"{place.file} is not there: nothing has been charged to it")
+        why = "neither a folder nor an audit log" if place.folder is None else "nothing has been charged"
+        raise FedstillError(f"{place.file} is not there: {why}")
     return place
 
 

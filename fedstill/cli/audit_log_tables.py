@@ -163,9 +163,11 @@ def print_totals(
             except ArgumentError:  # an edited entry
                 said = kept = "not known"
             table.add_row(payer, run or "all runs", str(count), str(bare), said, kept)
-        prices = events(audit.spent(payer, ALL).total)
-        more = f" and {len(prices) - MANY} other prices" if len(prices) > MANY else ""
-        paid.append(f"Paid in all for {payer}: {', '.join(prices[:MANY]) or 'nothing'}{more}.")
+        spent = audit.spent(payer, ALL)
+        prices, bare = events(spent.total), spent.bare_total
+        told = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
+        told += [f"{bare} release{'s' if bare > 1 else ''} without guarantee"] if bare else []
+        paid.append(f"Paid in all for {payer}: {', '.join(told) or 'nothing'}.")
     console.print(table)
     if privacy is not None and limited:
         console.print(f"Budgets, by {accountant.upper()}: {'; '.join(budgets(privacy))}.")

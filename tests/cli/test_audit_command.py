@@ -171,6 +171,8 @@ def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Pa
     out = said(capsys, "show", clinic)
     lines = [line for line in out.splitlines() if line.startswith("clinic")]
     assert ["no guarantee" in line for line in lines] == [False, True, True]
+    paid = "Paid in all for clinic: 4 x gaussian(4), 8 x laplace(10), 1 release without guarantee."
+    assert paid in " ".join(out.split())
 
 
 def test_what_is_paid_for_before_any_question_has_no_number(clinic: Path, capsys: Capture) -> None:
@@ -240,7 +242,7 @@ def test_an_audit_log_that_is_gone(clinic: Path, capsys: Capture) -> None:
 def test_an_audit_log_that_is_gone_with_its_head_is_made_anew(clinic: Path, capsys: Capture) -> None:
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
-    with pytest.raises(FedstillError, match="nothing has been charged to it"):
+    with pytest.raises(FedstillError, match="nothing has been charged"):
         audit_log.main(["verify", str(clinic)])
     (clinic / "runs" / "spring").mkdir(parents=True)
     (clinic / "runs" / "spring" / "plan.json").touch()
@@ -328,7 +330,7 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
     [
         (["shw", "."], "did you mean 'audit show'"),
         (["show", "a", "b"], "PATH"),
-        (["show", "nowhere.sqlite"], "nowhere.sqlite is not there"),
+        (["show", "nowhere.sqlite"], "nowhere.sqlite is not there: neither a folder nor an audit log"),
         (["show", "."], "is no node's folder"),
         (["show", ".", "--lst", "3"], "did you mean '--last'"),
         (["settle", "here.sqlite"], "--because"),
