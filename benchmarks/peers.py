@@ -16,8 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import date
-from pathlib import Path
 from typing import Any, Literal
 
 import step_time
@@ -219,7 +217,7 @@ def ours(
     if method.before is not None:  # local training leaves them so
         for node in nodes:
             node.model.eval().requires_grad_(False)
-    federation = InProcess(nodes, partition(nodes, stacks(compute)), side, compute)
+    federation = InProcess(nodes, partition(nodes, stacks(compute, nodes)), side, compute)
     half = (0.5,) * shape[0]
     return Server(
         method, federation, compute.place(student), task, shape, half, half, compute, options.seed, local
@@ -335,7 +333,7 @@ def main(options: Options) -> None:
                 flush=True,
             )
     if options.save:
-        path = Path(__file__).parent / "results" / f"peers-cpu-{date.today().isoformat()}.json"
+        path = step_time.result_file("peers", where)
         path.write_text(json.dumps({"machine": where, "peak": peak, "results": found}, indent=1) + "\n")
 
 

@@ -11,8 +11,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any, Literal
 
 import peers
@@ -112,8 +110,8 @@ def main(options: Options) -> None:
                 flush=True,
             )
     if options.save:
-        path = Path(__file__).parent / "results" / f"scale-cpu-{date.today().isoformat()}.json"
         machine = step_time.machine(step_time.Options())
+        path = step_time.result_file("scale", machine)
         path.write_text(json.dumps({"machine": machine, "results": found}, indent=1) + "\n", encoding="utf-8")
 
 

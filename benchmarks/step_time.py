@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import statistics
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.core.workers import Workers
-from fedstill.federation.inprocess import InProcess, partition, stacks
+from fedstill.federation.inprocess import InProcess, partition
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
@@ -329,7 +330,7 @@ def distillation(
         return lambda: [plain.step() for _ in range(options.steps)], timing
     for node in nodes:
         node.model.eval().requires_grad_(False)  # as local training leaves it
-    groups = partition(nodes, stacks(compute))
+    groups = partition(nodes, way == "stacked")
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
     student = make_student(options, model)
@@ -360,7 +361,7 @@ def local_training(
         plain = PlainLocal(options, compute, nodes)
         return lambda: plain.turn(options.local_steps), timing
     prepare(nodes, config)
-    groups, done = partition(nodes, stacks(compute)), 0
+    groups, done = partition(nodes, way == "stacked"), 0
 
     def turn() -> Losses:
         nonlocal done
@@ -391,10 +392,12 @@ def now(options: Options) -> float:
     return time.process_time() if options.clock == "processor" else time.perf_counter()
 
 
-def measure(options: Options, make: Make, model: str, precision: Precision) -> dict[str, Timing]:
+def measure(
+    options: Options, make: Make, model: str, precision: Precision, ways: Sequence[str] = WAYS
+) -> dict[str, Timing]:
     """Rounds of all ways, taken in turn, after one round to warm up."""
     with tempfile.TemporaryDirectory() as folder:
-        made = {way: make(options, model, precision, way, Path(folder)) for way in WAYS}
+        made = {way: make(options, model, precision, way, Path(folder)) for way in ways}
         per_turn = options.steps if make is distillation else options.local_steps
         for turn_number in range(options.rounds + 1):
             for turn, timing in made.values():
@@ -506,12 +509,23 @@ def machine(options: Options) -> dict[str, Any]:
     return {
         "cpu": names[0] if names else platform.processor(),
         "cpus": len(names),
+        "amx": bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16")),
         "gpu": torch.cuda.get_device_name(options.device) if cuda else None,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "date": date.today().isoformat(),
     }
+
+
+def result_file(name: str, where: Mapping[str, Any]) -> Path:
+    """Where figures of a machine (:func:`machine`) and day are kept: ``name-intel-xeon-2026-11-24.json``."""
+    words = re.sub(r"\(.*?\)", "", where["gpu"] or where["cpu"]).lower().split()
+    kept = [word for word in words if word not in ("processor", "cpu", "nvidia")][:3]
+    kept += ["amx"] if where["amx"] and not where["gpu"] else []
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    return folder / f"{name}-{'-'.join(kept)}-{where['date']}.json"
 
 
 def main(options: Options) -> int:
@@ -558,10 +572,7 @@ def main(options: Options) -> int:
     )
     print("\n" + "\n".join(f"- {note}" for note in notes))
     if options.save:
-        folder_of_results = Path(__file__).parent / "results"
-        folder_of_results.mkdir(exist_ok=True)
-        kind = torch.device(options.device).type
-        path = folder_of_results / f"{options.name}-{kind}-{where['date']}.json"
+        path = result_file(options.name, where)
         content = {
             "machine": where,
             "options": asdict(options),

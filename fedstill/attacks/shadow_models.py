@@ -90,7 +90,7 @@ def together(
         own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
         nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), AuditLog()), seed))
     local_training.prepare(nodes, local)
-    groups = partition(nodes, stacks(compute))
+    groups = partition(nodes, stacks(compute, nodes))
 
     def learn(group: Sequence[Node]) -> None:
         local_training.train(group, task, local, compute, work=work)

@@ -9,7 +9,7 @@ from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation, Tensors
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, alike
+from fedstill.node.node_group import Group, alike, multiplies_only
 from fedstill.node.request_handler import KEPT, RequestHandler
 from fedstill.protocol.questions import NodeSide, Question
 
@@ -21,15 +21,18 @@ def partition(nodes: Sequence[Node], stacked: bool) -> Partition:
     return list(alike(nodes)) if stacked else [[node] for node in nodes]
 
 
-def stacks(compute: Compute) -> bool:
+def stacks(compute: Compute, nodes: Sequence[Node]) -> bool:
     """Whether equal architectures are computed together, as the engine says.
 
-    ``auto`` stacks on a GPU, which one small network cannot fill. On a CPU each node alone is faster: stacked
-    convolutions are grouped ones, which take two to three times as long there (``benchmarks/step_time.py``),
-    and nodes that are alone are computed on all cores at once (:mod:`fedstill.core.workers`).
+    ``auto`` stacks on a GPU, which one small network cannot fill. On a CPU it stacks networks of matrix
+    products alone. Stacked convolutions are grouped ones, which take two to three times as long there
+    (``benchmarks/grid.py``), and nodes that are alone are computed on all cores at once
+    (:mod:`fedstill.core.workers`).
     """
-    name = compute.config.name
-    return name == "stacked" or (name == "auto" and compute.device.type == "cuda")
+    if compute.config.name != "auto":
+        return compute.config.name == "stacked"
+    networks = [network for node in nodes for network in node.modules.values()]
+    return compute.device.type == "cuda" or all(multiplies_only(network) for network in networks)
 
 
 class InProcess(Federation):

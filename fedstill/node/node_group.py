@@ -50,6 +50,12 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
     return layers, tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
 
 
+def multiplies_only(module: nn.Module) -> bool:
+    """Whether all that a network learns are matrix products and norms: stacking these pays on a CPU, too."""
+    own = [layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))]
+    return all(isinstance(layer, (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)) for layer in own)
+
+
 class Bench:
     """Modules of equal architecture: ``(G, B, ...)`` in, ``(G, B, ...)`` out.
 

@@ -188,6 +188,6 @@ class Simulation(Measured):
 
     def _parted(self, phase: str, nodes: Sequence[Node]) -> list[list[Node]]:
         """Nodes in the groups of a phase."""
-        groups = partition(nodes, stacks(self.compute))
+        groups = partition(nodes, stacks(self.compute, nodes))
         self.groups[phase] = [[node.name for node in group] for group in groups]
         return groups

@@ -14,7 +14,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.federation.inprocess import InProcess, partition, stacks
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
-from fedstill.models import build
+from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
@@ -64,7 +64,7 @@ def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 
     nodes = nodes_of(specs, audit)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
-    groups = partition(nodes, stacks(compute))
+    groups = partition(nodes, stacks(compute, nodes))
     federation = InProcess(nodes, groups, side, compute)
     student = build("mlp:8", SHAPE, 3, 0, "student")
     place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
@@ -123,20 +123,28 @@ def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "device", "stacked"),
+    ("engine", "device", "network", "stacked"),
     [
-        ("auto", "cpu", False),
-        ("auto", "cuda", True),
-        ("stacked", "cpu", True),
-        ("one-by-one", "cuda", False),
-        ("flare", "cpu", False),
+        ("auto", "cpu", "small-cnn:8", False),
+        ("auto", "cpu", "mlp:8", True),
+        ("auto", "cuda", "small-cnn:8", True),
+        ("stacked", "cpu", "small-cnn:8", True),
+        ("one-by-one", "cpu", "mlp:8", False),
+        ("one-by-one", "cuda", "small-cnn:8", False),
+        ("flare", "cpu", "mlp:8", False),
     ],
 )
-def test_equal_architectures_are_stacked_on_a_gpu_or_where_that_is_asked_for(
-    engine: Any, device: str, stacked: bool
+def test_equal_architectures_are_stacked_on_a_gpu_where_they_are_products_or_where_that_is_asked_for(
+    engine: Any, device: str, network: str, stacked: bool
 ) -> None:
     compute: Any = SimpleNamespace(config=EngineConfig(name=engine), device=torch.device(device))
-    assert stacks(compute) == stacked
+    assert stacks(compute, nodes_of((network, network))) == stacked
+
+
+def test_networks_of_products_with_convolutional_critics_are_computed_at_once() -> None:
+    compute, nodes = Compute(EngineConfig(name="auto")), nodes_of(("mlp:8", "mlp:8"))
+    nodes[1].add("critic", PatchCritic(1, 4), lambda critic: torch.optim.Adam(critic.parameters()))
+    assert not stacks(compute, nodes)
 
 
 def test_equal_architectures_are_groups() -> None:

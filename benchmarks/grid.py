@@ -1,0 +1,108 @@
+"""Whether the library computes nodes in the quickest way, over networks, numbers of nodes and batch sizes.
+
+Nothing is measured before a run: a GPU stacks nodes, a CPU computes them at once, but for networks of matrix
+products alone. Here each way has its turn (``step_time.py``), and the one that the library takes is held
+against the quickest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import step_time
+import torch
+import tyro
+from step_time import PHASES, Timing
+
+from fedstill import models
+from fedstill.core.compute import Compute
+from fedstill.node.node_group import multiplies_only
+
+
+@dataclass(frozen=True)
+class Options:
+    """Whether the library's own way is the quickest, over a grid."""
+
+    models: tuple[str, ...] = ("mlp", "lenet5", "small-cnn:16", "resnet8:16")
+    """Architectures, as in a run's config."""
+    nodes: tuple[int, ...] = (3, 20)
+    """K."""
+    batch: tuple[int, ...] = (16, 64)
+    """Inputs in a question, and examples in a local step."""
+    rounds: int = 5
+    """Timed rounds; in each, every way has its turn."""
+    device: str = "cpu"
+    """A torch device."""
+    threads: int = 0
+    """CPU threads; 0 leaves it to torch."""
+    slower: float = 1.05
+    """A way that takes more than so many times as long as the quickest is reported as slower."""
+    save: bool = False
+    """Write the figures to benchmarks/results."""
+
+    def one(self, nodes: int, batch: int) -> step_time.Options:
+        """The options of one place of the grid."""
+        return step_time.Options(
+            nodes=nodes,
+            batch=batch,
+            device=self.device,
+            threads=self.threads,
+            rounds=self.rounds,
+            channels_last=True,
+            generator_width=32,
+            student_steps=1,
+            student_batch=64,
+        )
+
+
+def times_the_quickest(timings: Mapping[str, Timing], way: str) -> float:
+    """How often a way's time holds the quickest library way's of the same round, the median over rounds."""
+    rounds = zip(*(timings[each].seconds for each in step_time.ENGINES), strict=True)
+    mine = zip(timings[way].seconds, rounds, strict=True)
+    return statistics.median(seconds / min(others) for seconds, others in mine)
+
+
+def way_of(model: str, phase: str, device: str) -> str:
+    """The library's way of computing; where it distils, nodes have critics, which are convolutional."""
+    network = models.build(model, step_time.shape_of(model), step_time.CLASSES, 0, "way")
+    products = phase == "local training" and multiplies_only(network)
+    return "stacked" if products or torch.device(device).type == "cuda" else "at-once"
+
+
+def main(options: Options) -> int:
+    """Measure, print, save; 1 if the library's way is slower somewhere."""
+    Compute(options.one(3, 16).engine("one-by-one", "float32"))  # sets the threads
+    where = step_time.machine(options.one(3, 16))
+    print(f"{where['gpu'] or where['cpu']}, {where['threads']} threads, {where['date']}")
+    print(f"Milliseconds a step (medians of {options.rounds} rounds).\n")
+    print("| model | K | batch | phase | stacked | one by one | at once | taken | times the quickest |")
+    print("|---|---:|---:|---|---:|---:|---:|---|---:|")
+    found, slower = [], 0
+    for model, nodes, batch in itertools.product(options.models, options.nodes, options.batch):
+        for phase, make in PHASES.items():
+            timings = step_time.measure(options.one(nodes, batch), make, model, "float32", step_time.ENGINES)
+            way = way_of(model, phase, options.device)
+            times = times_the_quickest(timings, way)
+            slower += times > options.slower
+            medians = {each: 1e3 * statistics.median(timings[each].seconds) for each in step_time.ENGINES}
+            told = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
+            print(f"| {model} | {nodes} | {batch} | {phase} | {told} | {way} | {times:.2f} |", flush=True)
+            place = {"model": model, "nodes": nodes, "batch": batch, "phase": phase}
+            found.append({**place, "way": way, "milliseconds": medians, "times_the_quickest": times})
+    print(f"\nMore than {options.slower:g} times the quickest: {slower} of {len(found)}.")
+    if options.save:
+        content = {"machine": where, "options": asdict(options), "results": found}
+        path = step_time.result_file("grid", where)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(f"Saved as benchmarks/results/{Path(path).name}")
+    return 1 if slower else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Options)))
