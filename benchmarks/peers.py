@@ -242,7 +242,7 @@ def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
         networks = [build("node", k) for k in range(nodes)]
         return ours(method, networks, build("student"), data, LocalConfig(), precision, options).step
 
-    published = replace(config, student_inputs="fresh")
+    published = replace(config, student_inputs="fresh", critic_batch=0)
     return {
         "published code": AuthorsFedIOD(sizes, options.seed),
         "ours, published form, float32": server(published, "float32"),

@@ -108,6 +108,7 @@ class Options:
             batch=self.batch,
             generator_width=self.generator_width,
             critic_width=self.critic_width,
+            critic_batch=0,
             student_steps=self.student_steps,
             student_batch=self.student_batch,
         )

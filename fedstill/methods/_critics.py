@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.data.augment import posed
 from fedstill.methods import ArgumentError, Group, Method, Node, NodeSetting, TensorData, adam, seeded, stack
 from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
@@ -45,6 +45,8 @@ class CriticOptions(Method):
     """L_gan as printed in Eq. 2, or binary cross-entropy with the generator's non-saturating form."""
     critic_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for each D_k."""
+    critic_batch: NonNegativeInt = 0
+    """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published)."""
 
     @property
     def critical(self) -> bool:
@@ -144,7 +146,9 @@ class Critics:
             if "critic" in group.nodes[0].private:
                 self._learn_privately(group.nodes[0], number, seen[0].detach())
             else:
-                self._learn(group, self.own(group, number, x.shape[1]), seen.detach())
+                some = self.config.critic_batch or x.shape[1]
+                fake = seen.detach()[:, :some]
+                self._learn(group, self.own(group, number, fake.shape[1]), fake)
             answer["critic"] = group.bench("critic")(seen)
         if self.compares and source is not None:
             each = zip(group.nodes, x, source, strict=True)

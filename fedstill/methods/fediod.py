@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
@@ -53,6 +53,8 @@ class FedIOD(Importance, FromNoise, Imagines):
 
     steps: PositiveInt = 400
     """Distillation steps, each with one question to all nodes."""
+    critic_batch: NonNegativeInt = 32
+    """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published)."""
     conf: NonNegativeFloat = 0.2
     """Weight of L_conf (Eq. 3)."""
     unique: NonNegativeFloat = 0.2

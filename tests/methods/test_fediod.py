@@ -165,9 +165,11 @@ class Plain:
 
         w = torch.randn(config.batch, config.noise, generator=torch_generator(SEED, "w", self.t))
         x = self.G(w)
+        some = config.critic_batch or config.batch
+        own = [node.sample(min(some, config.batch), "critic", self.number).inputs for node in self.nodes]
         reals = self.draw()
-        for D, optimiser, real in zip(self.D, self.d_opt, reals, strict=False):
-            on_real, on_fake = D(real), D(x.detach())
+        for D, optimiser, real in zip(self.D, self.d_opt, own, strict=False):
+            on_real, on_fake = D(real), D(x.detach()[:some])
             if config.gan_form == "eq2":
                 loss = on_real.sigmoid().mean() + (1 - on_fake.sigmoid()).mean()
             else:  # real is class 0, generated is class 1
@@ -238,6 +240,8 @@ def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:
         pytest.param(replace(SMALL, importance="realness", ensemble="probs", tau=4.0), id="realness"),
         pytest.param(replace(SMALL, importance="size", gan_weights="average"), id="sizes, average"),
         pytest.param(replace(SMALL, gan_weights="expertise"), id="expertise"),
+        pytest.param(replace(SMALL, critic_batch=2), id="critics learn on two of five"),
+        pytest.param(replace(SMALL, critic_batch=0), id="critics learn on all"),
         pytest.param(replace(SMALL, gan=0.0, conf=0.0, unique=5.0, mimic=3.0, balance=0.0), id="adversaries"),
     ],
 )
