@@ -41,7 +41,7 @@ test: $(VENV)/.tests
 
 # What benchmarks/README.md has in its table.
 bench: $(VENV)/.runs
-	$(BIN)/python benchmarks/peers.py --rounds 2
+	$(BIN)/python benchmarks/peers.py --rounds 1
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from fedstill.runs.config import RunConfig, load_toml
 
 __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
 
+TRAINED = "trained"  # models of nodes that several methods start from, while there is something to run
 NOT_RUN = "not_run.json"
 NOT_ATTACKED = "not_attacked.json"
 
@@ -81,7 +83,7 @@ def compare(
             if not (folder / "result.json").exists():
                 _tell(console, f"run {number}", place, time.monotonic() - start)
             try:
-                _run(comparison.config(place), folder, bars)
+                _run(comparison.config(place), folder, bars, out / TRAINED)
             except RunFolderError:
                 raise  # not the method's fault
             except FedstillError as error:  # such as a limit in a node's policy, reached
@@ -100,6 +102,7 @@ def compare(
                 failed[place.folder] = " ".join(str(error).split())
                 _remember(out / NOT_ATTACKED, failed)
                 console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
+        shutil.rmtree(out / TRAINED, ignore_errors=True)
 
 
 def resume(out: Path, *, report: Callable[[Path], object], quiet: bool = False, bars: bool = False) -> None:
@@ -143,20 +146,20 @@ def command_of(out: Path) -> str:
     return presets.text_of(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
-def _run(config: RunConfig, folder: Path, bars: bool) -> None:
+def _run(config: RunConfig, folder: Path, bars: bool, trained: Path) -> None:
     """One run: from the start, or from where it stopped; nothing if it is finished."""
     if not (folder / "config.toml").exists():
         # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
         (folder / "config.toml.part").unlink(missing_ok=True)
         again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
-        run.run(config, folder, command=again, progress=bars)
+        run.run(config, folder, command=again, progress=bars, trained=trained)
         return
     if load_toml(folder / "config.toml") != config:
         raise RunFolderError(
             f"{folder / 'config.toml'} is not the run that {FILE} plans: choose another folder"
         )
     if not (folder / "result.json").exists():
-        run.resume(folder, progress=bars)
+        run.resume(folder, progress=bars, trained=trained)
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:

@@ -21,12 +21,15 @@ from fedstill.data.config import check_measured_on_test
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, load_toml, to_toml
 from fedstill.runs.simulation import Simulation
+from fedstill.runs.trained_models import TrainedModels
 
 REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their own
 COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
 
 
-def run(config: RunConfig, out: Path, *, command: str, progress: bool) -> dict[str, Any]:
+def run(
+    config: RunConfig, out: Path, *, command: str, progress: bool, trained: Path | None = None
+) -> dict[str, Any]:
     """Run a configuration from the start.
 
     Args:
@@ -34,6 +37,7 @@ def run(config: RunConfig, out: Path, *, command: str, progress: bool) -> dict[s
         out: its folder; made here, once everything has been checked.
         command: the exact command that repeats it, for the report.
         progress: show bars on a terminal.
+        trained: a folder for models of nodes, which runs that train them alike share.
 
     Returns:
         What ``result.json`` holds.
@@ -50,7 +54,7 @@ def run(config: RunConfig, out: Path, *, command: str, progress: bool) -> dict[s
     made = None if config.engine.startup_kit else prepare(config)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    return _go(config, made, out, command, progress)
+    return _go(config, made, out, command, progress, trained)
 
 
 def _require_engine(config: RunConfig) -> None:
@@ -80,13 +84,16 @@ def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
     return replace(config, engine=replace(config.engine, startup_kit=str(kit.resolve())))
 
 
-def resume(out: Path, *, progress: bool, startup_kit: Path | None = None) -> dict[str, Any]:
+def resume(
+    out: Path, *, progress: bool, startup_kit: Path | None = None, trained: Path | None = None
+) -> dict[str, Any]:
     """Go on with a run that was stopped, to the figures that it would have reached.
 
     Args:
         out: its folder.
         progress: show bars on a terminal.
         startup_kit: of the admin, where the one that the run began with has moved or run out.
+        trained: as of :func:`run`.
 
     Raises:
         RunFolderError: there is no run in the folder.
@@ -106,7 +113,7 @@ def resume(out: Path, *, progress: bool, startup_kit: Path | None = None) -> dic
         config = _with_kit(config, startup_kit)
         write_text(out / "config.toml", f"{first}\n\n{to_toml(config)}")
     made = None if config.engine.startup_kit else prepare(config)
-    return _go(config, made, out, first.removeprefix(COMMAND), progress)
+    return _go(config, made, out, first.removeprefix(COMMAND), progress, trained)
 
 
 def _go(
@@ -115,6 +122,7 @@ def _go(
     out: Path,
     command: str,
     progress: bool,
+    trained: Path | None,
 ) -> dict[str, Any]:
     """A run in its folder, wherever its nodes are; without a simulation, at a deployed federation."""
     if made is None:
@@ -125,6 +133,7 @@ def _go(
         return result
     simulation, about = made
     about["command"] = command
+    simulation.trained = None if trained is None else TrainedModels(trained, config)
     if config.engine.name in REHEARSED:
         from fedstill.runs.local_processes import rehearse
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,20 @@ from fedstill.node.node_group import signature
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.runs.simulation_metrics import Measured
+from fedstill.runs.trained_models import TrainedModels
 
 CHUNK = 50  # local steps between two looks at the clock
 METERED = 50  # between two losses that are written down
 
 
 class Simulation(Measured):
-    """A setting's run in this process; of its nodes' data and networks see :class:`Prepared`."""
+    """A setting's run in this process; of its nodes' data and networks see :class:`Prepared`.
+
+    Attributes:
+        trained: where other runs keep the models of nodes that were trained as this run's would be, or None.
+    """
+
+    trained: TrainedModels | None = None
 
     def adopt(
         self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]
@@ -80,7 +88,7 @@ class Simulation(Measured):
         # A node that brings a finished model, all frozen, has nothing to train and only answers.
         learning = [node for node in self.learners if "model" in node.optimisers]
         with self.clock.phase("local_training"):
-            self._train(self._parted("local_training", learning), "local", span)
+            self._train_once("local_training", self._parted("local_training", learning), "local", span)
         for node in self.learners:
             node.optimisers.pop("model", None)
 
@@ -102,7 +110,7 @@ class Simulation(Measured):
         if saved.get("mark"):
             self.mark.load(saved["mark"])
         with self.clock.phase("centralised"):
-            self._train([[self.mark]], "centralised", WHOLE)
+            self._train_once("centralised", [[self.mark]], "centralised", WHOLE)
         self.mark.optimisers.clear()
 
     def _serve(self, saved: Mapping[str, Any]) -> Server:
@@ -132,6 +140,27 @@ class Simulation(Measured):
         return figures
 
     # --- local training -------------------------------------------------------------------------------
+
+    def _train_once(self, counted: str, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
+        """Train groups, or take what another run has trained alike: its seconds and losses, too."""
+        begun = any(self.local_steps.get(group[0].name) for group in groups)
+        nodes = [node for group in groups for node in group]
+        about = (phase, span, self.compute.precision, [len(node.data) for node in nodes])
+        file = None if self.trained is None or begun else self.trained.file(groups, *about)
+        if file is None:
+            self._train(groups, phase, span)
+        elif file.exists():
+            kept = TrainedModels.put(file, nodes)
+            self.local_steps |= kept["steps"]
+            self.clock.add(counted, kept["seconds"])
+            for line in kept["losses"]:
+                self.records.metric(line)
+        else:
+            start, first = time.monotonic(), len(self.records.metrics)
+            self._train(groups, phase, span)
+            steps = {group[0].name: self.local_steps.get(group[0].name, 0) for group in groups}
+            seconds, losses = time.monotonic() - start, self.records.metrics[first:]
+            TrainedModels.keep(file, nodes, steps=steps, seconds=seconds, losses=losses)
 
     def _train(self, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
         """Train groups to the end of a span, from the steps that they have reached; several at once."""

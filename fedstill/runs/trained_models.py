@@ -1,0 +1,73 @@
+"""Keeps the models of nodes that were trained alike, so that the runs of a comparison train them once.
+
+Methods that distil start from nodes that have trained on their own data, and the mark from all data together:
+where configuration, first weights and computation are the same, so is what comes out, to the last bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstill.core.checkpoint import load_state, save_state
+from fedstill.node.node import Node
+from fedstill.runs.config import RunConfig, to_dict
+
+
+@dataclass(frozen=True)
+class TrainedModels:
+    """A folder of trained models, for runs that differ in their method alone.
+
+    Args:
+        folder: of a comparison; made when there is something to keep.
+        config: of the run.
+    """
+
+    folder: Path
+    config: RunConfig
+
+    def file(self, groups: Sequence[Sequence[Node]], *about: object) -> Path | None:
+        """Where the models of some nodes are kept, once they are trained; None where they are no other run's.
+
+        Noise of a node that learns privately is its run's own, and so is what it pays.
+
+        Args:
+            groups: the nodes before their training, as they are computed together.
+            about: what else their training follows from, beside the configuration.
+        """
+        nodes = [node for group in groups for node in group]
+        if any(node.private or node.teachers for node in nodes):
+            return None
+        names = [[node.name for node in group] for group in groups]
+        same = {
+            key: part for key, part in to_dict(self.config).items() if key not in ("name", "method", "paper")
+        }
+        told = hashlib.sha256(repr((same, names, about, torch.get_num_threads())).encode())
+        for node in nodes:
+            told.update(f"{node.model}{sorted(node.frozen['model'])}".encode())
+            for name, tensor in node.model.state_dict().items():
+                told.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                told.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return self.folder / f"{told.hexdigest()[:32]}.safetensors"
+
+    @staticmethod
+    def keep(file: Path, nodes: Sequence[Node], **about: Any) -> None:
+        """Keep nodes' trained models, with JSON values about their training."""
+        file.parent.mkdir(exist_ok=True)
+        models = {node.name: dict(node.model.state_dict()) for node in nodes}
+        save_state(file, {"models": models, "about": json.dumps(about)})
+
+    @staticmethod
+    def put(file: Path, nodes: Sequence[Node]) -> Mapping[str, Any]:
+        """Put kept models into nodes; what was kept about their training."""
+        kept = load_state(file)
+        for node in nodes:
+            node.model.load_state_dict(kept["models"][node.name])
+        about: dict[str, Any] = json.loads(kept["about"])
+        return about

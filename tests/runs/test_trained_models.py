@@ -1,0 +1,111 @@
+"""Runs of a comparison train nodes once that train alike, and come to the figures that each has alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.node import local_training
+from fedstill.runs import run
+from fedstill.runs.assemble import prepare
+from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.simulation import Simulation
+from fedstill.runs.trained_models import TrainedModels
+
+FEDKD = {"name": "fedkd", "epochs": 2}
+FEDIOD = {"name": "fediod", "steps": 2, "batch": 8, "generator_width": 4, "critic_width": 4}
+
+
+def config(method: dict[str, Any], **more: Any) -> RunConfig:
+    return from_dict(
+        {
+            "data": {"name": "digits", "train_limit": 150},
+            "split": {"how": "dirichlet", "nodes": 3, "alpha": 1.0},
+            "public": {"name": "held-out"},
+            "nodes": {"models": ["mlp:8", "small-cnn:4"], "local": {"epochs": 2.0}},
+            "student": {"model": "small-cnn:4"},
+            "engine": {"threads": 1},
+            "evaluation": {"every": 0},
+            "method": method,
+            **more,
+        }
+    )
+
+
+def ended(of: RunConfig, out: Path, trained: Path | None) -> dict[str, Any]:
+    run.run(of, out, command="", progress=False, trained=trained)
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+def untimed(out: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who was trained, by name."""
+    who, train = [], local_training.train
+
+    def counting(nodes: Any, *args: Any, **options: Any) -> int:
+        who.extend(node.name for node in nodes)
+        return train(nodes, *args, **options)
+
+    monkeypatch.setattr(local_training, "train", counting)
+    return who
+
+
+def test_the_second_method_takes_the_models_of_the_first_and_ends_as_it_does_alone(
+    tmp_path: Path, counted: list[str]
+) -> None:
+    trained = tmp_path / "trained"
+    first = ended(config(FEDKD), tmp_path / "fedkd", trained)
+    assert {"node-0", "node-1", "node-2", "centralised"} <= set(counted)
+    counted.clear()
+    second = ended(config(FEDIOD), tmp_path / "fediod", trained)
+    assert counted == []
+    alone = ended(config(FEDIOD), tmp_path / "alone", None)
+    assert counted
+    for name in ("accuracy", "standalone", "centralised", "ensemble", "bytes", "questions"):
+        assert second[name] == alone[name]
+    students = [(tmp_path / name / "student.safetensors").read_bytes() for name in ("fediod", "alone")]
+    assert students[0] == students[1]
+    assert untimed(tmp_path / "fediod") == untimed(tmp_path / "alone")
+    for phase in ("local_training", "centralised"):  # what it would have taken
+        assert second["seconds"][phase] == pytest.approx(first["seconds"][phase], rel=0.5, abs=0.2)
+    assert second["seconds"]["total"] > second["seconds"]["local_training"]
+
+
+def files(of: RunConfig, about: object = 0) -> Path | None:
+    simulation: Simulation = prepare(of)[0]
+    return TrainedModels(Path("trained"), of).file([[node] for node in simulation.nodes], about)
+
+
+def test_nodes_that_would_train_otherwise_have_models_of_their_own() -> None:
+    base = config(FEDKD)
+    assert files(base) == files(dataclasses.replace(base, name="other")) == files(config(FEDIOD)) is not None
+    local = {"models": ["mlp:8", "small-cnn:4"], "local": {"epochs": 3.0}}
+    others = [
+        config(FEDKD, seed=1),
+        config(FEDKD, nodes=local),
+        config(FEDKD, data={"name": "digits", "train_limit": 149}),
+    ]
+    found = [files(other) for other in others]
+    assert len({*found, files(base), files(base, "another span")}) == 5
+    one, other = (prepare(base)[0] for _ in range(2))
+    with torch.no_grad():
+        next(other.nodes[1].model.parameters()).view(-1)[0] += 1e-6
+    keys = [TrainedModels(Path("trained"), base).file([made.nodes]) for made in (one, other)]
+    assert keys[0] != keys[1]
+
+
+def test_nodes_that_learn_privately_share_nothing() -> None:
+    nodes = {"models": ["mlp:8"], "privacy": {"mechanism": "dp-sgd", "epsilon": 5.0}}
+    private = config(FEDKD, nodes=nodes)
+    assert files(private) is None
