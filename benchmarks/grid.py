@@ -1,8 +1,8 @@
 """Whether the library computes nodes in the quickest way, over networks, numbers of nodes and batch sizes.
 
 Nothing is measured before a run: a GPU stacks nodes, a CPU computes them at once, but for networks of matrix
-products alone. Here each way has its turn (``step_time.py``), and the one that the library takes is held
-against the quickest.
+products of which each core would have several. Here each way has its turn (``step_time.py``), and the one
+that the library takes is held against the quickest.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import step_time
-import torch
 import tyro
 from step_time import PHASES, Timing
 
-from fedstill import models
-from fedstill.core.compute import Compute
-from fedstill.node.node_group import multiplies_only
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.federation.inprocess import stacks
+from fedstill.node.audit_log import AuditLog
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.questions import NodeSetting
+from fedstill.tasks.classification import Classification
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,16 @@ def times_the_quickest(timings: Mapping[str, Timing], way: str) -> float:
     return statistics.median(seconds / min(others) for seconds, others in mine)
 
 
-def way_of(model: str, phase: str, device: str) -> str:
+def way_of(options: step_time.Options, model: str, phase: str) -> str:
     """The library's way of computing; where it distils, nodes have critics, which are convolutional."""
-    network = models.build(model, step_time.shape_of(model), step_time.CLASSES, 0, "way")
-    products = phase == "local training" and multiplies_only(network)
-    return "stacked" if products or torch.device(device).type == "cuda" else "at-once"
+    compute = Compute(EngineConfig(device=options.device))
+    nodes = step_time.make_nodes(options, model, compute, AuditLog())
+    if phase == "distillation":
+        method = options.fediod()
+        method.node_side(NodeSetting(Classification(step_time.CLASSES), LocalConfig(), compute)).prepare(
+            nodes
+        )
+    return "stacked" if stacks(compute, nodes) else "at-once"
 
 
 def main(options: Options) -> int:
@@ -87,7 +94,7 @@ def main(options: Options) -> int:
     for model, nodes, batch in itertools.product(options.models, options.nodes, options.batch):
         for phase, make in PHASES.items():
             timings = step_time.measure(options.one(nodes, batch), make, model, "float32", step_time.ENGINES)
-            way = way_of(model, phase, options.device)
+            way = way_of(options.one(nodes, batch), model, phase)
             times = times_the_quickest(timings, way)
             slower += times > options.slower
             medians = {each: 1e3 * statistics.median(timings[each].seconds) for each in step_time.ENGINES}

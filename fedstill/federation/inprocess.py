@@ -24,15 +24,17 @@ def partition(nodes: Sequence[Node], stacked: bool) -> Partition:
 def stacks(compute: Compute, nodes: Sequence[Node]) -> bool:
     """Whether equal architectures are computed together, as the engine says.
 
-    ``auto`` stacks on a GPU, which one small network cannot fill. On a CPU it stacks networks of matrix
-    products alone. Stacked convolutions are grouped ones, which take two to three times as long there
-    (``benchmarks/grid.py``), and nodes that are alone are computed on all cores at once
-    (:mod:`fedstill.core.workers`).
+    ``auto`` stacks on a GPU, which one small network cannot fill. On a CPU it stacks only networks of matrix
+    products, where each core would have more than three of them: stacked convolutions are grouped ones, which
+    take two to three times as long there (``benchmarks/grid.py``), and nodes that are alone are computed on
+    all cores at once (:mod:`fedstill.core.workers`).
     """
     if compute.config.name != "auto":
         return compute.config.name == "stacked"
+    if compute.device.type == "cuda":
+        return True
     networks = [network for node in nodes for network in node.modules.values()]
-    return compute.device.type == "cuda" or all(multiplies_only(network) for network in networks)
+    return len(nodes) > 3 * compute.workers.count and all(multiplies_only(each) for each in networks)
 
 
 class InProcess(Federation):

@@ -11,6 +11,7 @@ import torch
 
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
+from fedstill.core.workers import Workers
 from fedstill.federation.inprocess import InProcess, partition, stacks
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
@@ -123,26 +124,31 @@ def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "device", "network", "stacked"),
+    ("engine", "device", "network", "count", "stacked"),
     [
-        ("auto", "cpu", "small-cnn:8", False),
-        ("auto", "cpu", "mlp:8", True),
-        ("auto", "cuda", "small-cnn:8", True),
-        ("stacked", "cpu", "small-cnn:8", True),
-        ("one-by-one", "cpu", "mlp:8", False),
-        ("one-by-one", "cuda", "small-cnn:8", False),
-        ("flare", "cpu", "mlp:8", False),
+        ("auto", "cpu", "small-cnn:4", 7, False),
+        ("auto", "cpu", "mlp:8", 7, True),
+        ("auto", "cpu", "mlp:8", 6, False),
+        ("auto", "cuda", "small-cnn:4", 2, True),
+        ("stacked", "cpu", "small-cnn:4", 2, True),
+        ("one-by-one", "cpu", "mlp:8", 7, False),
+        ("one-by-one", "cuda", "small-cnn:4", 2, False),
+        ("flare", "cpu", "mlp:8", 7, False),
     ],
 )
 def test_equal_architectures_are_stacked_on_a_gpu_where_they_are_products_or_where_that_is_asked_for(
-    engine: Any, device: str, network: str, stacked: bool
+    engine: Any, device: str, network: str, count: int, stacked: bool
 ) -> None:
-    compute: Any = SimpleNamespace(config=EngineConfig(name=engine), device=torch.device(device))
-    assert stacks(compute, nodes_of((network, network))) == stacked
+    compute: Any = SimpleNamespace(
+        config=EngineConfig(name=engine), device=torch.device(device), workers=Workers(2)
+    )
+    assert stacks(compute, nodes_of((network,) * count)) == stacked
 
 
 def test_networks_of_products_with_convolutional_critics_are_computed_at_once() -> None:
-    compute, nodes = Compute(EngineConfig(name="auto")), nodes_of(("mlp:8", "mlp:8"))
+    compute, nodes = Compute(EngineConfig(name="auto")), nodes_of(("mlp:8",) * 7)
+    compute.workers = Workers(2)
+    assert stacks(compute, nodes)
     nodes[1].add("critic", PatchCritic(1, 4), lambda critic: torch.optim.Adam(critic.parameters()))
     assert not stacks(compute, nodes)
 
