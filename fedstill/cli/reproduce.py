@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, leave, number
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
     from fedstill.compare.reproduction import Record, Reproduction
@@ -64,26 +64,18 @@ def _list() -> None:
 
 def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, folder: Path) -> Record:
     """Run what is missing, and gather its figures."""
-    from fedstill.cli.compare import changes_of
     from fedstill.cli.run import resumable
-    from fedstill.compare import comparison_file, reproduction_runner
+    from fedstill.compare import reproduction_runner
     from fedstill.report import write_report
     from fedstill.report.reproduction_table import compared
 
-    source = entry.source
-    root, changes = _root(given, source.compares), {}
-    if source.compares:
-        base = comparison_file.base_run([str(source.file)], scale=scale)
-        changes = changes_of(given.rest, base, given)
-    with resumable(folder / source.called(scale), "compare"):
+    with resumable(folder, again=given.command):
         return reproduction_runner.make(
             entry,
             scale,
             folder,
             seeds=seeds,
-            changes=changes,
-            root=root,
-            changed=_changed(given),
+            changes=_changes(entry.source, scale, given),
             command=given.command,
             report=write_report,
             figures=compared,
@@ -92,23 +84,21 @@ def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, fold
         )
 
 
-def _changed(given: Given) -> tuple[str, ...]:
-    """The options that make it another table; where the data lie is none."""
-    told: list[str] = []
-    for word in given.rest:
-        told += [word] if word.startswith("--") or not told else []
-        if told[-1] != word:
-            told[-1] += f" {word}"
-    return tuple(option for option in told if not option.startswith("--data.root"))
+def _changes(source: Reproduction, scale: str, given: Given) -> dict[str, Any]:
+    """Run options by dotted name; what compares no runs has one alone, where the data lie."""
+    from fedstill.cli.compare import changes_of
+    from fedstill.cli.options import group
+    from fedstill.compare.comparison_file import base_run
 
-
-def _root(given: Given, compares: bool) -> str:
-    """The folder of the data; a program has no other option of a run."""
-    words = [part for word in given.rest for part in word.split("=", 1)]
-    if compares:
-        return words[words.index("--data.root") + 1] if "--data.root" in words else ""
-    if words and (len(words) != 2 or words[0] != "--data.root"):
-        raise ArgumentError(
-            "fedstill reproduce", " ".join(given.rest), "--data.root DIR, of what compares no runs"
-        )
-    return words[1] if words else ""
+    if source.compares:
+        base = base_run([str(source.file)], scale=scale)
+        return changes_of(given.rest, base, given, f"fedstill reproduce {given.places[0]}")
+    changes: dict[str, Any] = {}
+    for option in group(given.rest):
+        if option.name != "data.root":
+            see = "`fedstill reproduce --help` shows all; of a run's it takes --data.root alone"
+            raise UnknownName("option", option.option, [*given.known, "--data.root"], see=see)
+        if len(option.values) != 1:
+            raise ArgumentError(option.option, " ".join(option.values), "one folder")
+        changes[option.name] = option.values[0]
+    return changes

@@ -15,6 +15,7 @@ import torch
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import Comparison
 from fedstill.compare.reproduction import Record, Reproduction, Row
+from fedstill.core.config_tables import changed
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import write_text
 from fedstill.core.user_functions import look_in
@@ -23,6 +24,7 @@ from fedstill.runs.run import machine
 __all__ = ["make"]
 
 ROWS = "rows.json"
+WHERE = ("data.root", "public.root", "data.download")  # where the same data lie makes no other table
 
 
 def make(
@@ -32,8 +34,6 @@ def make(
     *,
     seeds: int | None,
     changes: Mapping[str, Any],
-    root: str,
-    changed: tuple[str, ...],
     command: str,
     report: Callable[[Path], object],
     figures: Callable[[Path, Comparison], tuple[list[Row], float]],
@@ -47,9 +47,8 @@ def make(
         scale: that it has.
         folder: of all tables' folders; what was made there before is not made again.
         seeds: how many; None: those of the scale.
-        changes: run options that hold for all methods of its comparison, by dotted name.
-        root: the folder of the data; empty: as always.
-        changed: the options that make it another table, as the record tells them.
+        changes: run options that hold for all methods of its comparison, by dotted name; a program beside it
+            is told ``data.root`` alone.
         command: the command that repeats it, for the reports.
         report: writes the report of a run's folder.
         figures: writes what a comparison's folder shows, and gives the rows of its methods' figures and the
@@ -62,10 +61,10 @@ def make(
         FedstillError: something that cannot run.
     """
     source, about, own = entry.source, entry.about, entry.seeds(scale, seeds)
+    root = changes.get("data.root", "")
     runs, rows, seconds = folder / source.called(scale), list[Row](), 0.0
     if source.compares:
-        beside = {"public.root": root} if root and "public.root" not in changes else {}
-        both = {**changes, **beside}
+        both = {**changes, "public.root": changes.get("public.root", root)} if root else changes
         plain = source.comparison(scale, seeds=seeds, changes=both)
         comparison_runner.compare(plain, runs, command=command, report=report, quiet=quiet, bars=bars)
         comparison = entry.comparison(scale, seeds=seeds, changes=both)
@@ -77,7 +76,8 @@ def make(
         rows, seconds = found if found or about.runs else rows, seconds + more
     today = datetime.now(timezone.utc).date().isoformat()
     where = f"{machine()}, torch {torch.__version__}"
-    return Record(scale, own, today, where, round(seconds / 60, 1), tuple(rows), changed)
+    other = [" ".join(changed({name: value}, {})) for name, value in changes.items() if name not in WHERE]
+    return Record(scale, own, today, where, round(seconds / 60, 1), tuple(rows), tuple(other))
 
 
 def _programmed(

@@ -58,6 +58,20 @@ def reproduce(*, root, out, seed, runs, scale):
     return [{"method": "fedavg", "figure": "scaled", "value": scale * found["seed"]}]
 """
 
+ALONE = """
+[reproduces]
+paper = "FedX"
+what = "Figure 2"
+title = "no runs"
+minutes = 1
+reduction = "None."
+program = "x_alone.py"
+"""
+ALONES = """
+def reproduce(*, root, out, seed):
+    return [{"method": root, "figure": "seed", "value": seed}]
+"""
+
 
 @pytest.fixture
 def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -68,6 +82,8 @@ def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "x_table1.toml").write_text(FILE)
     (folder / "x_fig1.toml").write_text(VIEW)
     (folder / "x_drawing.py").write_text(PROGRAM)
+    (folder / "x_fig2.toml").write_text(ALONE)
+    (folder / "x_alone.py").write_text(ALONES)
     monkeypatch.setattr(reproduction, "folder", lambda: folder)
     monkeypatch.chdir(here)
     return folder
@@ -80,7 +96,8 @@ def reproduced(*words: str, code: int = 0) -> None:
 
 
 def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reproduced("x-table1", "--seeds", "1", "--quiet")
+    changed = ("--nodes.local.epochs=1.0", "--data.root", str(papers))
+    reproduced("x-table1", "--seeds", "1", "--quiet", *changed)
     shown = capsys.readouterr().out
     assert "| fedavg |" in shown
     assert "90.0" in shown
@@ -89,12 +106,12 @@ def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.Captur
     first = Path("runs/reproduce/x-table1/fedavg-seed0/result.json")
     before = first.read_bytes()
     assert not (papers / "records").exists()
-    reproduced("x-table1", "--record", "--quiet")
+    reproduced("x-table1", "--record", "--quiet", *changed)
     assert first.read_bytes() == before  # only the second seed ran
     record = Record.read(papers / "records" / "x_table1.json")
     assert record is not None
     assert record.seeds == (0, 1)
-    assert record.changed == ()
+    assert record.changed == ("--nodes.local.epochs 1.0",)  # where the data lie makes no other table
     rows = {(row.method, row.figure): row for row in record.rows}
     result = json.loads(before)
     assert rows["fedavg", "accuracy"].values[0] == round(result["accuracy"], 4)
@@ -109,12 +126,27 @@ def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.Captur
     assert "x-table1" in listed
     assert record.date in " ".join(listed.split())
 
-    reproduced("x-fig1", "--record", "--quiet")  # draws from the runs that are there, and runs none
+    reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
     assert first.read_bytes() == before
     assert Path("runs/reproduce/x-fig1/seed1/drawn.svg").exists()
     drawn = Record.read(papers / "records" / "x_fig1.json")
     assert drawn is not None
     assert drawn.rows == (Row("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
+
+
+def test_a_program_without_runs_is_told_where_the_data_lie(papers: Path) -> None:
+    reproduced("x-fig2", "--data.root=there", "--record")
+    record = Record.read(papers / "records" / "x_fig2.json")
+    assert record is not None
+    assert record.rows == (Row("", "there", "seed", {0: 0.0}),)
+    assert record.changed == ()
+
+
+def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (papers / "x_fig3.toml").write_text(ALONE.replace("x_alone", "x_stopped"))
+    (papers / "x_stopped.py").write_text("def reproduce(**_): raise KeyboardInterrupt")
+    reproduced("x-fig3", "--data.root", "a b", code=130)
+    assert capsys.readouterr().err.endswith("to go on: fedstill reproduce x-fig3 --data.root 'a b'\n")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +158,9 @@ def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.Captur
         (("x-table1", "--recorded"), "nothing is recorded of x-table1"),
         (("x-table1", "--seeds", "0"), "--seeds is '0': allowed is how many"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "cifar10"),
+        (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help` shows all"),
+        (("x-fig2", "--split.nodes", "3"), "of a run's it takes --data.root alone"),
+        (("x-fig2", "--data.root", "one", "two"), "--data.root is 'one two': allowed is one folder"),
     ],
 )
 def test_what_cannot_be_is_one_line(
