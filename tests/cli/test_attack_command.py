@@ -135,7 +135,7 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "fedstill attack is '': allowed is RUN [--quiet]"),
+        ("", "fedstill attack is empty: allowed is RUN [--quiet]"),
         ("nowhere", "there is no folder nowhere: allowed is the folder of a finished run"),
         ("empty", "empty holds no run: there is no config.toml in it"),
         ("half", "the run in half is not finished: there is no result.json; fedstill run --resume half"),

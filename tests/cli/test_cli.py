@@ -202,7 +202,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
     ("words", "line"),
     [
         ("fly", "unknown command 'fly': allowed are run, compare, reproduce, list, show, report"),
-        ("run", "fedstill run is '': allowed is PRESET|FILE.toml"),
+        ("run", "fedstill run is empty: allowed is PRESET|FILE.toml"),
         ("list all", "unknown method 'all': allowed are standalone"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
@@ -212,7 +212,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
         ("run mine.toml --seed x", "seed is 'x': allowed is a whole number"),
-        ("run mine.toml --seed", "seed is '': allowed is a whole number"),
+        ("run mine.toml --seed", "seed is empty: allowed is a whole number"),
         ("run mine.toml --seed -1", "seed is -1: allowed is 0 or more"),
         ("run mine.toml --split.alpha nan", "split.alpha is nan: allowed is a number"),
         (
@@ -230,6 +230,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
         ("compare fedavg --seeds 0", "--seeds is '0': allowed is how many: 1 or more"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
+        ("compare fedavg --zz 3", "unknown option '--zz': `fedstill compare fedavg --help` shows all"),
         ("compare fedavg --method.rounds 3", "--method.rounds is an option of one method"),
         ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("compare fedavg --split.nodes 2 fediod", "split.nodes is '2 fediod': allowed is a whole number"),
@@ -263,7 +264,7 @@ def test_bad_files_are_one_line(command: Main, here: Path) -> None:
             "unknown key 'split.nods': did you mean 'split.nodes'?",
         ),
         ('method.name = "fediod"\nseed = "a\\nb"', r"seed is 'a\nb': allowed is a whole number"),
-        ("seed = 3", "method.name is '': allowed is one of standalone, "),
+        ("seed = 3", "method.name is empty: allowed is one of standalone, "),
         ("seed 3", "mine.toml is not TOML: "),
         ('extends = "mine"', "unknown preset 'mine'"),
     ]:
