@@ -41,25 +41,24 @@ def reproduce(given: Given) -> None:
 
 
 def _list() -> None:
-    """Paper, what, the small scale's minutes a seed, when it was recorded, what it shows."""
-    from rich.console import Console
-
-    from fedstill.cli.console import columns
+    """What each shows, the data that it needs, the small scale's minutes a seed, when it was recorded."""
+    from fedstill.cli.console import columns, whole_rows
+    from fedstill.compare.compact_form import SMALL
     from fedstill.compare.reproduction import reproductions
+    from fedstill.core.text_format import counted
 
-    table = columns("name", "shows", "scales", "minutes", "recorded")
+    table = columns("name", "shows", "data", "minutes", "recorded")
     for entry in reproductions():
-        found = [(scale, entry.record(scale)) for scale in entry.scales]
         told = [
-            f"{scale} {record.date} ({len(record.seeds)} seed{'s' if len(record.seeds) > 1 else ''})"
-            for scale, record in found
-            if record is not None
+            f"{'' if scale == SMALL else f'{scale}: '}{record.date}, {counted(len(record.seeds), 'seed')}"
+            for scale in entry.scales
+            if (record := entry.record(scale)) is not None
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
         minutes = f"{entry.about.minutes:g}"
-        table.add_row(entry.name, shows, ", ".join(entry.scales), minutes, ", ".join(told) or "-")
-    Console(highlight=False).print(table)
-    print("Minutes are of one seed of the small scale, on two cores.")
+        table.add_row(entry.name, shows, ", ".join(entry.data), minutes, "; ".join(told) or "-")
+    whole_rows().print(table)
+    print("Data, and minutes of a seed on two cores, are the small scale's. The data's form: docs/tasks.md")
 
 
 def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, folder: Path) -> Record:

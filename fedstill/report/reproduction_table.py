@@ -9,6 +9,7 @@ from fedstill.compare.comparison import COSTS, Comparison
 from fedstill.compare.comparison_file import read_folder
 from fedstill.compare.reproduction import Record, Reproduction, Row, in_order
 from fedstill.core.run_writer import write_text
+from fedstill.core.text_format import counted
 from fedstill.report import table_formats
 from fedstill.report.compare_files import summarise, write_comparison
 from fedstill.report.compare_summary import LOCAL, Run, Summary
@@ -66,7 +67,6 @@ def markdown(entry: Reproduction, record: Record) -> str:
     published, about = entry.published(record.scale), entry.about
     known = {(figure.setting, figure.method, figure.figure): figure for figure in published}
     theirs = {figure.figure for figure in published}
-    count = len(record.seeds)
     lines = [f"**{about.paper}, {about.what}**: {about.title}.", ""]
     if record.scale == "small":
         lines += [f"{about.reduction}", ""]
@@ -90,7 +90,7 @@ def markdown(entry: Reproduction, record: Record) -> str:
         lines += table_formats.markdown(table_formats.Table("", "", columns, table))
         lines.append("")
     alike, pairs = in_order(record.rows, published)
-    seeds = f"{count} seed{'s' if count != 1 else ''}"
+    seeds = counted(len(record.seeds), "seed")
     minutes = "" if record.minutes is None else f", {record.minutes:.0f} minutes in all"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""
     lines.append(f"Scale {record.scale}, {seeds}{changed}; {record.machine}, {record.date}{minutes}.")

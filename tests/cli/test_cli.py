@@ -116,7 +116,8 @@ def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> Non
     assert "--out DIR is the run's folder" in words
 
 
-def test_list_fits_one_screen(command: Main) -> None:
+def test_list_fits_one_screen(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, err = command("list")
     assert (code, err) == (0, "")
     for name in (*METHODS, "digits", "fashion-mnist", "small-cnn", "resnet8", "segmentation"):
@@ -207,6 +208,13 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
         ("run fedprox", "unknown preset 'fedprox': did you mean 'digits-fedprox'?"),
+        ("run unheard", "unknown preset 'unheard': `fedstill list presets` shows all"),
+        ("run mnist", "unknown preset 'mnist': did you mean 'mnist-fedmd-cg'?"),
+        (
+            "run fashion-mnist",
+            "unknown preset 'fashion-mnist': `fedstill list presets` shows all; nearest: '",
+        ),
+        ("show lain", "unknown preset 'lain': did you mean 'lain/config.toml'?"),
         ("show a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
         ("run mine.toml other.toml", "fedstill run is 'mine.toml other.toml': allowed is PRESET|"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
@@ -240,10 +248,12 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
 )
 def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: str, line: str) -> None:
     (here / "folder.toml").mkdir()
+    (here / "lain").mkdir()
+    (here / "lain" / "config.toml").touch()
     (here / "plan.toml").write_text('methods = ["fedavg"]', encoding="utf-8")
     assert one_line(command(*words.split())).startswith(line)
     assert runs.asked == []
-    assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "mine.toml", "plan.toml"]
+    assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "lain", "mine.toml", "plan.toml"]
 
 
 @pytest.mark.usefixtures("here")

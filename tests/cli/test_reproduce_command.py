@@ -66,6 +66,7 @@ title = "no runs"
 minutes = 1
 reduction = "None."
 program = "x_alone.py"
+data = ["mnist"]
 """
 ALONES = """
 def reproduce(*, root, out, seed):
@@ -95,7 +96,9 @@ def reproduced(*words: str, code: int = 0) -> None:
     assert end.value.code == code
 
 
-def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_run_recorded_and_goes_on(
+    papers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     changed = ("--nodes.local.epochs=1.0", "--data.root", str(papers))
     reproduced("x-table1", "--seeds", "1", "--quiet", *changed)
     shown = capsys.readouterr().out
@@ -121,10 +124,11 @@ def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.Captur
     capsys.readouterr()
     reproduced("x-table1", "--recorded")
     assert "| fedavg |" in capsys.readouterr().out
+    monkeypatch.delenv("COLUMNS", raising=False)
     reproduced()
-    listed = capsys.readouterr().out
-    assert "x-table1" in listed
-    assert record.date in " ".join(listed.split())
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("x-table1 ")]
+    told = "x-table1 FedX, Table 1: two methods digits 1 "
+    assert " ".join(line.split()) == f"{told}{record.date}, 2 seeds"
 
     reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
     assert first.read_bytes() == before
@@ -157,7 +161,7 @@ def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.Capt
         (("x-fig1", "--scale", "paper"), "unknown scale 'paper'"),
         (("x-table1", "--recorded"), "nothing is recorded of x-table1"),
         (("x-table1", "--seeds", "0"), "--seeds is '0': allowed is how many"),
-        (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "cifar10"),
+        (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md says what such"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help` shows all"),
         (("x-fig2", "--split.nodes", "3"), "of a run's it takes --data.root alone"),
         (("x-fig2", "--data.root", "one", "two"), "--data.root is 'one two': allowed is one folder"),
@@ -188,6 +192,12 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
         assert file in files
     for entry in entries:
         assert "paper" in entry.scales
+        if entry.compares:
+            comparison = entry.comparison("small")
+            runs = [comparison.config(place) for place in comparison.places()]
+            named = {name for run in runs for name in (run.data.called, run.public.name)}
+            assert set(entry.data) == named - {"none", "held-out", "noise"}
+        assert entry.data
         assert entry.source.compares or entry.arguments("paper") is not None
         for scale in entry.scales:
             record, published = entry.record(scale), entry.published(scale)
