@@ -126,7 +126,7 @@ def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> N
     with pytest.raises(QuestionRefused, match="most_bytes: 100"):
         offline_node.answer(node, make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers")
     (refusal,) = entries(node, "refused")
-    assert refusal["rule"] == "most_bytes: 100"
+    assert refusal["rule"] == "most_bytes: 100 bytes"
 
 
 def test_what_fails_in_another_library_is_a_refusal_in_the_log(
