@@ -96,7 +96,7 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
     code, out, err = command(*words)
     assert (code, err) == (0, "")
     [(folder, ours, told, progress)] = attacks.asked
-    assert (folder, progress) == (Path("a run"), False)
+    assert (folder, progress) == (Path("a run"), True)
     inversion, membership, *others = ours.attacks
     assert ours.seed == 3
     assert (inversion, membership) == (GradientInversion(victims=2), MembershipInference(shadows=4))
