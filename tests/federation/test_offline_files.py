@@ -161,7 +161,7 @@ def replies(name: str, answers: Mapping[int, Any]) -> Replies:
     hello = {"name": name, "protocol": PROTOCOL, "versions": {"fedstill": "0"}}
     join = {
         "objections": {},
-        "most_questions": 0,
+        "most_questions": None,
         "learned": False,
         "last": -1,
         "marks": [],
