@@ -2,9 +2,9 @@
 
     fedstill reproduce fedmd-cg-fig2 --data.root FOLDER
 
-LeNet-5 on MNIST, or on digits where MNIST is not to be found; all features on the teacher's two principal
-axes. Gives, for each diversity loss, how well the teacher's head knows the generated features, and how
-they are spread within a class beside the real ones. About a minute on one core.
+LeNet-5 on MNIST; all features on the teacher's two principal axes. Gives, for each diversity loss, how well
+the teacher's head knows the generated features, and how they are spread within a class beside the real ones.
+About a minute on one core.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import torch
 from markupsafe import Markup
 
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.core.errors import DataError
 from fedstill.core.seeds import torch_generator
-from fedstill.data import Digits, load, named
+from fedstill.data import load, named
 from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
 from fedstill.models.extractor_head import split
@@ -60,10 +59,7 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
         examples: training images.
         epochs: of the teacher, and of each generator.
     """
-    try:
-        data = load(named("mnist", root=root, train_limit=examples))
-    except DataError:
-        data = load(Digits())
+    data = load(named("mnist", root=root, train_limit=examples))
     compute = Compute(EngineConfig(threads=1))
     task = Classification(len(data.classes))
     channels, height, width = data.test.inputs.shape[1:]

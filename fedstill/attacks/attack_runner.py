@@ -23,6 +23,7 @@ from fedstill.attacks.leakage_file import FILE
 from fedstill.attacks.rerun import Release, hear, replay
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.run_writer import holding, read_result, write_text
+from fedstill.core.text_format import human_seconds
 from fedstill.core.version import __version__
 from fedstill.protocol.kinds import LABEL_MAPS, PRIVATE_DATA
 from fedstill.protocol.method import method_name
@@ -40,7 +41,7 @@ def attack(
         folder: of the run.
         config: which attacks, how strong; None is the default.
         command: that repeats it, for the report.
-        progress: say on standard error what is being done.
+        progress: say on standard error what is being done; where that is no terminal, a line an attack.
 
     Returns:
         What ``leakage.json`` holds.
@@ -51,10 +52,17 @@ def attack(
     from rich.console import Console
 
     config = config or LeakageConfig()
-    console, start = Console(stderr=True, quiet=not progress), time.monotonic()
+    console, start = Console(stderr=True, quiet=not progress, highlight=False), time.monotonic()
     got: dict[str, Found] = {}
     skipped: list[tuple[str, str]] = []
-    with console.status("the run once more, to hear what leaves") as status:
+    with console.status("") as status:
+
+        def tell(what: str) -> None:
+            status.update(what)
+            if not console.is_terminal:
+                console.print(f"{what}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
+
+        tell("the run once more, to hear what leaves")
         again, kept = replay(folder), {each.called: list[Release]() for each in config.attacks}
 
         def keep(release: Release) -> None:
@@ -66,7 +74,7 @@ def attack(
         experiment, heard, wrong = hear(folder, again, most, keep)
         for each in config.attacks:
             name = each.called
-            status.update(name)
+            tell(f"attack: {name}")
             reason = each.refusal(experiment.side)
             try:
                 if reason is None:

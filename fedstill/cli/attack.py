@@ -45,7 +45,7 @@ def main(words: list[str]) -> None:
     from fedstill.core.config_tables import load
     from fedstill.report import write_report
 
-    found = attack(folder, config, command=given.command, progress=given.bars)
+    found = attack(folder, config, command=given.command, progress="--quiet" not in given)
     report = write_report(folder)
     print_leakage(load(Leakage, found, folder / FILE), Console())
     print(f"Report: {report}")

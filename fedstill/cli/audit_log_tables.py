@@ -137,6 +137,7 @@ def print_totals(
         delta: of the epsilons that are shown; budgets have their own.
         privacy: the owner's: by which accountant, and what is left of its budgets. None: neither is known.
     """
+    from fedstill.core.text_format import counted
     from fedstill.node.audit_entries import ALL, DATA, RELEASES
     from fedstill.privacy.accounting import epsilon
     from fedstill.privacy.events import from_text
@@ -166,7 +167,7 @@ def print_totals(
         spent = audit.spent(payer, ALL)
         prices, bare = events(spent.total), spent.bare_total
         told = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
-        told += [f"{bare} release{'s' if bare > 1 else ''} without guarantee"] if bare else []
+        told += [f"{counted(bare, 'release')} without guarantee"] if bare else []
         paid.append(f"Paid in all for {payer}: {', '.join(told) or 'nothing'}.")
     console.print(table)
     if privacy is not None and limited:

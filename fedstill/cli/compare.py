@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from fedstill.compare.comparison_file import Comparison
     from fedstill.runs.config import RunConfig
 
+OUR_OPTIONS = """\
+The options below hold for every method; name, seed and method are not for a command line, as a comparison has
+several. Beside them are those that {command} --help tells.
+"""
+
 
 def compare(given: Given) -> None:
     """Run a comparison, or go on with one.
@@ -47,7 +52,8 @@ def _planned(given: Given) -> Comparison:
     from fedstill.compare import comparison_file
 
     leakage = "--leakage" in given
-    changes = changes_of(words, comparison_file.base_run(names, base), given)
+    prog = f"fedstill compare {' '.join(names)}"
+    changes = changes_of(words, comparison_file.base_run(names, base), given, prog)
     if not any(comparison_file.is_plan(name) for name in names):
         return comparison_file.plan(names, base=base, seeds=seeds or 1, changes=changes, leakage=leakage)
     if len(names) > 1 or base is not None:
@@ -55,7 +61,7 @@ def _planned(given: Given) -> Comparison:
     return comparison_file.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
-def changes_of(words: list[str], base: RunConfig, own: Given) -> dict[str, Any]:
+def changes_of(words: list[str], base: RunConfig, own: Given, prog: str) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.cli.options import group
@@ -73,7 +79,8 @@ def changes_of(words: list[str], base: RunConfig, own: Given) -> dict[str, Any]:
         if first in OWN or first in ATTACKS:
             see = "the options of attacks belong to the table [leakage] of a comparison's file"
             raise UnknownName("option", option.option, own.known, see=see if first in ATTACKS else "")
-    run = to_dict(changed(base, words, "fedstill run PRESET", own.known))
+    about = OUR_OPTIONS.format(command=" ".join(prog.split()[:2]))
+    run = to_dict(changed(base, words, prog, own.known, about))
     return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
 
 

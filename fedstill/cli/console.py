@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,16 @@ def plain() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
+
+
+def whole_rows() -> Console:
+    """A console for lists: in a pipe one row of a table is one line, unless COLUMNS says how wide it is."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = 1000
+    return console
 
 
 def columns(*heads: str | None, gap: int = 2, left: int | None = None, **first: Any) -> Table:

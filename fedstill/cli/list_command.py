@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given
-from fedstill.cli.console import columns, print_facts
+from fedstill.cli.console import columns, print_facts, whole_rows
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.runs import presets
 
@@ -27,11 +27,9 @@ MORE_NEEDS: Mapping[str, str] = {
 
 def names(given: Given) -> None:
     """Methods, tasks, data sets, models; or more of one of them."""
-    from rich.console import Console
-
     from fedstill.protocol.method import METHODS
 
-    console, what = Console(), given.places[0] if given.places else None
+    console, what = whole_rows(), given.places[0] if given.places else None
     if what is None:
         _print_names(console)
     elif what == "presets":

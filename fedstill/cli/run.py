@@ -91,12 +91,12 @@ def out_folder(given: Given, default: str, what: str = "run") -> Path:
 
 
 @contextlib.contextmanager
-def resumable(folder: Path, what: str = "run") -> Iterator[None]:
-    """Says how to go on, where what is done within is stopped."""
+def resumable(folder: Path, what: str = "run", again: str = "") -> Iterator[None]:
+    """Says how to go on, where what is done within is stopped: by --resume, unless by another command."""
     try:
         yield
     except KeyboardInterrupt:
-        again = shlex.join(["fedstill", what, "--resume", str(folder)])
+        again = again or shlex.join(["fedstill", what, "--resume", str(folder)])
         leave(f"stopped; to go on: {again}" if folder.exists() else "stopped; nothing was written", 130)
 
 
@@ -127,10 +127,12 @@ def _in_full(word: str) -> str:
     return f"{SHORT.get(name, name)}{equals}{value}"
 
 
-def changed(config: RunConfig, words: list[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
+def changed(
+    config: RunConfig, words: list[str], prog: str, also: Sequence[str] = (), about: str = OUR_OPTIONS
+) -> RunConfig:
     """The same run with options from the command line."""
     from fedstill.cli.options import override
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
-    made = override(plain, words, prog, f"{type(config).__doc__}\n\n{OUR_OPTIONS}", also)
+    made = override(plain, words, prog, f"{type(config).__doc__}\n\n{about}", also)
     return dataclasses.replace(made, paper=config.paper)

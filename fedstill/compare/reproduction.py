@@ -28,8 +28,9 @@ from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.core.run_writer import write_text
 from fedstill.core.toml import Table
+from fedstill.data.public import NONE, OWN
 from fedstill.runs import presets
-from fedstill.runs.config import PaperFigure
+from fedstill.runs.config import PaperFigure, RunConfig
 
 PACKAGE = Path(__file__).parents[1]
 Said = Annotated[str, MinLen(1), "some words"]
@@ -48,6 +49,7 @@ class Reproduces(Checked):
     minutes: Annotated[float, Gt(0)]  # a seed of the small scale, on two cores
     program: str = ""  # a module beside the file
     runs: str = ""  # the name of another file, whose runs this one shows
+    data: tuple[str, ...] = ()  # of a program without runs: the data sets that it needs
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,18 @@ class Reproduction:
     def compares(self) -> bool:
         """Whether the file is a comparison itself."""
         return any(key in self.table for key in LISTS)
+
+    @cached_property
+    def data(self) -> tuple[str, ...]:
+        """The data sets that the small scale needs, private and public."""
+        source = self.source
+        if not source.compares:
+            return source.about.data
+        whole = written_out(source.table)
+        base = presets.filled(whole.get("base", {}), RunConfig, source.file.parent)
+        parts = [base, *whole.get("settings", [])]
+        names = [part.get(key, {}).get("name", NONE) for part in parts for key in ("data", "public")]
+        return tuple(name for name in dict.fromkeys(names) if name not in OWN)
 
     @cached_property
     def source(self) -> Reproduction:

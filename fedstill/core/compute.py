@@ -65,7 +65,8 @@ class Compute:
             self.device = torch.device(self.config.device)
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # torch raises either for a device it lacks
-            raise ArgumentError("engine.device", self.config.device, "a device of this machine") from error
+            allowed = f"a device of this machine: {', '.join(_devices())}"
+            raise ArgumentError("engine.device", self.config.device, allowed) from error
         wanted = self.config.precision
         self.precision: Precision = "float32" if wanted == "auto" else wanted
         if self.config.threads:
@@ -150,6 +151,11 @@ def lay_out(optimiser: torch.optim.Optimizer) -> None:
 def as_laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The tensor, in the memory layout of another one of its shape."""
     return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
+
+
+def _devices() -> list[str]:
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 def computes_bfloat16(device: torch.device) -> bool:

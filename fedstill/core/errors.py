@@ -25,7 +25,8 @@ class ArgumentError(FedstillError, ValueError):
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         self.name, self.value, self.allowed = name, value, allowed
-        super().__init__(f"{name} is {_short(value)}: allowed is {allowed}")
+        told = "empty" if isinstance(value, str) and not value else _short(value)
+        super().__init__(f"{name} is {told}: allowed is {allowed}")
 
 
 def _short(value: object) -> str:

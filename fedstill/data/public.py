@@ -24,7 +24,7 @@ from fedstill.data.preparation import taught
 from fedstill.data.stratified_sampling import Ints, labels_of, strata, stratified, whole
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
-NONE, HELD_OUT, NOISE = "none", "held-out", "noise"
+OWN = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # which need no other data set
 GENERATED = 2000  # noise images, unless a limit says otherwise
 BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
 LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)

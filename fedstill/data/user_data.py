@@ -55,7 +55,7 @@ def find_file(config: DataConfig, file: str) -> Path:
             return root / file
     raise DataError(
         f"data {config.called!r}: there is no {file} in {listed(roots)}: put it there, or name its folder in "
-        "data.root"
+        "data.root; docs/tasks.md says what such files are made of"
     )
 
 

@@ -68,7 +68,7 @@ class Vision(DataConfig):
         wanted = f"torchvision's {self.vision_folder}" + (f" or {self.file}" if self.file else "")
         raise DataError(
             f"data {self.called!r}: there is no {wanted} in {listed(roots)}: put it there, name its folder "
-            "in data.root, or set data.download"
+            "in data.root, or set data.download; docs/tasks.md says what such files are made of"
         )
 
     def _torchvision(self, root: Path) -> Raw:

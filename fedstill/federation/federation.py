@@ -272,15 +272,15 @@ class Federation(ABC):
     def limits(self) -> Mapping[str, int]:
         """How many questions each node that has a limit answers at most, by the node's name."""
         most = {node: self._limit(node) for node in self.present}
-        return {node: limit for node, limit in most.items() if limit > 0}
+        return {node: limit for node, limit in most.items() if limit is not None}
 
     @abstractmethod
     def _rule(self, node: str, question: Question) -> str | None:
         """By which a node would refuse a question."""
 
     @abstractmethod
-    def _limit(self, node: str) -> int:
-        """How many questions a node answers at most; 0 is no limit."""
+    def _limit(self, node: str) -> int | None:
+        """How many questions a node answers at most; None: no limit."""
 
     @abstractmethod
     def _answer(

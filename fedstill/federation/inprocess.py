@@ -62,8 +62,8 @@ class InProcess(Federation):
             return "model: it predicts, and has no gradients"
         return member.gate.objection(question)
 
-    def _limit(self, node: str) -> int:
-        return self._members[node].gate.policy.most_questions
+    def _limit(self, node: str) -> int | None:
+        return self._members[node].gate.policy.most_questions or None
 
     def _answer(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool

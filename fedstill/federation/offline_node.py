@@ -125,7 +125,7 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         session = host.session
         if session is None:
             raise BundleError("the public data that the questions are about are not in their file")
-        _admit(host, told["objections"], given.asks, session.audit, plan.run)
+        _admit(host, told["objections"], told["most_questions"], given.asks, session.audit, plan.run)
         answers = _answers(session, told["learned"], given.asks, report)
         privacy = [session.node.gate.told(number, ANSWER) for number in answers]
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
@@ -166,7 +166,8 @@ def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Rep
     blob, run = kept.read_bytes(), kept.parent.name
     with closing(audit_file.open_audit(host.file, host.folder)) as audit:
         audit.require_sound()
-        _admit(host, {name: rule for name, rule in rules.items() if rule is not None}, given.asks, audit, run)
+        objections = {name: rule for name, rule in rules.items() if rule is not None}
+        _admit(host, objections, policy.most_questions or None, given.asks, audit, run)
         if not audit.sums.number(vars(_letting_out(run, blob))):
             raise RunFolderError(
                 f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
@@ -195,16 +196,22 @@ def _answers(
     return answers
 
 
-def _admit(host: Host, objections: Mapping[str, str], asks: Sequence[Ask], audit: AuditLog, run: str) -> None:
+def _admit(
+    host: Host,
+    objections: Mapping[str, str],
+    most: int | None,
+    asks: Sequence[Ask],
+    audit: AuditLog,
+    run: str,
+) -> None:
     """Refuse before any training what would be refused after it, and what is refused today.
 
     Raises:
         QuestionRefused: naming the first question and rule.
     """
-    most = host.file.policy.most_questions
     for number, ask in enumerate(asks):
         rule = objections.get(ask.question)
-        if rule is None and 0 < most < len(asks):
+        if rule is None and most is not None and most < len(asks):
             rule = f"most_questions: {most}, and the file asks {len(asks)}"
         if rule is not None:
             audit.append(Entry(run, DATA, host.name, number, ask.question, REFUSED, rule=rule))

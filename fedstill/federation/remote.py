@@ -143,7 +143,7 @@ class Remote(Federation):
     def _rule(self, node: str, question: Question) -> str | None:
         return self.about[node].objections.get(question.name)
 
-    def _limit(self, node: str) -> int:
+    def _limit(self, node: str) -> int | None:
         return self.about[node].most_questions
 
     def _answer(

@@ -50,7 +50,7 @@ class About(Checked):
 
     Args:
         objections: the rule by which each question will be refused, by the question's name.
-        most_questions: that it answers; 0 is no limit.
+        most_questions: that it answers in this run, with those that it has answered; None: no limit.
         marks: that it could go back to.
         last: number of the last question that it answered, -1 before the first.
         architecture: a fingerprint of its model's.
@@ -61,7 +61,7 @@ class About(Checked):
     """
 
     objections: Mapping[str, str]
-    most_questions: NonNegativeInt
+    most_questions: NonNegativeInt | None
     learned: bool
     marks: tuple[NonNegativeInt, ...]
     last: Annotated[int, Ge(-1)]
@@ -75,7 +75,7 @@ class About(Checked):
     notes: Annotated[tuple[str, ...], MaxLen(10)] = ()
 
 
-NOTHING = About({}, 0, False, (), -1)  # is known of a node that has not joined
+NOTHING = About({}, None, False, (), -1)  # is known of a node that has not joined
 
 
 def read_about(told: Mapping[str, Any], versions: Mapping[str, str]) -> About:

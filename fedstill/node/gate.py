@@ -127,7 +127,7 @@ class Gate:
         if most_questions and more_questions and spent.questions + more_questions > most_questions:
             raise QuestionRefused(self.node, question, f"most_questions: {most_questions}")
         if most_bytes and spent.bytes + more_bytes > most_bytes:
-            raise QuestionRefused(self.node, question, f"most_bytes: {most_bytes}")
+            raise QuestionRefused(self.node, question, f"most_bytes: {most_bytes} bytes")
 
     # --- what leaves ----------------------------------------------------------------------------------
 

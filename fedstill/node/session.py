@@ -151,6 +151,7 @@ class Session:
     def about(self) -> dict[str, Any]:
         """What a server may know beforehand."""
         gate = self.node.gate
+        limit = gate.policy.most_questions
         return {
             "name": self.node.name,
             "model": type(self.node.model).__name__,
@@ -160,7 +161,7 @@ class Session:
             "objections": self._objections(),
             "privacy": {} if gate.budgets is None else gate.budgets.mechanism.statement().to_dict(),
             "notes": list(self.side.notes),
-            "most_questions": max(gate.policy.most_questions - self._elsewhere(), 0),
+            "most_questions": max(limit - self._elsewhere(), 0) if limit else None,
             "learned": self.training.done,
             "marks": self.kept.marks(),
             "last": self._last[self.node.name],

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from fedstill.core.checked import Checked, Fraction
 from fedstill.core.errors import FedstillError
+from fedstill.core.text_format import counted
 from fedstill.privacy.accounting import epsilon, most, within
 from fedstill.privacy.config import Accountant, Epsilon
 from fedstill.privacy.events import Event
@@ -57,8 +58,8 @@ class Unpriced(BudgetSpent):
         which = ", ".join(f"{run} ({times})" for run, times in list(runs.items())[:MOST_NAMED])
         more = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
         self.args = (
-            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as {count} "
-            f"release{'s' if count > 1 else ''} left without any guarantee before it was set, in "
+            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as "
+            f"{counted(count, 'release')} left without any guarantee before it was set, in "
             f"run{'s' if len(runs) > 1 else ''} {which}{more}: {way_out}",
         )
 

@@ -16,7 +16,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.wire_format import WireConfig
 
-PROTOCOL = 5  # of the messages between a server and a node
+PROTOCOL = 6  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 

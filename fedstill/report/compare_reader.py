@@ -10,7 +10,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage_rows import Column
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison_file import SHARED, Comparison, Place, what_leaves
-from fedstill.core.text_format import listed
+from fedstill.core.text_format import counted, listed
 from fedstill.protocol.method import method_name
 from fedstill.report.compare_summary import LOCAL, Entry, Run, Setting, Summary
 from fedstill.report.metric_text import in_a_sentence
@@ -104,7 +104,8 @@ def _context(comparison: Comparison, setting: str, entries: Sequence[Entry]) -> 
     parts = [
         f"{data.title or data.called}, {nodes}{split.about}",
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
-        f"each node trains {local.epochs:g} epochs in all, {local.optimiser}, rate {local.lr:g}, {batch}",
+        f"each node trains {counted(local.epochs, 'epoch')} in all, {local.optimiser}, "
+        f"rate {local.lr:g}, {batch}",
     ]
     results = [run.result for entry in entries for run in entry.runs]
     notes = dict.fromkeys([*(result.data.note for result in results), *map(_public, results)])

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from fedstill.compare.comparison import COSTS
+from fedstill.compare.comparison import COSTS, Comparison
+from fedstill.compare.comparison_file import read_folder
 from fedstill.compare.reproduction import Record, Reproduction, Row, in_order
+from fedstill.core.run_writer import write_text
+from fedstill.core.text_format import counted
 from fedstill.report import table_formats
+from fedstill.report.compare_files import summarise, write_comparison
 from fedstill.report.compare_summary import LOCAL, Run, Summary
 from fedstill.report.table_formats import Cell, Column
 from fedstill.report.table_formats import Row as Line
 from fedstill.runs.config import PaperFigure
+
+
+def compared(folder: Path, comparison: Comparison) -> tuple[list[Row], float]:
+    """Write a comparison's pages and tables into its folder; its rows, and the seconds of its runs.
+
+    Args:
+        folder: in which it has run.
+        comparison: the same, with the paper's figures that its rows will stand beside.
+    """
+    write_comparison(folder, read_folder(folder))
+    summary = summarise(folder, comparison)
+    runs = [run for entry in summary.entries for run in entry.runs]
+    return rows_of(summary, comparison.paper), sum(run.figure("seconds") or 0.0 for run in runs)
 
 
 def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[Row]:
@@ -37,12 +55,18 @@ def _figure(run: Run, name: str) -> float | None:
     return None if up is None or down is None else (up + down) / 1e9
 
 
+def write(entry: Reproduction, record: Record, folder: Path) -> Path:
+    """Write the record's table into a folder; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "table.md", markdown(entry, record))
+    return folder / "table.md"
+
+
 def markdown(entry: Reproduction, record: Record) -> str:
     """The record's table, the paper's figures beside ours, and how far the order is the paper's."""
     published, about = entry.published(record.scale), entry.about
     known = {(figure.setting, figure.method, figure.figure): figure for figure in published}
     theirs = {figure.figure for figure in published}
-    count = len(record.seeds)
     lines = [f"**{about.paper}, {about.what}**: {about.title}.", ""]
     if record.scale == "small":
         lines += [f"{about.reduction}", ""]
@@ -66,7 +90,7 @@ def markdown(entry: Reproduction, record: Record) -> str:
         lines += table_formats.markdown(table_formats.Table("", "", columns, table))
         lines.append("")
     alike, pairs = in_order(record.rows, published)
-    seeds = f"{count} seed{'s' if count != 1 else ''}"
+    seeds = counted(len(record.seeds), "seed")
     minutes = "" if record.minutes is None else f", {record.minutes:.0f} minutes in all"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""
     lines.append(f"Scale {record.scale}, {seeds}{changed}; {record.machine}, {record.date}{minutes}.")

@@ -16,6 +16,7 @@ import torch
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import write_text
+from fedstill.core.text_format import counted
 from fedstill.core.version import __version__
 from fedstill.data.config import check_measured_on_test
 from fedstill.runs.assemble import prepare
@@ -190,4 +191,5 @@ def machine_and_date() -> dict[str, Any]:
 
 def machine() -> str:
     """What computes here, in words."""
-    return f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} CPU threads in use"
+    threads = counted(torch.get_num_threads(), "CPU thread")
+    return f"{platform.machine()}, {platform.system()}, {threads} in use"

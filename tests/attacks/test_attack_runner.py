@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,6 +84,18 @@ def test_parameters_meet_the_attacks_on_parameters(fedavg: Path) -> None:
     skipped = {each["attack"] for each in found["skipped"]}
     assert skipped == {"copying", "counts", "membership through answers"}
     assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
+
+
+def test_without_a_terminal_each_attack_is_a_line(
+    fedavg: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(fedavg, tmp_path / "run")
+    attack(folder, LeakageConfig((LabelCounts(),)), progress=True)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("the run once more, to hear what leaves  after ")
+    assert second.startswith("attack: counts  after ")
+    attack(folder, LeakageConfig((LabelCounts(),)))
+    assert capsys.readouterr().err == ""
 
 
 def test_the_same_seed_gets_the_same(fedavg: Path) -> None:

@@ -96,7 +96,7 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
     code, out, err = command(*words)
     assert (code, err) == (0, "")
     [(folder, ours, told, progress)] = attacks.asked
-    assert (folder, progress) == (Path("a run"), False)
+    assert (folder, progress) == (Path("a run"), True)
     inversion, membership, *others = ours.attacks
     assert ours.seed == 3
     assert (inversion, membership) == (GradientInversion(victims=2), MembershipInference(shadows=4))
@@ -135,7 +135,7 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "fedstill attack is '': allowed is RUN [--quiet]"),
+        ("", "fedstill attack is empty: allowed is RUN [--quiet]"),
         ("nowhere", "there is no folder nowhere: allowed is the folder of a finished run"),
         ("empty", "empty holds no run: there is no config.toml in it"),
         ("half", "the run in half is not finished: there is no result.json; fedstill run --resume half"),

@@ -116,7 +116,8 @@ def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> Non
     assert "--out DIR is the run's folder" in words
 
 
-def test_list_fits_one_screen(command: Main) -> None:
+def test_list_fits_one_screen(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, err = command("list")
     assert (code, err) == (0, "")
     for name in (*METHODS, "digits", "fashion-mnist", "small-cnn", "resnet8", "segmentation"):
@@ -202,17 +203,24 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
     ("words", "line"),
     [
         ("fly", "unknown command 'fly': allowed are run, compare, reproduce, list, show, report"),
-        ("run", "fedstill run is '': allowed is PRESET|FILE.toml"),
+        ("run", "fedstill run is empty: allowed is PRESET|FILE.toml"),
         ("list all", "unknown method 'all': allowed are standalone"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
         ("run fedprox", "unknown preset 'fedprox': did you mean 'digits-fedprox'?"),
+        ("run unheard", "unknown preset 'unheard': `fedstill list presets` shows all"),
+        ("run mnist", "unknown preset 'mnist': did you mean 'mnist-fedmd-cg'?"),
+        (
+            "run fashion-mnist",
+            "unknown preset 'fashion-mnist': `fedstill list presets` shows all; nearest: '",
+        ),
+        ("show lain", "unknown preset 'lain': did you mean 'lain/config.toml'?"),
         ("show a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
         ("run mine.toml other.toml", "fedstill run is 'mine.toml other.toml': allowed is PRESET|"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
         ("run mine.toml --seed x", "seed is 'x': allowed is a whole number"),
-        ("run mine.toml --seed", "seed is '': allowed is a whole number"),
+        ("run mine.toml --seed", "seed is empty: allowed is a whole number"),
         ("run mine.toml --seed -1", "seed is -1: allowed is 0 or more"),
         ("run mine.toml --split.alpha nan", "split.alpha is nan: allowed is a number"),
         (
@@ -230,6 +238,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
         ("compare fedavg --seeds 0", "--seeds is '0': allowed is how many: 1 or more"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
+        ("compare fedavg --zz 3", "unknown option '--zz': `fedstill compare fedavg --help` shows all"),
         ("compare fedavg --method.rounds 3", "--method.rounds is an option of one method"),
         ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("compare fedavg --split.nodes 2 fediod", "split.nodes is '2 fediod': allowed is a whole number"),
@@ -239,10 +248,12 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
 )
 def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: str, line: str) -> None:
     (here / "folder.toml").mkdir()
+    (here / "lain").mkdir()
+    (here / "lain" / "config.toml").touch()
     (here / "plan.toml").write_text('methods = ["fedavg"]', encoding="utf-8")
     assert one_line(command(*words.split())).startswith(line)
     assert runs.asked == []
-    assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "mine.toml", "plan.toml"]
+    assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "lain", "mine.toml", "plan.toml"]
 
 
 @pytest.mark.usefixtures("here")
@@ -263,7 +274,7 @@ def test_bad_files_are_one_line(command: Main, here: Path) -> None:
             "unknown key 'split.nods': did you mean 'split.nodes'?",
         ),
         ('method.name = "fediod"\nseed = "a\\nb"', r"seed is 'a\nb': allowed is a whole number"),
-        ("seed = 3", "method.name is '': allowed is one of standalone, "),
+        ("seed = 3", "method.name is empty: allowed is one of standalone, "),
         ("seed 3", "mine.toml is not TOML: "),
         ('extends = "mine"', "unknown preset 'mine'"),
     ]:

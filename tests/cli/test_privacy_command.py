@@ -363,7 +363,7 @@ def test_a_length_that_nothing_changes_is_told_with_what_was_tried(
 ) -> None:
     told = said(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
     assert "whatever method.predictions, local.epochs, local.least_steps are, this run costs the same" in told
-    assert "--steps is ''" not in told
+    assert "--steps is empty" not in told
 
 
 def test_what_is_asked_nobody_knows_how_often_needs_its_noise_given(

@@ -58,6 +58,21 @@ def reproduce(*, root, out, seed, runs, scale):
     return [{"method": "fedavg", "figure": "scaled", "value": scale * found["seed"]}]
 """
 
+ALONE = """
+[reproduces]
+paper = "FedX"
+what = "Figure 2"
+title = "no runs"
+minutes = 1
+reduction = "None."
+program = "x_alone.py"
+data = ["mnist"]
+"""
+ALONES = """
+def reproduce(*, root, out, seed):
+    return [{"method": root, "figure": "seed", "value": seed}]
+"""
+
 
 @pytest.fixture
 def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -68,6 +83,8 @@ def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "x_table1.toml").write_text(FILE)
     (folder / "x_fig1.toml").write_text(VIEW)
     (folder / "x_drawing.py").write_text(PROGRAM)
+    (folder / "x_fig2.toml").write_text(ALONE)
+    (folder / "x_alone.py").write_text(ALONES)
     monkeypatch.setattr(reproduction, "folder", lambda: folder)
     monkeypatch.chdir(here)
     return folder
@@ -79,8 +96,11 @@ def reproduced(*words: str, code: int = 0) -> None:
     assert end.value.code == code
 
 
-def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reproduced("x-table1", "--seeds", "1", "--quiet")
+def test_a_table_is_run_recorded_and_goes_on(
+    papers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = ("--nodes.local.epochs=1.0", "--data.root", str(papers))
+    reproduced("x-table1", "--seeds", "1", "--quiet", *changed)
     shown = capsys.readouterr().out
     assert "| fedavg |" in shown
     assert "90.0" in shown
@@ -89,12 +109,12 @@ def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.Captur
     first = Path("runs/reproduce/x-table1/fedavg-seed0/result.json")
     before = first.read_bytes()
     assert not (papers / "records").exists()
-    reproduced("x-table1", "--record", "--quiet")
+    reproduced("x-table1", "--record", "--quiet", *changed)
     assert first.read_bytes() == before  # only the second seed ran
     record = Record.read(papers / "records" / "x_table1.json")
     assert record is not None
     assert record.seeds == (0, 1)
-    assert record.changed == ()
+    assert record.changed == ("--nodes.local.epochs 1.0",)  # where the data lie makes no other table
     rows = {(row.method, row.figure): row for row in record.rows}
     result = json.loads(before)
     assert rows["fedavg", "accuracy"].values[0] == round(result["accuracy"], 4)
@@ -104,17 +124,33 @@ def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.Captur
     capsys.readouterr()
     reproduced("x-table1", "--recorded")
     assert "| fedavg |" in capsys.readouterr().out
+    monkeypatch.delenv("COLUMNS", raising=False)
     reproduced()
-    listed = capsys.readouterr().out
-    assert "x-table1" in listed
-    assert record.date in " ".join(listed.split())
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("x-table1 ")]
+    told = "x-table1 FedX, Table 1: two methods digits 1 "
+    assert " ".join(line.split()) == f"{told}{record.date}, 2 seeds"
 
-    reproduced("x-fig1", "--record", "--quiet")  # draws from the runs that are there, and runs none
+    reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
     assert first.read_bytes() == before
     assert Path("runs/reproduce/x-fig1/seed1/drawn.svg").exists()
     drawn = Record.read(papers / "records" / "x_fig1.json")
     assert drawn is not None
     assert drawn.rows == (Row("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
+
+
+def test_a_program_without_runs_is_told_where_the_data_lie(papers: Path) -> None:
+    reproduced("x-fig2", "--data.root=there", "--record")
+    record = Record.read(papers / "records" / "x_fig2.json")
+    assert record is not None
+    assert record.rows == (Row("", "there", "seed", {0: 0.0}),)
+    assert record.changed == ()
+
+
+def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (papers / "x_fig3.toml").write_text(ALONE.replace("x_alone", "x_stopped"))
+    (papers / "x_stopped.py").write_text("def reproduce(**_): raise KeyboardInterrupt")
+    reproduced("x-fig3", "--data.root", "a b", code=130)
+    assert capsys.readouterr().err.endswith("to go on: fedstill reproduce x-fig3 --data.root 'a b'\n")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +161,10 @@ def test_a_table_is_run_recorded_and_goes_on(papers: Path, capsys: pytest.Captur
         (("x-fig1", "--scale", "paper"), "unknown scale 'paper'"),
         (("x-table1", "--recorded"), "nothing is recorded of x-table1"),
         (("x-table1", "--seeds", "0"), "--seeds is '0': allowed is how many"),
-        (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "cifar10"),
+        (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md says what such"),
+        (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help` shows all"),
+        (("x-fig2", "--split.nodes", "3"), "of a run's it takes --data.root alone"),
+        (("x-fig2", "--data.root", "one", "two"), "--data.root is 'one two': allowed is one folder"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -153,6 +192,12 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
         assert file in files
     for entry in entries:
         assert "paper" in entry.scales
+        if entry.compares:
+            comparison = entry.comparison("small")
+            runs = [comparison.config(place) for place in comparison.places()]
+            named = {name for run in runs for name in (run.data.called, run.public.name)}
+            assert set(entry.data) == named - {"none", "held-out", "noise"}
+        assert entry.data
         assert entry.source.compares or entry.arguments("paper") is not None
         for scale in entry.scales:
             record, published = entry.record(scale), entry.published(scale)

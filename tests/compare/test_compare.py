@@ -284,7 +284,7 @@ def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> N
         ),
         (
             'methods = ["fedavg"]\n[[paper]]\nmethod = "fedavg"\nvalue = 3.0',
-            "paper[0].source is '': allowed is a text",
+            "paper[0].source is empty: allowed is a text",
         ),
         (
             'methods = ["fedavg"]\npaper = [{method = "fedavg", value = 101, source = "x"}]',

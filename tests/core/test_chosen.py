@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_one_line(shape: dict[str, object], line: str) -> N
 
 def test_without_a_default_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shape, "default", None)
-    with pytest.raises(ArgumentError, match=r"^shape.how is '': allowed is one of round, square$"):
+    with pytest.raises(ArgumentError, match=r"^shape.how is empty: allowed is one of round, square$"):
         read_table(Picture, {"shape": {"colour": "blue"}})
 
 

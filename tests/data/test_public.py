@@ -160,7 +160,9 @@ def test_a_limit_draws_from_the_other_set(tmp_path: Path) -> None:
 
 
 def test_no_name_is_no_public_data() -> None:
-    with pytest.raises(ArgumentError, match=r"public\.name is '': allowed is one of none, held-out, noise"):
+    with pytest.raises(
+        ArgumentError, match=r"public\.name is empty: allowed is one of none, held-out, noise"
+    ):
         load_public(PublicConfig(""), DIGITS)
 
 

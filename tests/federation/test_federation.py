@@ -258,7 +258,7 @@ def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stac
     [
         (PolicyConfig(questions=("tell",)), "questions: tell"),
         (PolicyConfig(most_questions=1), "most_questions: 1"),
-        (PolicyConfig(most_bytes=4), "most_bytes: 4"),
+        (PolicyConfig(most_bytes=4), "most_bytes: 4 bytes"),
     ],
 )
 def test_a_refusal_names_node_question_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:

@@ -161,7 +161,7 @@ def replies(name: str, answers: Mapping[int, Any]) -> Replies:
     hello = {"name": name, "protocol": PROTOCOL, "versions": {"fedstill": "0"}}
     join = {
         "objections": {},
-        "most_questions": 0,
+        "most_questions": None,
         "learned": False,
         "last": -1,
         "marks": [],
@@ -289,7 +289,7 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
     ("change", "said"),
     [
         (lambda h, t: h.update(format=1), f"is of format 1: this version of fedstill reads {FORMAT}"),
-        (lambda h, t: h.pop("questions"), "questions is ''"),
+        (lambda h, t: h.pop("questions"), "questions is empty"),
         (lambda h, t: h["questions"].pop(), "does not list the questions that it holds"),
         (lambda h, t: t.update(stray=torch.zeros(1)), "holds a tensor 'stray', which belongs to no question"),
         (
@@ -354,7 +354,7 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
         (lambda h, t: h["told"]["join"].update(marks=3), "marks is 3"),
         (lambda h, t: h["told"]["privacy"][1].clear(), "does not say how an answer is protected"),
         (lambda h, t: h["policy"].update(questions=3), "policy.questions is 3"),
-        (lambda h, t: h.pop("node"), "node is ''"),
+        (lambda h, t: h.pop("node"), "node is empty"),
     ],
 )
 def test_answers_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:

@@ -73,7 +73,7 @@ def make_questions(path: Path, method: str = "fedkd", **other: torch.Tensor) -> 
         "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
     )
     table = {"name": method, **vars(CONFIG)}
-    plan = Plan("questions", table, SPEC, public=fingerprint(public), public_note=("made", "by hand"))
+    plan = Plan(path.stem, table, SPEC, public=fingerprint(public), public_note=("made", "by hand"))
     *asks, last = CONFIG.asks(public, 4)
     asks.append(replace(last, tensors={**last.tensors, **other}))
     key = signed_files.own_key(path.with_name("server.key"))
@@ -126,7 +126,18 @@ def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> N
     with pytest.raises(QuestionRefused, match="most_bytes: 100"):
         offline_node.answer(node, make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers")
     (refusal,) = entries(node, "refused")
-    assert refusal["rule"] == "most_bytes: 100"
+    assert refusal["rule"] == "most_bytes: 100 bytes"
+
+
+def test_what_is_left_of_a_limit_is_known_before_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = len(CONFIG.asks(Public("made", torch.zeros(23, *SHAPE)), 4))
+    node = make_node(tmp_path / "clinic", f"most_questions = {asked + 1}\n")
+    offline_node.answer(node, make_questions(tmp_path / "one.safetensors"), tmp_path / "one")
+    monkeypatch.setattr(Session, "learn", lambda *given: pytest.fail("it trained for nothing"))
+    with pytest.raises(QuestionRefused, match=f"most_questions: 1, and the file asks {asked}"):
+        offline_node.answer(node, make_questions(tmp_path / "two.safetensors"), tmp_path / "two")
 
 
 def test_what_fails_in_another_library_is_a_refusal_in_the_log(

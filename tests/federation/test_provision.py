@@ -245,7 +245,7 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     ("host", "nodes", "changes", "message"),
     [
         ("a:1", ["x"], {}, "host is 'a:1'"),
-        ("localhost", [], {}, "nodes is ''"),
+        ("localhost", [], {}, "nodes is empty"),
         ("localhost", ["North", "north"], {}, "each name once, in whichever case"),
         ("localhost", ["../x"], {}, r"node is '\.\./x'"),
         ("localhost", ["-x"], {}, "node is '-x'"),

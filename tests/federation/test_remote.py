@@ -228,6 +228,8 @@ X = torch.arange(8.0).view(2, 1, 2, 2) / 8
 class Scripted:
     """Nodes k = 1, 2, 3 that answer k x_0, k x_1 of each input, and do what a test tells them to."""
 
+    most: int | None = None  # questions that they answer
+
     def __init__(self, **link: Any) -> None:
         self.heard: list[tuple[str, str]] = []
         self.fail: dict[tuple[str, str], Callable[[], bytes]] = {}
@@ -258,7 +260,7 @@ class Scripted:
         if do == "hello":
             told = {"name": node, "protocol": PROTOCOL, "versions": {}}
         elif do == "join":
-            about = {"objections": {}, "most_questions": 0, "learned": True}
+            about = {"objections": {}, "most_questions": self.most, "learned": True}
             told = {**about, "marks": self.marks[node], "last": self.last[node]}
         elif do == "answer":
             self.last[node] = header["number"]
@@ -465,6 +467,12 @@ def test_who_refuses_does_not_come_back() -> None:
     assert nodes.ask().nodes == ("one", "three")
     assert nodes.federation.out["two"].back is False
     assert "most_questions: 1" in nodes.federation.out["two"].reason
+
+
+def test_nodes_that_have_none_left_are_no_nodes_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Scripted().federation.limits() == {}
+    monkeypatch.setattr(Scripted, "most", 0)
+    assert Scripted().federation.limits() == {"one": 0, "two": 0, "three": 0}
 
 
 def test_all_who_refuse_are_named_with_their_rules() -> None:
@@ -745,7 +753,7 @@ def test_no_reply_ends_a_run_that_has_a_quorum(what: str) -> None:
 
 
 SAID = Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)).to_dict()
-ABOUT = {"objections": {}, "most_questions": 0, "learned": True, "marks": [], "last": -1}
+ABOUT = {"objections": {}, "most_questions": None, "learned": True, "marks": [], "last": -1}
 
 
 @pytest.mark.parametrize(

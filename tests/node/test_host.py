@@ -634,7 +634,7 @@ def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
         clinic = Clinic(tmp_path / question, plan=plan)
         about, _ = clinic.say("join", plan=plan.to_dict())
         assert about["objections"][question].startswith(rule)
-        assert about["most_questions"] == 0  # no limit
+        assert about["most_questions"] is None
         refused = clinic.say("answer", question=question, number=0, differentiable=False)
         assert refused["kind"] == REFUSED
         assert refused["rule"].startswith(rule)

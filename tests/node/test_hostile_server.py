@@ -57,6 +57,7 @@ def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
     assert told["objections"] == dict.fromkeys(
         ("count_labels", "examine"), "most_questions: 3, over all runs"
     )
+    assert told["most_questions"] == 0  # and not None, which is no limit
 
 
 def test_bytes_are_limited_over_all_runs_too(tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
             "secret is missing",
             "data.path 'none.npz': there is no file",
             "model.name is 'huge-cnn': allowed is one of small-cnn",
-            "compute.device is 'abacus': allowed is a device of this machine",
+            "compute.device is 'abacus': allowed is a device of this machine: cpu",
             "kit holds no startup kit",
         ),
         strict=True,
@@ -397,7 +397,10 @@ def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
     assert len(found) == 2
     assert "gives outputs of shape (9,)" in found[1]
     (folder / "node.toml").write_text("data = 3\nonline = false\n", encoding="utf-8")
-    assert owner_folder.faults(folder) == ["name is '': allowed is a text", "data is 3: allowed is a table"]
+    assert owner_folder.faults(folder) == [
+        "name is empty: allowed is a text",
+        "data is 3: allowed is a table",
+    ]
 
 
 def test_data_of_another_form_are_a_fault_only_where_the_form_is_known(tmp_path: Path) -> None:

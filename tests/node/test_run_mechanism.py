@@ -447,7 +447,7 @@ def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
 def test_nothing_is_drawn_before_it_is_known_what_answers_follow_from() -> None:
     made = Mechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
     for draws in (made.draws, made.networks()["model"].draws):
-        with pytest.raises(ArgumentError, match="binding is ''"):
+        with pytest.raises(ArgumentError, match="binding is empty"):
             draws("gate", 1)
 
 

@@ -142,7 +142,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"splt": {}}, "unknown key 'splt': did you mean 'split'?"),
         ({"nodes": {"local": {"epoch": 3}}}, "unknown key 'nodes.local.epoch': did you mean "),
         ({"method": {"name": "fediod", "taus": 1}}, "unknown key 'method.taus': did you mean 'method.tau'?"),
-        ({"method": {}}, "method.name is '': allowed is one of standalone"),
+        ({"method": {}}, "method.name is empty: allowed is one of standalone"),
         ({"method": "fediod"}, "method is 'fediod': allowed is a table"),
         ({"seed": "1"}, "seed is '1': allowed is a whole number"),
         ({"seed": -1}, "seed is -1: allowed is 0 or more"),
@@ -157,7 +157,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"nodes": {"models": []}}, "nodes.models is []: allowed is a list of one model or more"),
         ({"plugins": 5}, "plugins is 5: allowed is a list, each a text"),
         ({"plugins": "lab"}, "plugins is 'lab': allowed is a list, each a text"),
-        ({"student": {"model": ""}}, "student.model is '': allowed is the name of a model"),
+        ({"student": {"model": ""}}, "student.model is empty: allowed is the name of a model"),
         ({"nodes": {"policy": {"most_bytes": -1}}}, "nodes.policy.most_bytes is -1: allowed is "),
     ],
 )

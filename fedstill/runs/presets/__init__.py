@@ -9,6 +9,7 @@ imports torch, so that listing and asking for help stay quick.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,11 @@ def path(name: str) -> Path:
         alike = [preset for preset in names() if preset.startswith(f"{name}-") or preset.endswith(f"-{name}")]
         few = len(alike) <= FEW
         meant = ", ".join(map(repr, alike)) if few else f"one of {len(alike)} in `fedstill list presets`"
-        raise UnknownName("preset", name, names(), meant=meant)
+        if name and (file := Path(name) / "config.toml").is_file():  # a run's folder
+            meant = repr(str(file))
+        near = ", ".join(map(repr, get_close_matches(name, names(), cutoff=0.4)))
+        see = "`fedstill list presets` shows all" + (f"; nearest: {near}" if near else "")
+        raise UnknownName("preset", name, names(), see=see, meant=meant)
     return FOLDER / f"{name}.toml"
 
 

@@ -1,0 +1,49 @@
+"""The page of the papers' tables says what the records say: figures, seeds, dates, pairs in order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedstill.compare.reproduction import Record, Reproduction, in_order, reproductions
+
+PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
+LINE = re.compile(r"\| \[[^]]*\]\(\.\./experiments/(\w+)\.toml\): (.*) \|$", re.MULTILINE)
+NAMES = {"alone": "standalone", "public only": "public-only"}  # of methods, where the page has other words
+ENTRIES = {entry.file.stem: entry for entry in reproductions()}
+
+
+def lines() -> dict[str, list[str]]:
+    """The cells of each table's line: ours, seeds and date, pairs."""
+    found = LINE.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(found) == len(dict(found))
+    return {stem: [cell.strip() for cell in cells.split(" | ")][2:5] for stem, cells in found}
+
+
+def test_each_table_has_a_line() -> None:
+    assert lines().keys() == ENTRIES.keys()
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
+def test_a_line_says_what_was_recorded(entry: Reproduction) -> None:
+    ours, seeds, pairs = lines()[entry.file.stem]
+    record = entry.record()
+    if record is None:
+        assert (ours, seeds, pairs) == ("-", "-", "-")
+        return
+    assert seeds == f"{len(record.seeds)}, {record.date}"
+    alike, among = in_order(record.rows, entry.published())
+    assert pairs == (f"{alike} of {among}" if among else "nothing printed")
+    figures = re.findall(rf"(?:({'|'.join(NAMES)}|[\w-]+) )?(\d+\.\d+)", ours)
+    assert figures
+    for name, figure in figures:
+        assert figure in recorded(record, NAMES.get(name, name.lower()), len(figure.partition(".")[2]))
+
+
+def recorded(record: Record, method: str, digits: int) -> set[str]:
+    """All means of a record as the page writes them; of one method, if it is one."""
+    own = [row for row in record.rows if row.method.partition(",")[0] == method]
+    means = [row.spread()[0] for row in own or record.rows]
+    return {f"{mean:.{digits}f}" for mean in means if mean is not None}
