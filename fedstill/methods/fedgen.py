@@ -4,8 +4,9 @@ Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated L
 Algorithm 1. Symbols are FedMD-CG's, which compares with it: extractors F_i, heads D_i, the generator
 G([z; y]).
 
-In each round a node trains its model on its own data and its head on what G gives; shared parameters are
-averaged; then the server teaches G features that the nodes' heads, ensembled, take for those of label y.
+In each round a node trains its model on its own data and its head on what G gives, and (published code) holds
+its answers about own data to those about G's features of the same labels; shared parameters are averaged;
+then the server teaches G features that the nodes' heads, ensembled, take for those of label y.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Gt, Le
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat
@@ -57,6 +59,10 @@ class FedGEN(FeatureGenerators):
     """What nodes share: the head alone (partial sharing, as FedMD-CG compares with it) or the whole model."""
     alpha: NonNegativeFloat = 1.0
     """Weight of the head's cross-entropy on what G gives, at the nodes."""
+    beta: NonNegativeFloat = 0.0
+    """Weight of KL(D_i(G(z, y)) || D_i(F_i(x))), x of label y, at the nodes (published code: as alpha)."""
+    decay: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Of alpha and beta from round to round (published code: 0.98)."""
     diversity: Diversity = "div0"
     """The generator's diversity loss: none, div0 (FedMD-CG's Eq. 7), or FedMD-CG's own div1 and div2."""
     eta: NonNegativeFloat = 1.0
@@ -95,16 +101,22 @@ class FedGEN(FeatureGenerators):
         return {"parameters": nodes.vectors("model", self.part)}
 
     def work(self, nodes: Group, G: Received) -> Work:
-        """A step of F_i and D_i on CE(D_i(F_i(x)), y) + alpha CE(D_i(G(z, y')), y')."""
+        """A step of F_i and D_i on their own data, on G(z, y') and, if so wished, on G(z, y)."""
         task, smoothing, turns = nodes.at.task, nodes.at.local.smoothing, itertools.count()
+        alpha, beta = (weight * self.decay**G.t for weight in (self.alpha, self.beta))
 
         def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             turn, model = next(turns), group.bench("model")
-            loss: torch.Tensor = task.loss(model(model(x, EXTRACTOR), HEAD), y, smoothing)  # (G,)
+            d = model(model(x, EXTRACTOR), HEAD)  # D_i(F_i(x))  (G, B, C)
+            loss: torch.Tensor = task.loss(d, y, smoothing)  # (G,)
             if G.t:  # before the first round nobody has taught G anything
                 y_hat = G.labels(group, y.shape, turn)
                 d_hat = model(G.features(group, y_hat, turn), HEAD)  # D_i(G(z, y'))
-                loss = loss + self.alpha * task.loss(d_hat, y_hat)
+                loss = loss + alpha * task.loss(d_hat, y_hat)
+            if G.t and beta:
+                d_bar = model(G.features(group, y, "same", turn), HEAD).detach()  # D_i(G(z, y))
+                kl = task.distance(d.flatten(0, 1), d_bar.flatten(0, 1), 1.0)  # (G B,)
+                loss = loss + beta * kl.view(len(d), -1).mean(1)
             group.step("model", loss)
             return loss
 

@@ -186,14 +186,19 @@ def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> N
     same_slopes(node.model, model)
 
 
-def test_fedgens_model_descends_cross_entropy_on_its_data_and_on_features_of_labels_from_all_nodes() -> None:
-    config = replace(GEN, alpha=0.3)
+@pytest.mark.parametrize(("beta", "decay"), [(0.0, 1.0), (0.7, 0.9)])
+def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> None:
+    """On its data, on features of labels from all nodes, and towards what G gives of its own labels."""
+    config = replace(GEN, alpha=0.3, beta=beta, decay=decay)
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
     y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.draw("y", 1, 0))
-    z = torch.randn(4, config.noise, generator=node.draw("z", 1, 0))
-    imagined = model.head(G(condition(z, y_hat, CLASSES)).detach())
-    plain = F.cross_entropy(model(x), y, label_smoothing=0.1) + 0.3 * F.cross_entropy(imagined, y_hat)
+    z, z_same = (torch.randn(4, config.noise, generator=node.draw("z", 1, *of)) for of in ((0,), ("same", 0)))
+    imagined, same = (model.head(G(condition(*of, CLASSES)).detach()) for of in ((z, y_hat), (z_same, y)))
+    plain = F.cross_entropy(model(x), y, label_smoothing=0.1)
+    plain = plain + decay * 0.3 * F.cross_entropy(imagined, y_hat)
+    p = same.softmax(1).detach()
+    plain = plain + decay * beta * (p * (p.log() - model(x).log_softmax(1))).sum(1).mean()
     plain.backward()
     G_sent = received(config, node)
     loss = stepped(node, ("model",), lambda group: config.work(group, G_sent))
