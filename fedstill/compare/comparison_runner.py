@@ -12,6 +12,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fedstill.runs.config import RunConfig, load_toml
 
 __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
 
-TRAINED = "trained"  # models of nodes that several methods start from, while there is something to run
+TRAINED = ".trained"  # models of nodes that several methods of a setting and seed start from, while they run
 NOT_RUN = "not_run.json"
 NOT_ATTACKED = "not_attacked.json"
 
@@ -65,7 +66,7 @@ def compare(
     console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
     refused = _refusals(comparison, out, console)
     out.mkdir(parents=True, exist_ok=True)
-    with holding(out, "comparison"):
+    with holding(out, "comparison"), ExitStack() as at_last:
         if not (out / FILE).exists():
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
         elif before is not None and (before.leakage, before.seeds) != (comparison.leakage, comparison.seeds):
@@ -74,12 +75,17 @@ def compare(
         _remember(out / NOT_RUN, refused)
         for reason in dict.fromkeys(refused.values()):
             console.print(Text(f"refused: {reason}"))
+        at_last.callback(shutil.rmtree, out / TRAINED, ignore_errors=True)
         waiting = [place for place in comparison.places() if place.folder not in refused]
+        before_it: Place | None = None
         failed: dict[str, str] = {}
         if comparison.leakage is not None:
             _remember(out / NOT_ATTACKED, failed)
         for count, place in enumerate(waiting, start=1):
             folder, number = out / place.folder, f"{count} of {len(waiting)}"
+            if before_it is None or (before_it.setting, before_it.seed) != (place.setting, place.seed):
+                shutil.rmtree(out / TRAINED, ignore_errors=True)
+            before_it = place
             if not (folder / "result.json").exists():
                 _tell(console, f"run {number}", place, time.monotonic() - start)
             try:
@@ -102,7 +108,6 @@ def compare(
                 failed[place.folder] = " ".join(str(error).split())
                 _remember(out / NOT_ATTACKED, failed)
                 console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
-        shutil.rmtree(out / TRAINED, ignore_errors=True)
 
 
 def resume(out: Path, *, report: Callable[[Path], object], quiet: bool = False, bars: bool = False) -> None:

@@ -27,8 +27,9 @@ class EngineConfig(Checked):
     under: ClassVar[str] = "engine"
 
     name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
-    """Equal architectures in one stacked call, or each node for itself; auto stacks them on a GPU. Or nodes
-    as processes of their own on NVIDIA FLARE: its simulator, or a federation deployed on this machine."""
+    """Equal architectures in one stacked call, or each node for itself; auto stacks them on a GPU, and on a
+    CPU many that have no convolutions. Or nodes as processes of their own on NVIDIA FLARE: its simulator, or
+    a federation deployed on this machine."""
     device: str = "cpu"
     """A torch device, for example cpu or cuda."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"

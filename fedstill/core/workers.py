@@ -59,7 +59,7 @@ class Workers:
         Raises:
             RuntimeError: work drew from torch's global generator that had not done so the first time.
         """
-        if self.count == 1 or _thread.works:  # whoever works in a thread has that one core
+        if self.count == 1 or _thread.works:  # whoever works in a thread has its own cores
             return [work(item) for item in items]
         done: dict[int, R] = {}
         # Who is alone for a while has no more cores for it: which work was the first of its kind, or that its
@@ -92,10 +92,10 @@ class Workers:
         Whoever is interrupted has all of it ended soon, between two steps.
         """
         end, pool, here = Event(), self._threads(), torch.get_num_threads()
-        futures = {
-            place: pool.submit(_on, cores, how, work, item, end) for place, (item, cores) in each.items()
-        }
+        futures: dict[int, Future[R]] = {}
         try:
+            for place, (item, cores) in each.items():
+                futures[place] = pool.submit(_on, cores, how, work, item, end)
             wait(futures.values())
         except BaseException:
             end.set()

@@ -1,4 +1,4 @@
-"""All nodes in this process: stacked on a GPU, each for itself and several at once on a CPU."""
+"""All nodes in this process: stacked on a GPU, mostly each for itself and several at once on a CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation, Tensors
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, alike, multiplies_only
+from fedstill.node.node_group import Group, alike, multiplies_only, signature
 from fedstill.node.request_handler import KEPT, RequestHandler
 from fedstill.protocol.questions import NodeSide, Question
 
@@ -25,16 +25,17 @@ def stacks(compute: Compute, nodes: Sequence[Node]) -> bool:
     """Whether equal architectures are computed together, as the engine says.
 
     ``auto`` stacks on a GPU, which one small network cannot fill. On a CPU it stacks only networks of matrix
-    products, where each core would have more than three of them: stacked convolutions are grouped ones, which
-    take two to three times as long there (``benchmarks/grid.py``), and nodes that are alone are computed on
-    all cores at once (:mod:`fedstill.core.workers`).
+    products, where each core would have more than three of each kind: stacked convolutions are grouped ones,
+    which take two to three times as long there (``benchmarks/grid.py``), and nodes that are alone are
+    computed on all cores at once (:mod:`fedstill.core.workers`).
     """
     if compute.config.name != "auto":
         return compute.config.name == "stacked"
     if compute.device.type == "cuda":
         return True
     networks = [network for node in nodes for network in node.modules.values()]
-    return len(nodes) > 3 * compute.workers.count and all(multiplies_only(each) for each in networks)
+    kinds = len({signature(node.model) for node in nodes})
+    return len(nodes) > 3 * compute.workers.count * kinds and all(multiplies_only(each) for each in networks)
 
 
 class InProcess(Federation):

@@ -46,7 +46,8 @@ class CriticOptions(Method):
     critic_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for each D_k."""
     critic_batch: NonNegativeInt = 0
-    """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published)."""
+    """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published). A critic
+    that learns privately takes all."""
 
     @property
     def critical(self) -> bool:

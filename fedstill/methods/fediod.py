@@ -54,7 +54,8 @@ class FedIOD(Importance, FromNoise, Imagines):
     steps: PositiveInt = 400
     """Distillation steps, each with one question to all nodes."""
     critic_batch: NonNegativeInt = 32
-    """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published)."""
+    """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published). A critic
+    that learns privately takes all."""
     conf: NonNegativeFloat = 0.2
     """Weight of L_conf (Eq. 3)."""
     unique: NonNegativeFloat = 0.2

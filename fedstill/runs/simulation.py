@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Simulation(Measured):
         if not saved:
             return
         self.compute.precision = saved["precision"]  # as the run began, whatever machine this is
-        self.local_steps = saved["local_steps"]
+        self.local_steps, self.groups = saved["local_steps"], saved["groups"]
         for node in self.nodes:
             node.load(saved["nodes"][node.name])
 
@@ -123,6 +124,7 @@ class Simulation(Measured):
         return {
             "precision": self.compute.precision,
             "local_steps": self.local_steps,
+            "groups": self.groups,
             "nodes": {node.name: node.state() for node in self.nodes},
             "mark": None if self.mark is None else self.mark.state(),
         }
@@ -160,7 +162,8 @@ class Simulation(Measured):
             self._train(groups, phase, span)
             steps = {group[0].name: self.local_steps.get(group[0].name, 0) for group in groups}
             seconds, losses = time.monotonic() - start, self.records.metrics[first:]
-            TrainedModels.keep(file, nodes, steps=steps, seconds=seconds, losses=losses)
+            with suppress(OSError):  # on a full disk the next run trains for itself
+                TrainedModels.keep(file, nodes, steps=steps, seconds=seconds, losses=losses)
 
     def _train(self, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
         """Train groups to the end of a span, from the steps that they have reached; several at once."""
@@ -216,7 +219,9 @@ class Simulation(Measured):
         return "local training", done, sum(totals[name] for group in groups for name in group)
 
     def _parted(self, phase: str, nodes: Sequence[Node]) -> list[list[Node]]:
-        """Nodes in the groups of a phase."""
-        groups = partition(nodes, stacks(self.compute, nodes))
-        self.groups[phase] = [[node.name for node in group] for group in groups]
-        return groups
+        """Nodes in the groups of a phase; after a stop in the same, whatever machine this is."""
+        if phase not in self.groups:
+            groups = partition(nodes, stacks(self.compute, nodes))
+            self.groups[phase] = [[node.name for node in group] for group in groups]
+        named = {node.name: node for node in nodes}
+        return [[named[name] for name in group] for group in self.groups[phase]]

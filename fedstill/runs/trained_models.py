@@ -1,7 +1,8 @@
 """Keeps the models of nodes that were trained alike, so that the runs of a comparison train them once.
 
 Methods that distil start from nodes that have trained on their own data, and the mark from all data together:
-where configuration, first weights and computation are the same, so is what comes out, to the last bit.
+where configuration, first weights and computation are the same, so is what comes out, to the last bit. What
+is kept serves the runs of one setting and seed in one process, which have read the same data and code.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class TrainedModels:
     def file(self, groups: Sequence[Sequence[Node]], *about: object) -> Path | None:
         """Where the models of some nodes are kept, once they are trained; None where they are no other run's.
 
-        Noise of a node that learns privately is its run's own, and so is what it pays.
+        Noise of a node that learns privately is its run's own, and so is what it pays; and a network may keep
+        what is no tensor.
 
         Args:
             groups: the nodes before their training, as they are computed together.
@@ -44,14 +46,17 @@ class TrainedModels:
         nodes = [node for group in groups for node in group]
         if any(node.private or node.teachers for node in nodes):
             return None
+        states = [node.model.state_dict() for node in nodes]
+        if not all(isinstance(value, torch.Tensor) for state in states for value in state.values()):
+            return None
         names = [[node.name for node in group] for group in groups]
         same = {
             key: part for key, part in to_dict(self.config).items() if key not in ("name", "method", "paper")
         }
         told = hashlib.sha256(repr((same, names, about, torch.get_num_threads())).encode())
-        for node in nodes:
+        for node, state in zip(nodes, states, strict=True):
             told.update(f"{node.model}{sorted(node.frozen['model'])}".encode())
-            for name, tensor in node.model.state_dict().items():
+            for name, tensor in state.items():
                 told.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
                 told.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return self.folder / f"{told.hexdigest()[:32]}.safetensors"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedstill.compare import comparison_file, comparison_runner
+from fedstill.core.run_writer import Records
+from fedstill.core.workers import Workers
 from fedstill.node import local_training
 from fedstill.runs import run
 from fedstill.runs.assemble import prepare
@@ -19,6 +23,20 @@ from fedstill.runs.trained_models import TrainedModels
 
 FEDKD = {"name": "fedkd", "epochs": 2}
 FEDIOD = {"name": "fediod", "steps": 2, "batch": 8, "generator_width": 4, "critic_width": 4}
+
+
+PLAN = """
+seeds = 2
+methods = ["standalone", "ensemble"]
+
+[base]
+data = { name = "digits", train_limit = 100 }
+split = { nodes = 2 }
+nodes = { models = ["mlp:8"], local = { epochs = 1 } }
+student = { model = "mlp:8" }
+engine = { threads = 1 }
+"""
+MANY = {"models": ["mlp:8"], "local": {"epochs": 60.0}}
 
 
 def config(method: dict[str, Any], **more: Any) -> RunConfig:
@@ -80,6 +98,49 @@ def test_the_second_method_takes_the_models_of_the_first_and_ends_as_it_does_alo
     for phase in ("local_training", "centralised"):  # what it would have taken
         assert second["seconds"][phase] == pytest.approx(first["seconds"][phase], rel=0.5, abs=0.2)
     assert second["seconds"]["total"] > second["seconds"]["local_training"]
+
+
+def test_a_comparison_trains_once_a_setting_and_seed_and_leaves_no_models_behind(
+    tmp_path: Path, counted: list[str]
+) -> None:
+    made = tmp_path / "plan.toml"
+    made.write_text(PLAN, encoding="utf-8")
+    out = tmp_path / "out"
+    comparison_runner.compare(
+        comparison_file.read(made), out, command="", report=lambda folder: None, quiet=True
+    )
+    assert sorted(counted) == ["node-0", "node-0", "node-1", "node-1"]
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {
+        f"{method}-seed{seed}" for method in ("standalone", "ensemble") for seed in (0, 1)
+    }
+
+
+def test_a_run_goes_on_in_the_groups_that_it_began_with_though_there_are_more_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the steps that a stack has done would be those of its first node."""
+    many = config({"name": "standalone"}, split={"how": "dirichlet", "nodes": 4, "alpha": 1.0}, nodes=MANY)
+    whole = prepare(many)[0].run(None)
+
+    monkeypatch.setattr(Records, "due", lambda records: True)
+    monkeypatch.setattr(Simulation, "_save", stopping(Simulation._save))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(many)[0].run(tmp_path)
+    monkeypatch.undo()
+    later = prepare(many)[0]
+    later.compute.workers = Workers(4)  # where four nodes are not stacked
+    figures = later.run(tmp_path)
+    assert figures["standalone"] == whole["standalone"]
+
+
+def stopping(save: Callable[[Simulation], None]) -> Callable[[Simulation], None]:
+    """What saves a state once, and is interrupted."""
+
+    def saving(simulation: Simulation) -> None:
+        save(simulation)
+        raise KeyboardInterrupt
+
+    return saving
 
 
 def files(of: RunConfig, about: object = 0) -> Path | None:
