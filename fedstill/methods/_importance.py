@@ -1,4 +1,8 @@
-"""Which node is listened to about which input: pi_k(x), FedIOD Eq. 8, and what is asked for it."""
+"""Which node is listened to about which input: pi_k(x), FedIOD Eq. 8 or FedGO's, and what is asked for it.
+
+FedGO: Jang, Park, Lee, "Provably Near-Optimal Federated Ensemble Distillation with Negligible Overhead",
+ICML 2025.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,46 @@ from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks import Task
 
 
+def odds(d: torch.Tensor) -> torch.Tensor:
+    """The odds that each critic gives each image of being real, ``(K, B, h, w)`` to ``(K, B)``, but for a
+    factor that all nodes share.
+
+    A critic at its optimum has odds p_k(x) / p_G(x) (Goodfellow et al. 2014), and p_G(x) is the same for all:
+    times n_k and normalised over nodes they are the chance that x came from node k (FedGO). Of patches it is
+    their geometric mean.
+
+    >>> odds(torch.tensor([[[[0.0]]], [[[-1.0]]]])).flatten()  # d is high where critics see what is generated
+    tensor([0.3679, 1.0000])
+    """
+    log_odds = -d.flatten(2).mean(2)
+    return (log_odds - log_odds.amax(0)).exp()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Importance(CountsLabels, CriticOptions, StudentOptions):
     """Nodes tell label counts, and their critics how well they know an input, where that is wanted."""
 
-    importance: Literal["counts", "fakeness", "realness", "size"] = "counts"
+    importance: Literal["counts", "fakeness", "realness", "odds", "size"] = "counts"
     """pi_k(x): Eq. 8 by class counts alone (published code), times D_k(x)/E D_k(x') (fakeness, as
-    printed), times the same ratio of 1 - D_k (realness), or by data size only (Table 6, ***)."""
+    printed), times the same ratio of 1 - D_k (realness); data size times the odds that D_k gives x of being
+    the node's own, with ensemble = probs (FedGO); or by data size only (Table 6, ***)."""
     gan_weights: Literal["size", "average", "expertise"] = "size"
     """How critics are weighed: by data size (pi_k), equally, or by who holds the classes x shows."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.importance == "odds" and self.gan_form == "eq2":
+            allowed = "bce where importance = odds: what else critics learn says nothing of odds"
+            raise ArgumentError("method.gan_form", self.gan_form, allowed)
 
     @property
     def rated(self) -> bool:
         """Whether pi_k(x) needs the critics."""
+        return self.relative or self.importance == "odds"
+
+    @property
+    def relative(self) -> bool:
+        """Whether it compares what a critic says of x with what it says of the node's own."""
         return self.importance in ("fakeness", "realness")
 
     @property
@@ -41,11 +72,14 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
     @property
     def ratings(self) -> Mapping[str, Kind]:
         """What pi_k(x) needs of an answer, by kind."""
-        return {"critic": CRITIC, "critic_real": CRITIC} if self.rated else {}
+        return {
+            **({"critic": CRITIC} if self.rated else {}),
+            **({"critic_real": CRITIC} if self.relative else {}),
+        }
 
     def rating(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """E D_k(x'_k), (G,), if pi_k(x) needs it."""
-        if not self.rated:
+        if not self.relative:
             return {}
         real = nodes.bench("critic")(self.critics(nodes.at).own(nodes, nodes.number, x.shape[1]))
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
@@ -58,7 +92,7 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
         releases=lambda self, at: {"logits": LOGITS, **self.ratings},
         times=lambda self, at: self.steps,
         rows=lambda self, at: self.student_steps * self.batch,
-        reads=lambda self, at: ("critic_real",) if self.rated else (),
+        reads=lambda self, at: ("critic_real",) if self.relative else (),
         when=lambda self, at: self.student_inputs == "fresh",
     )
     def predict(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
@@ -88,6 +122,9 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
             return server.task.importance(told.sizes.unsqueeze(1).expand_as(counts))
         if not self.rated or "critic" not in answers.tensors:  # no map is known of what was asked
             return server.task.importance(counts)
+        if self.importance == "odds":
+            by_size = told.sizes.unsqueeze(1).expand_as(counts)
+            return server.task.importance(by_size, odds(answers["critic"].detach()))
         fake = answers["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
         real = answers["critic_real"].unsqueeze(1)  # E D_k(x'_k) (K, 1)
         if self.importance == "realness":

@@ -91,7 +91,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         differentiable=lambda self, at: ("x",) if self.through else (),
         times=lambda self, at: self.steps,
         rows=lambda self, at: self.batch,
-        reads=lambda self, at: (*(("critic_real",) if self.rated else ()), *self.critics(at).reads),
+        reads=lambda self, at: (*(("critic_real",) if self.relative else ()), *self.critics(at).reads),
         trains=lambda self, at: ("critic",) if self.critical else (),
     )
     def examine(self, nodes: Group, x: torch.Tensor, **about: torch.Tensor) -> Tensors:

@@ -99,6 +99,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
         {"importance": "fakeness", "gan_form": "bce", "ensemble": "probs", "gan_weights": "expertise"},
         {"importance": "realness", "gan_form": "eq2", "ensemble": "consensus", "gan_weights": "expertise"},
         {"importance": "realness", "gan_form": "bce", "gan_weights": "average", "student_inputs": "fresh"},
+        {"importance": "odds", "ensemble": "probs", "student_inputs": "fresh"},
     ],
 )
 @pytest.mark.parametrize("specs", [ALIKE, MIXED, RESNETS], ids=["alike", "mixed", "resnets"])
@@ -114,7 +115,7 @@ def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
     """Or else equality above would say nothing."""
     figures = [
         distilled(ALIKE, FedIOD(**{**vars(CONFIG), "importance": how}), "stacked")["losses"]
-        for how in ("counts", "fakeness", "realness")
+        for how in ("counts", "fakeness", "realness", "odds")
     ]
     for one, other in itertools.combinations(figures, 2):
         assert (one - other).abs().max() > 1e-4

@@ -92,7 +92,8 @@ class Plain:
         self.data = [node.data for node in start.nodes]
         self.nodes = start.nodes  # only to draw x'_k: the draws are the node's own
         self.T = [copy.deepcopy(node.model).requires_grad_(False) for node in start.nodes]
-        critical = config.gan > 0 or config.importance in ("fakeness", "realness")  # else there are none
+        rated = config.importance in ("fakeness", "realness", "odds")
+        critical = config.gan > 0 or rated  # else there are none
         self.D = [copy.deepcopy(node.modules["critic"]).train() for node in start.nodes if critical]
         self.G, self.S = copy.deepcopy(start.server.state.generator), copy.deepcopy(start.server.student)
         adam = {"betas": (0.5, 0.999)}
@@ -108,19 +109,22 @@ class Plain:
         return last + (first - last) * 0.5 * (1 + math.cos(math.pi * self.t / (self.config.steps - 1)))
 
     def weights(self, d: list[torch.Tensor], reals: list[torch.Tensor]) -> torch.Tensor:
-        """Eq. 8, (K, B, classes)."""
+        """Eq. 8, or FedGO's, (K, B, classes)."""
         how, batch = self.config.importance, self.config.batch
         out = torch.zeros(len(self.data), batch, CLASSES)
         for b in range(batch):
             for c in range(CLASSES):
                 hat = []
                 for k, data in enumerate(self.data):
-                    one = float(len(data)) if how == "size" else float((data.targets == c).sum())
+                    one = float(len(data) if how in ("size", "odds") else (data.targets == c).sum())
                     if how in ("fakeness", "realness"):
                         here, there = d[k][b].sigmoid().mean(), reals[k].sigmoid().mean()
                         if how == "realness":
                             here, there = 1 - here, 1 - there
                         one *= (here / there).item()
+                    if how == "odds":
+                        real = (-d[k][b].double()).sigmoid()  # of real images, patch by patch
+                        one *= (real / (1 - real)).log().mean().exp().item()
                     hat.append(one)
                 for k, one in enumerate(hat):
                     out[k, b, c] = one / sum(hat) if sum(hat) else 1 / len(hat)
@@ -238,6 +242,7 @@ def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:
         pytest.param(PAPER, id="paper"),
         pytest.param(replace(PAPER, gan_form="bce", student_inputs="remembered"), id="fakeness, bce"),
         pytest.param(replace(SMALL, importance="realness", ensemble="probs", tau=4.0), id="realness"),
+        pytest.param(replace(SMALL, importance="odds", ensemble="probs"), id="odds"),
         pytest.param(replace(SMALL, importance="size", gan_weights="average"), id="sizes, average"),
         pytest.param(replace(SMALL, gan_weights="expertise"), id="expertise"),
         pytest.param(replace(SMALL, critic_batch=2), id="critics learn on two of five"),
@@ -296,7 +301,7 @@ def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
 # --- looks, images -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("importance", ["counts", "realness"])
+@pytest.mark.parametrize("importance", ["counts", "realness", "odds"])
 def test_looking_is_answering_with_nothing_trained_released_or_counted(importance: Any) -> None:
     one = world(replace(SMALL, importance=importance))
     one.server.step()
@@ -306,13 +311,14 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
         answer = one.side.look(one.nodes, x)
     for row, node in enumerate(one.nodes):
         torch.testing.assert_close(answer["logits"][row], node.model(x))
-        if importance == "realness":  # only then do the weights need the critic
+        if importance != "counts":  # only then do the weights need the critic
             torch.testing.assert_close(answer["critic"][row], node.modules["critic"](x))
         for role, values in before[row]["modules"].items():
             for name, value in values.items():
                 assert torch.equal(node.modules[role].state_dict()[name], value)
     assert one.audit.summary() == audit
-    assert set(answer) == ({"logits"} if importance == "counts" else {"logits", "critic", "critic_real"})
+    told = {"counts": set(), "realness": {"critic", "critic_real"}, "odds": {"critic"}}
+    assert set(answer) == {"logits"} | told[importance]
     together = one.server.ensemble(Answers(-1, one.server.federation.nodes, answer))
     assert together.shape == (7, CLASSES)
 
@@ -327,6 +333,11 @@ def test_imagined_inputs_come_from_the_same_noise_and_change_nothing() -> None:
     assert -2 <= first.min() < first.max() <= 2  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
     server.step()
     assert not torch.equal(server.imagine(4), first)
+
+
+def test_odds_of_critics_that_learn_none_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"method\.gan_form is 'eq2': allowed is bce where importance"):
+        FedIOD(importance="odds", gan_form="eq2")
 
 
 def test_a_generator_that_nothing_teaches_is_refused() -> None:

@@ -1,0 +1,61 @@
+"""FedGO's weights against the best there are, on data whose densities are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import Normal
+
+from fedstill.federation.federation import Answers
+from fedstill.methods._critics import on_fake, on_real
+from fedstill.methods.fediod import FedIOD
+from fedstill.protocol.local_config import LocalConfig
+from tests.methods import small_world
+from tests.methods.small_world import made, make_nodes
+
+SIZES = (30, 10, 20)
+OWN = [Normal(-1.0, 0.5), Normal(0.5, 1.0), Normal(2.0, 0.7)]  # what each node's data are like
+MADE = Normal(0.0, 2.0)  # and what the generator makes
+X = torch.linspace(-2.5, 3.5, 13)
+
+
+def best(critic: Any) -> torch.Tensor:
+    """A critic's value where it has learned all there is: high where it sees what was made."""
+    return MADE.log_prob(X) - critic.log_prob(X)
+
+
+def learned(own: Normal) -> torch.Tensor:
+    """The same of a critic that learned from samples; the log of a ratio of Gaussians is quadratic."""
+
+    def seen(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.ones_like(x), x, x**2], 1)
+
+    real, fake = own.sample((20000,)), MADE.sample((20000,))
+    weights = torch.zeros(3, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimiser.zero_grad()
+        total = on_real(seen(real) @ weights, "bce").mean() + on_fake(seen(fake) @ weights, "bce").mean()
+        total.backward()
+        return total
+
+    optimiser.step(loss)  # type: ignore[arg-type]
+    return (seen(X) @ weights).detach()
+
+
+@pytest.mark.parametrize(("critic", "near"), [(best, 1e-5), (learned, 0.03)])
+def test_odds_weigh_a_node_by_the_chance_that_the_input_is_its_own(critic: Any, near: float) -> None:
+    """FedGO: with critics at their optimum, n_k p_k(x) / sum_j n_j p_j(x)."""
+    torch.manual_seed(0)
+    config = FedIOD(importance="odds", ensemble="probs")
+    nodes = make_nodes([made("mlp:4", index) for index in range(3)], sizes=SIZES)
+    server = small_world.world(config, nodes, made("mlp:4", "student"), local=LocalConfig()).server
+    server.state.histogram.gather(server)
+    d = torch.stack([critic(own) for own in OWN]).view(3, -1, 1, 1).expand(-1, -1, 2, 2)
+    weights = config.weights(server, server.state, Answers(-1, server.federation.nodes, {"critic": d}))
+    dense = torch.stack([n * own.log_prob(X).exp() for n, own in zip(SIZES, OWN, strict=True)])
+    expected = (dense / dense.sum(0)).unsqueeze(2).expand(-1, -1, 3)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=near)
