@@ -59,6 +59,8 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.privacy.pate import PATE as PATE
     from fedstill.privacy.pate import PateConfig as PateConfig
     from fedstill.protocol.local_config import LocalConfig as LocalConfig
+    from fedstill.report.paired_difference import Difference as Difference
+    from fedstill.report.paired_difference import paired_difference as paired_difference
     from fedstill.tasks.config import TaskConfig as TaskConfig
     from fedstill.tasks.instances import InstancesConfig as InstancesConfig
     from fedstill.tasks.reconstruction import ReconstructionConfig as ReconstructionConfig
@@ -97,6 +99,7 @@ _OFFERED = {
     "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
     "privacy.pate": "PATE PateConfig",
     "protocol.local_config": "LocalConfig",
+    "report.paired_difference": "Difference paired_difference",
     "tasks.config": "TaskConfig",
     "tasks.instances": "InstancesConfig",
     "tasks.reconstruction": "ReconstructionConfig",

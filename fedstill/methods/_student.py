@@ -14,7 +14,7 @@ from fedstill.data.augment import posed, shifted
 from fedstill.methods import ArgumentError, Method, Server, cosine, descend, set_lr, torch_generator
 from fedstill.tasks import Ensemble, Task
 
-Augment = Literal["none", "shift", "turn"]
+Augment = Literal["none", "shift", "shift-flip", "turn"]
 Known = tuple[torch.Tensor, torch.Tensor]  # inputs (B, C, H, W) and their ensembled answers (B, classes, ...)
 
 
@@ -37,7 +37,7 @@ class StudentOptions(Method):
     """Remembered inputs in a student step."""
     student_augment: Augment = "none"
     """What is done to remembered inputs, and to answers that are maps: nothing, random shifts by up to an
-    eighth of the image, or quarter turns and mirror images."""
+    eighth of the image, the same and mirrored half the time, or quarter turns and mirror images."""
     student_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for S, falling on a cosine to student_lr_end."""
     student_lr_end: NonNegativeFloat = 1e-6
@@ -137,10 +137,10 @@ class Replay:
             return x, z
         maps = z.ndim == x.ndim  # then answers move as images do
         images = torch.cat([x, z], 1) if maps else x
-        if self.augment == "shift":
-            images = shifted(images, draw, flip=False)
-        else:
+        if self.augment == "turn":
             images = posed(images, torch.randint(8, (len(x),), generator=draw))
+        else:
+            images = shifted(images, draw, flip=self.augment == "shift-flip")
         return (images[:, : x.shape[1]], images[:, x.shape[1] :]) if maps else (images, z)
 
     def state(self) -> dict[str, Any]:

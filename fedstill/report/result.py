@@ -74,6 +74,7 @@ class Result:
     standalone: Mapping[str, OverNodes] = field(default_factory=dict)
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     centralised: Mapping[str, float | None] = field(default_factory=dict)
+    cases: parts.CaseScores | None = None
     sites: parts.Sites | None = None
     labels: parts.Findings | None = None
     pictures: tuple[parts.Case, ...] = ()

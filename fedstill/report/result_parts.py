@@ -179,6 +179,16 @@ class Findings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CaseScores:
+    """What models reach of each patient or picture of the test part."""
+
+    names: tuple[str, ...]
+    central: tuple[float | None, ...] | None = None
+    ensemble: tuple[float | None, ...] | None = None
+    centralised: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scored:
     name: str
     score: float | None = None

@@ -30,11 +30,13 @@ class Outputs:
         central: the central model, or None where there is none.
         own: the nodes' own models, by name.
         marked: the centralised mark, or None.
+        ensemble: the teachers' ensemble, or None.
     """
 
     central: torch.Tensor | None
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     marked: torch.Tensor | None = None
+    ensemble: torch.Tensor | None = None
 
 
 class Evaluation:
@@ -106,13 +108,17 @@ class Evaluation:
         return mine.to(self.test.inputs.device)
 
     def details(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any]:
-        """What a result says of sites and labels; None where the task or its test data have none.
+        """What a result says of cases, sites and labels; None where the task or its test data have none.
 
         Args:
             told: what models answer.
             classes: names of the labels.
         """
-        return {"sites": self._sites(told), "labels": self._labels(told, classes)}
+        return {
+            "cases": self._cases(told),
+            "sites": self._sites(told),
+            "labels": self._labels(told, classes),
+        }
 
     def portray(
         self, told: Outputs, mean: Sequence[float], std: Sequence[float], records: Records
@@ -124,6 +130,20 @@ class Evaluation:
         if tensors:
             records.pictures(tensors)
         return told_of
+
+    def _cases(self, told: Outputs) -> dict[str, Any] | None:
+        """What models reach of each patient or picture; None for a task that judges no case by itself."""
+
+        def each(outputs: torch.Tensor | None) -> list[float | None] | None:
+            scores = None if outputs is None else self.task.scores(outputs, self.test.targets, cases)
+            return None if scores is None else [number(score) for score in scores.tolist()]
+
+        cases = self.test.cases
+        whole = {"central": told.central, "ensemble": told.ensemble, "centralised": told.marked}
+        found = {name: each(outputs) for name, outputs in whole.items()}
+        if cases is None or not any(found.values()):
+            return None
+        return {"names": [cases.names[place] for place in cases.present()], **found}
 
     def _sites(self, told: Outputs) -> dict[str, Any] | None:
         if not self.sites:

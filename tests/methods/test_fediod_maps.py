@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.federation import Answers
 from fedstill.methods._label_maps import told, whose
-from fedstill.methods._student import Replay
+from fedstill.methods._student import Augment, Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual
@@ -175,7 +175,7 @@ def test_imagined_images_come_with_their_maps() -> None:
 # --- remembered images turn with what is known of them -------------------------------------------
 
 
-@pytest.mark.parametrize("augment", ["none", "shift", "turn"])
+@pytest.mark.parametrize("augment", ["none", "shift", "shift-flip", "turn"])
 def test_answers_move_with_their_images(augment: Any) -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
     memory = Replay(20, augment, TASK, SHAPE, SEED)
@@ -187,6 +187,19 @@ def test_answers_move_with_their_images(augment: Any) -> None:
         for before, after in zip(x, moved, strict=True):
             ways = [torch.rot90(image, k, (-2, -1)) for image in (before, before.flip(-1)) for k in range(4)]
             assert any(torch.equal(after, way) for way in ways)
+
+
+def test_half_of_what_is_shifted_is_mirrored_too_where_that_is_wanted() -> None:
+    x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
+    ways: tuple[Augment, ...] = ("shift", "shift-flip")
+    drawn = []
+    for augment in ways:
+        memory = Replay(200, augment, TASK, SHAPE, SEED)
+        memory.add(x.repeat(20, 1, 1, 1), torch.zeros(160, 2, *SHAPE[1:]))
+        drawn.append(memory.sample(100, 0)[0])
+    same, mirrored = drawn[1] == drawn[0], drawn[1] == drawn[0].flip(-1)
+    assert (same.flatten(1).all(1) ^ mirrored.flatten(1).all(1)).all()
+    assert 30 < mirrored.flatten(1).all(1).sum() < 70
 
 
 def test_images_that_were_measured_are_not_moved_and_only_squares_turn() -> None:

@@ -13,6 +13,7 @@ from fedstill.core.run_writer import Records
 from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean, plain
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabelConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
 NAMES, SITES = ("p0", "p1", "p2", "p3"), ("A", "B", "A", "")
 
@@ -41,6 +42,7 @@ def test_figures_of_all_and_of_each_site() -> None:
 def test_data_without_cases_have_no_sites() -> None:
     data = parted()
     assert evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ()) == {
+        "cases": None,
         "sites": None,
         "labels": None,
     }
@@ -69,6 +71,21 @@ def test_what_cannot_be_said_is_left_out_of_means_and_is_none_in_files() -> None
     assert deviation([1.0, 3.0, math.nan]) == 1.0
     assert math.isnan(mean([{"hd95": math.nan}])["hd95"])
     assert math.isnan(deviation([math.nan]))
+
+
+def test_models_are_told_apart_case_by_case() -> None:
+    """Dice of two patients, of two slices each, of which one has nothing to be found."""
+    truth = torch.zeros(4, 2, 2, dtype=torch.int64)
+    truth[0, 0] = 1  # two pixels of the first patient
+    cases = Cases(torch.tensor([3, 3, 1, 1]), NAMES, SITES)
+    data = TensorData(torch.zeros(4, 1, 2, 2), truth, cases=cases)
+    look = Evaluation(SegmentationConfig().make(2), data, Compute(), seed=0)
+    everything = torch.stack([torch.zeros(4, 2, 2), torch.ones(4, 2, 2)], 1)
+    told = look.details(Outputs(everything, ensemble=-everything), ())["cases"]
+    assert told["names"] == ["p1", "p3"]
+    assert told["central"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
+    assert told["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
+    assert told["centralised"] is None
 
 
 def test_labels_are_told_one_by_one() -> None:

@@ -1,0 +1,62 @@
+"""Two models on the same cases: the difference, its interval, and what cannot be paired."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.core.errors import ArgumentError
+from fedstill.report.paired_difference import Difference, paired_difference
+
+
+def a_run(folder: Path, cases: dict[str, Any] | None) -> str:
+    folder.mkdir()
+    (folder / "result.json").write_text(json.dumps({"dice": 50.0, "metric": "dice", "cases": cases}))
+    return str(folder)
+
+
+def told(*central: float | None, **others: Any) -> dict[str, Any]:
+    return {"names": [f"p{place}" for place in range(len(central))], "central": list(central), **others}
+
+
+def test_what_two_models_share_falls_out(tmp_path: Path) -> None:
+    """Patients differ by 80 points, models by 2 or 4 on each: the interval is of the latter alone."""
+    first = a_run(tmp_path / "a", told(10.0, 50.0, 90.0, 30.0))
+    second = a_run(tmp_path / "b", told(8.0, 46.0, 88.0, 26.0))
+    found = paired_difference([first], [second])
+    # Means of four draws of {2, 4}: 2 with chance 1/16 at either end, so the 2.5th percentile is the end.
+    assert found == Difference(3.0, 2.0, 4.0, 4)
+    assert str(found) == "+3.0 [+2.0, +4.0] over 4 cases"
+    back = paired_difference([second], [first])
+    assert (back.mean, back.low, back.high) == (-3.0, -4.0, -2.0)
+
+
+def test_seeds_are_averaged_case_by_case_and_cases_without_a_score_left_out(tmp_path: Path) -> None:
+    seeds = [a_run(tmp_path / "a", told(10.0, 20.0, None)), a_run(tmp_path / "b", told(14.0, 24.0, 1.0))]
+    other = a_run(tmp_path / "c", told(11.0, 21.0, 2.0))
+    assert paired_difference(seeds, [other]) == Difference(1.0, 1.0, 1.0, 2)
+
+
+def test_models_of_one_run_are_compared(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "a", told(10.0, 20.0, ensemble=[11.0, 21.0]))
+    assert paired_difference([run], [run], than="ensemble").mean == -1.0
+    with pytest.raises(ArgumentError, match="centralised"):
+        paired_difference([run], [run], of="centralised")
+
+
+def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
+    run, other = a_run(tmp_path / "a", told(1.0, 2.0)), a_run(tmp_path / "b", told(1.0, 2.0, 3.0))
+    bare = a_run(tmp_path / "c", None)
+    unsaid = a_run(tmp_path / "d", told(None, None))
+    for first, second, allowed in (
+        ([run], [other], "2 cases"),
+        ([run, other], [run], "2 cases"),
+        ([run], [bare], "by case"),
+        ([unsaid], [run], "a score of"),
+        ([], [run], "one or more"),
+    ):
+        with pytest.raises(ArgumentError, match=allowed):
+            paired_difference(first, second)
