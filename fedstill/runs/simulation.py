@@ -224,4 +224,5 @@ class Simulation(Measured):
             groups = partition(nodes, stacks(self.compute, nodes))
             self.groups[phase] = [[node.name for node in group] for group in groups]
         named = {node.name: node for node in nodes}
-        return [[named[name] for name in group] for group in self.groups[phase]]
+        groups = [[named[name] for name in group if name in named] for group in self.groups[phase]]
+        return [group for group in groups if group]  # none of those that learn, once they have learned
