@@ -69,7 +69,7 @@ class DataCopying(Attack):
 
     def run(self, target: Target) -> Found:
         inputs = target.heard.inputs
-        if inputs is None or not target.heard.made or target.experiment.task.tokens:
+        if inputs is None or not target.heard.made or target.experiment.task.form != "images":
             reason = "the server made no images that left it: it asked about none, or about public ones"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
         return looked_at(inputs, target.experiment, self, target.seed)
