@@ -147,7 +147,7 @@ def distil(
         raise ArgumentError("classes", classes, "how many there are, or a list of their names")
     known = tuple(map(str, classes)) if isinstance(classes, Sequence) else ()
     learned = config.make(known if isinstance(classes, Sequence) else int(classes))
-    columns = read_schema(Path(schema)) if isinstance(schema, str | Path) else schema or NO_SCHEMA
+    columns = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
     if columns and len(columns.classes) != learned.classes:
         allowed = f"{len(columns.classes)}, as the schema has {', '.join(columns.classes)}"
         raise ArgumentError("classes", learned.classes, allowed)

@@ -5,8 +5,9 @@ A data set is one class below ``config.DataConfig``: ``vision`` and ``builtin_ta
 (docs/own-data.md), ``user_data`` reads paths, ``hugging_face`` data sets of that library. Each form of file
 has a reader (``csv_tables``, ``image_folders``, ``nifti``; ``images`` for a single one), which ``user_data``
 chooses, and all end as ``raw``, but for rows of a table, which ``tables`` checks against their schema;
-``preparation`` makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on ``split_base``;
-``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data aside.
+``preparation`` makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on
+``split_base``; ``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data
+aside.
 ``node_data`` is what a node's owner has, as ``node_data_config`` says, brought by ``spec_tensors`` into the
 ``input_spec`` that a server declares.
 

@@ -24,7 +24,7 @@ from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import as_column, rows, told_part
 
 SCHEMA = "schema.toml"
-EMPTY = ("", "na", "n/a", "nan", "null", "none")  # cells without a value, in whatever case
+EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
 Floats = npt.NDArray[np.float32]
 Where = Callable[[int], str]  # in which file and line a row stands
 
@@ -49,13 +49,14 @@ class Table:
 # --- schema files -----------------------------------------------------------------------------------------
 
 
-def read_schema(path: Path) -> Schema:
+def read_schema(path: str | Path) -> Schema:
     """A schema from TOML.
 
     Raises:
         ArgumentError: there is no such file.
         DataError: it describes no schema; names the fault.
     """
+    path = Path(path)
     if not path.is_file():
         raise ArgumentError("data.schema", str(path), "a file that says which columns a table has")
     try:

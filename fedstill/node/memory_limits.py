@@ -93,23 +93,24 @@ def of_weights(model: nn.Module) -> int:
 def of_input(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> int:
     """Bytes that a network keeps of one input of a shape until its gradients are known, with its output.
 
-    Found on the meta device; of a network that cannot be computed there, with one input of zeros.
+    Found on the meta device; of a network that cannot be computed there, with inputs of zeros.
 
     >>> of_input(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 2, 2))
     36
     """
     training, device = model.training, next((own.device for own in model.parameters()), torch.device("cpu"))
+    x = example(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm takes no row alone
     model.eval()
     try:
-        return _kept(model, example(shape, form, 1), torch.device("meta"))
+        return _kept(model, x, torch.device("meta")) // len(x)
     except FORWARD:
-        return _kept(model, example(shape, form, 1), device)
+        return _kept(model, x, device) // len(x)
     finally:
         model.train(training)
 
 
 def _kept(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
-    """Bytes of all that is kept for the way back from one input, and of what comes out."""
+    """Bytes of all that is kept for the way back from inputs, and of what comes out."""
 
     def there(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device=device) if device.type == "meta" else tensor.detach()
