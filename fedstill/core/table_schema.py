@@ -164,7 +164,7 @@ def decoded(row: Sequence[float], schema: Schema) -> dict[str, str]:
             cells[column.name] = column.categories[own.index(max(own))]
         else:
             low, high = column.range
-            cells[column.name] = f"{low + (own[0] + 1) / 2 * (high - low):.3g}"
+            cells[column.name] = f"{low + (own[0] + 1) / 2 * (high - low):.4g}"
     return cells
 
 

@@ -145,6 +145,18 @@ def test_what_tables_cannot_do_is_refused_beforehand(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_attacks_that_need_no_images_are_tried_on_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--public.name", "none", "--method.steps", "5", method="fediod") == 0
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["attack", str(tmp_path / "run"), "--attacks", "counts", "copying"])
+    assert exit.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "exact of 3 of 3" in told
+    assert "it compares images, and the inputs of this task are rows of a table" in told
+
+
 # --- from Python ------------------------------------------------------------------------------------------
 
 COLUMNS = fedstill.Schema(
