@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.api import distil as distil
     from fedstill.core.compute import EngineConfig as EngineConfig
     from fedstill.core.dataset import TensorData as TensorData
+    from fedstill.core.table_schema import Schema as Schema
+    from fedstill.core.table_schema import SchemaColumn as SchemaColumn
     from fedstill.federation.link_config import LinkConfig as LinkConfig
     from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
     from fedstill.methods.centralised import Centralised as Centralised
@@ -72,6 +74,7 @@ _OFFERED = {
     "api": "Outcome distil",
     "core.compute": "EngineConfig",
     "core.dataset": "TensorData",
+    "core.table_schema": "Schema SchemaColumn",
     "federation.link_config": "LinkConfig",
     "methods.asyndgan": "AsynDGAN",
     "methods.centralised": "Centralised",

@@ -17,8 +17,10 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import write_text
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import hugging_face
 from fedstill.data.public import Public
+from fedstill.data.tables import is_frame, of_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.node.policy import PolicyConfig
@@ -31,7 +33,8 @@ from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS, Task, TaskConfig
 
-Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any]
+# A DataFrame has no type here: pandas and polars are nobody's need.
+Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any] | Any
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def distil(
     seed: int = 0,
     public: Examples | torch.Tensor | None = None,
     vocabulary: int = 0,
+    schema: Schema | str | Path | None = None,
     perceptual: str | Path = "",
     every: int | None = None,
     link: LinkConfig | None = None,
@@ -80,7 +84,8 @@ def distil(
             torch data set of ``(input, label)``, a Hugging Face ``datasets.Dataset`` of images and labels
             (its pixels are normalised here), or :class:`~fedstill.core.dataset.TensorData`. Other tasks
             have other targets: a class for each pixel ``(N, H, W)``, findings ``(N, classes)`` of 1, 0 and
-            -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding.
+            -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding;
+            of tables (task "tabular"), features ``(N, F)``, or DataFrames with a schema.
         models: each node's own module, of any architecture; trained in place.
         student: the server's module; trained in place.
         test: examples that no node has.
@@ -104,6 +109,8 @@ def distil(
         public: public inputs ``(N, C, H, W)``, or examples with labels of the same classes, for methods
             that need some.
         vocabulary: how many token ids there are, where inputs are texts.
+        schema: what columns tables have, or a file that says so (docs/data.md): by it DataFrames become
+            features, and methods that make rows know what rows may be. None: features are any numbers.
         perceptual: a .safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, for
             methods that compare images by features; "" is none: they do without.
         every: the server's steps or rounds between two evaluations; 0 is only at the end, None ten times.
@@ -140,7 +147,11 @@ def distil(
         raise ArgumentError("classes", classes, "how many there are, or a list of their names")
     known = tuple(map(str, classes)) if isinstance(classes, Sequence) else ()
     learned = config.make(known if isinstance(classes, Sequence) else int(classes))
-    form = partial(_tensors, task=learned, mean=mean, std=std)
+    columns = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
+    if columns and len(columns.classes) != learned.classes:
+        allowed = f"{len(columns.classes)}, as the schema has {', '.join(columns.classes)}"
+        raise ArgumentError("classes", learned.classes, allowed)
+    form = partial(_tensors, task=learned, mean=mean, std=std, schema=columns)
     setting = Setting(
         task=learned,
         parts=[form(examples, f"data[{index}]") for index, examples in enumerate(data)],
@@ -161,6 +172,7 @@ def distil(
         link=link or LinkConfig(),
         classes=known,
         vocabulary=vocabulary,
+        schema=columns,
         perceptual=str(perceptual),
     )
     simulation = Simulation(setting)
@@ -196,7 +208,8 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
 def _fingerprint(setting: Setting) -> dict[str, str]:
     """What must be equal for a run to be the same run, as texts."""
     kept = (
-        "method local engine names policies privacies mean std seed every link classes vocabulary perceptual"
+        "method local engine names policies privacies mean std seed every link classes vocabulary schema"
+        " perceptual"
     )
     data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
     public = {} if setting.public is None else {"x": setting.public.inputs}
@@ -217,22 +230,32 @@ def _public(examples: Any, form: Callable[[Any, str], TensorData], task: Task) -
     if examples is None:
         return None
     if isinstance(examples, torch.Tensor):
-        return Public("given", examples.long() if task.tokens else examples.float())
+        return Public("given", examples.long() if task.form == "texts" else examples.float())
     data = form(examples, "public")
     return Public("given", data.inputs, data.targets)
 
 
 def _tensors(
-    examples: Any, what: str, task: Task, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+    examples: Any,
+    what: str,
+    task: Task,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    schema: Schema = NO_SCHEMA,
 ) -> TensorData:
     """Whatever form a user's examples have, as tensors."""
     if isinstance(examples, TensorData):
         return examples
+    if is_frame(examples):
+        if not schema or task.form != "rows":
+            raise DataError(f'{what} is a DataFrame: allowed is one with schema=, for task "tabular"')
+        return of_frame(examples, schema, what)
     if hugging_face.is_data_set(examples):
         examples = hugging_face.tensors(examples, what, task, mean, std)
     if isinstance(examples, tuple | list) and len(examples) == 2:
         inputs, labels = (torch.as_tensor(part) for part in examples)
-        return TensorData(inputs.long() if task.tokens else inputs.float(), _targets(labels, what, task))
+        inputs = inputs.long() if task.form == "texts" else inputs.float()
+        return TensorData(inputs, _targets(labels, what, task))
     iterable = isinstance(examples, torch.utils.data.IterableDataset)
     if iterable or not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
         found = type(examples).__name__
@@ -248,6 +271,8 @@ def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:
     """Labels in the task's own form."""
     if task.kind == "image":
         return labels.float()
+    if task.kind == "number":
+        return labels.float().reshape(-1, 1)
     if labels.is_floating_point() and (labels != labels.round()).any():
         raise DataError(f"{what} has labels that are no whole numbers: allowed are class indices")
     return labels.long()

@@ -58,7 +58,7 @@ def test_methods_side_by_side_on_what_module_and_name_say(lab: Lab) -> None:
 
 
 def test_it_is_listed_and_its_options_are_its_own(lab: Lab) -> None:
-    assert "cifar100, plates" in " ".join(lab("list").split())
+    assert "diabetes, plates" in " ".join(lab("list").split())
     helped = lab("run", "small.toml", "--help")
     assert "--data.white" in helped
     assert "--data.download" not in helped

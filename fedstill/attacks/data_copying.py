@@ -69,8 +69,11 @@ class DataCopying(Attack):
 
     def run(self, target: Target) -> Found:
         inputs = target.heard.inputs
-        if inputs is None or not target.heard.made or target.experiment.task.tokens:
+        form = target.experiment.task.form
+        if inputs is None or not target.heard.made or form != "images":
             reason = "the server made no images that left it: it asked about none, or about public ones"
+            if form == "rows":
+                reason = "it compares images, and the inputs of this task are rows of a table"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
         return looked_at(inputs, target.experiment, self, target.seed)
 

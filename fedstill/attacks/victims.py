@@ -64,7 +64,7 @@ def victims(again: Replay, seed: int, *, count: int, images: int, round: int) ->
             label an image; one line says why.
     """
     run, setting = again.config, again.setting
-    if setting.task.kind != "class" or setting.task.tokens:
+    if setting.task.kind != "class" or setting.task.form != "images":
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
     if round >= run.method.turns:
         raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")

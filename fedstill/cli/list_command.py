@@ -18,6 +18,7 @@ MORE_NEEDS: Mapping[str, str] = {
     "trainable": "node models that can be trained",
     "joins_public": "public data in the nodes' training",
     "images": "images as inputs",
+    "makes": "inputs that a server can make",
     "one_label": "one label for each input",
     "maps": "label maps",
     "no_maps": "inputs not made from label maps",

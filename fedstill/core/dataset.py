@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedstill.core.errors import DataError
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 
 Column = npt.NDArray[Any]  # (N,), one value per training example: its site, its hospital, an age, ...
+Form = Literal["images", "texts", "rows"]  # of inputs; rows are a table's
+AXES: Mapping[Form, tuple[str, ...]] = {
+    "images": ("N", "C", "H", "W"),
+    "texts": ("N", "L"),
+    "rows": ("N", "F"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +71,8 @@ class TensorData:
     (3, [1, 0])
     """
 
-    inputs: torch.Tensor  # (N, C, H, W) float32, (pixel / 255 - mean) / std; texts: (N, L) int64 token ids
+    # (N, C, H, W) float32, (pixel / 255 - mean) / std; texts: (N, L) int64 token ids; tables: (N, F) float32
+    inputs: torch.Tensor
     # (N,) int64 class indices; (N, labels) int64, -1 unknown; (N, H, W) int64 class of each pixel;
     # (N, C, H, W) float32 images
     targets: torch.Tensor
@@ -105,7 +113,8 @@ class DataSet:
     # The column that says whose each example is (a patient): those of one value are never parted between
     # training, testing, public data and nodes. Empty: each example is by itself.
     unit: str = ""
-    vocabulary: int = 0  # texts: how many token ids there are, padding among them; 0: inputs are images
+    vocabulary: int = 0  # texts: how many token ids there are, padding among them; 0: inputs are no texts
+    schema: Schema = NO_SCHEMA  # tables: what their columns may be
 
 
 def check_labels(
@@ -134,14 +143,15 @@ def check_labels(
         )
 
 
-def check_inputs(data: TensorData, what: str, tokens: bool = False) -> None:
+def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
     """Refuse inputs that no network can take, whatever the targets mean.
 
     Args:
-        data: images (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4; or token ids (N, L)
-            int64 from 0 up, of which a text may be all padding; one target each.
+        data: images (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4; token ids (N, L)
+            int64 from 0 up, of which a text may be all padding; or rows of a table (N, F) float32 without NaN
+            or infinity; one target each.
         what: what the data is, the first words of an error: ``"train of digits"``.
-        tokens: whether they are token ids.
+        form: which of these.
 
     Raises:
         DataError: naming the first of these that does not hold.
@@ -152,9 +162,11 @@ def check_inputs(data: TensorData, what: str, tokens: bool = False) -> None:
     fedstill.core.errors.DataError: train: images are 6 x 8: allowed are heights and widths that 4 divides
     """
     inputs, count = data.inputs, len(data.targets)
-    if inputs.dtype != (torch.int64 if tokens else torch.float32) or inputs.ndim != (2 if tokens else 4):
-        wanted = "int64 ids (N, L)" if tokens else "float32 of shape (N, C, H, W)"
-        raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is {wanted}")
+    if inputs.dtype != (torch.int64 if form == "texts" else torch.float32) or inputs.ndim != len(AXES[form]):
+        wanted = f"{'int64 ids' if form == 'texts' else 'float32 of shape'} ({', '.join(AXES[form])})"
+        rows = form == "images" and inputs.ndim == 2
+        hint = '; rows of a table are learned by task "tabular" or "regression"' if rows else ""
+        raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is {wanted}{hint}")
     if len(inputs) != count:
         raise DataError(f"{what}: {len(inputs)} inputs but {count} targets: allowed is one each")
     if len(inputs) == 0:
@@ -162,15 +174,15 @@ def check_inputs(data: TensorData, what: str, tokens: bool = False) -> None:
     if 0 in inputs.shape:
         raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is one or more of each")
     height, width = inputs.shape[-2:]
-    if not tokens and (height % 4 or width % 4):
+    if form == "images" and (height % 4 or width % 4):
         # Generators start at a quarter of the image's size and critics end there.
         raise DataError(
             f"{what}: images are {height} x {width}: allowed are heights and widths that 4 divides"
         )
-    sound = inputs >= 0 if tokens else torch.isfinite(inputs)
+    sound = inputs >= 0 if form == "texts" else torch.isfinite(inputs)
     broken = torch.nonzero(~sound.flatten(1).all(dim=1)).flatten()
     if len(broken):
-        held = "ids below 0" if tokens else "NaN or infinity"
+        held = "ids below 0" if form == "texts" else "NaN or infinity"
         raise DataError(f"{what}: {len(broken)} examples hold {held}, the first is example {int(broken[0])}")
 
 

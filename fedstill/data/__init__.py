@@ -1,11 +1,13 @@
 """Data sets, and how they are divided over nodes.
 
-A data set is one class below ``config.DataConfig``: ``vision`` has the package's own, ``array_data``,
-``instance_images`` and ``text_data`` the bases of one's own (docs/own-data.md), ``user_data`` reads paths,
-``hugging_face`` data sets of that library. Each form of file has a reader (``csv_tables``, ``image_folders``,
-``nifti``; ``images`` for a single one), which ``user_data`` chooses, and all end as ``raw``; ``preparation``
-makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on ``split_base``;
-``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data aside.
+A data set is one class below ``config.DataConfig``: ``vision`` and ``builtin_tables`` have the package's own,
+``array_data``, ``instance_images``, ``text_data`` and ``table_data`` the bases of one's own
+(docs/own-data.md), ``user_data`` reads paths, ``hugging_face`` data sets of that library. Each form of file
+has a reader (``csv_tables``, ``image_folders``, ``nifti``; ``images`` for a single one), which ``user_data``
+chooses, and all end as ``raw``, but for rows of a table, which ``tables`` checks against their schema;
+``preparation`` makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on
+``split_base``; ``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data
+aside.
 ``node_data`` is what a node's owner has, as ``node_data_config`` says, brought by ``spec_tensors`` into the
 ``input_spec`` that a server declares.
 
@@ -28,6 +30,7 @@ from fedstill.data.loader import load
 from fedstill.data.split_base import Items, SplitConfig, split
 from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, Shards, Sorted
 from fedstill.data.stratified_sampling import stratified
+from fedstill.data.table_data import TableData
 from fedstill.data.text_data import TextData
 from fedstill.data.user_data import Files, find_file
 from fedstill.data.vision import Digits
@@ -49,6 +52,7 @@ __all__ = [
     "Shards",
     "Sorted",
     "SplitConfig",
+    "TableData",
     "Targets",
     "TensorData",
     "TextData",

@@ -30,10 +30,10 @@ def augmented(
     anew of the changed image, since a measurement's traces do not turn with it.
 
     Raises:
-        ArgumentError: texts, or images that are not square, which cannot be turned.
+        ArgumentError: texts, rows of a table, or images that are not square, which cannot be turned.
     """
-    if task.tokens:
-        raise ArgumentError("local.augment", how, "none, as texts have no direction to be moved in")
+    if task.form != "images":
+        raise ArgumentError("local.augment", how, f"none, as {task.form} have no direction to be moved in")
     if how == "turn" and inputs.shape[-1] != inputs.shape[-2]:
         raise ArgumentError("local.augment", how, "shift-flip or less, as images are not square")
 

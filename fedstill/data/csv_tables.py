@@ -112,14 +112,15 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.ND
         raise DataError(f"{path}: does not name {missing!r}, which is in {folder}")
     at = [place[name] for name in names]
     test = told_part(table, path)
-    return {key: _column(key, cells)[at] for key, cells in table.items()}, None if test is None else test[at]
+    columns = {key: as_column(key, cells)[at] for key, cells in table.items()}
+    return columns, None if test is None else test[at]
 
 
 def _listed(header: Sequence[str]) -> str:
     return (", ".join(header[:8]) or "none") + ", ..." * (len(header) > 8)
 
 
-def _column(name: str, cells: Sequence[str]) -> Column:
+def as_column(name: str, cells: Sequence[str]) -> Column:
     """Cells as numbers where all are, but for names of patients and sites, which only look so."""
     if name not in ("patient", "site") and all(NUMBER.fullmatch(cell) for cell in cells):
         return np.array([float(cell) for cell in cells])

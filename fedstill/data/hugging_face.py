@@ -36,7 +36,7 @@ def tensors(
     or one that is called label, labels, mask or annotation. Without mean and std pixels become -1..1. A
     DataError tells what is missing, or in what rows differ.
     """
-    if task.kind == "image":
+    if task.kind == "image" or task.form == "rows":
         raise DataError(f"{what} is a Hugging Face data set: allowed for task {task.name} are tensors")
     kinds = {name: type(feature).__name__ for name, feature in data.features.items()}
     labels = {name for name, kind in kinds.items() if kind == "ClassLabel"}
@@ -53,7 +53,7 @@ def tensors(
     except ValueError as error:
         told = f"{what}: rows of {source!r} or {target!r} differ in size"
         raise DataError(f"{told}: allowed is one size for all") from error
-    if task.tokens:
+    if task.form == "texts":
         return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets)
     pixels = image_array(Path(what), {"images": inputs})
     channels = pixels.shape[1]

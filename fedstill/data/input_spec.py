@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstill.core.config_tables import as_table, read_table
-from fedstill.core.dataset import DataSet
+from fedstill.core.dataset import AXES, DataSet
 from fedstill.core.errors import ArgumentError, TooLarge
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.tasks import TASKS, Task, TaskConfig
 
 COPIES = 3  # of a node's data while they are read: as they come, as they are brought into spec, and joined
@@ -23,10 +24,11 @@ class InputSpec:
     Args:
         task: what is learned, as in :mod:`fedstill.tasks`.
         classes: names of classes, labels or channels of an output, in the order of their numbers.
-        shape: ``(C, H, W)`` of an image, ``(L,)`` of a text.
-        mean, std: the normalisation ``(pixel - mean) / std`` of pixels from 0 to 1, per channel; empty for
-            texts.
+        shape: ``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row of a table.
+        mean, std: the normalisation ``(pixel - mean) / std`` of pixels from 0 to 1, per channel; empty where
+            inputs are no images.
         vocabulary: how many token ids there are, where inputs are texts.
+        schema: what the columns may be, where inputs are rows of a table.
 
     Raises:
         ArgumentError: another shape than the task's inputs have; not one mean and one standard deviation for
@@ -39,18 +41,21 @@ class InputSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     vocabulary: int = 0
+    schema: Schema = NO_SCHEMA
 
     def __post_init__(self) -> None:
         kind = self.task.makes
-        axes = "length" if kind.tokens else "channels, height and width"
-        if len(self.shape) != (1 if kind.tokens else 3) or not all(1 <= size < 2**31 for size in self.shape):
-            raise ArgumentError("spec.shape", self.shape, f"{axes}, each 1 or more, below 2**31")
+        axes = AXES[kind.form][1:]
+        if len(self.shape) != len(axes) or not all(1 <= size < 2**31 for size in self.shape):
+            raise ArgumentError("spec.shape", self.shape, f"{', '.join(axes)}, each 1 or more, below 2**31")
         if len(self.classes) < kind.least:
             raise ArgumentError("spec.classes", self.classes, f"{kind.least} or more")
-        if (self.vocabulary > 1) != kind.tokens or self.vocabulary > 2**31:
-            allowed = "2 or more, for texts" if kind.tokens else "0, for images"
+        texts = kind.form == "texts"
+        if (self.vocabulary > 1) != texts or self.vocabulary > 2**31:
+            allowed = "2 or more, for texts" if texts else f"0, for {kind.form}"
             raise ArgumentError("spec.vocabulary", self.vocabulary, allowed)
-        channels = 0 if kind.tokens else self.shape[0]
+        self._check_schema()
+        channels = self.shape[0] if kind.form == "images" else 0
         for name in ("mean", "std"):
             if len(getattr(self, name)) != channels:
                 raise ArgumentError(
@@ -62,11 +67,21 @@ class InputSpec:
         if not all(abs(value) <= 1e3 for value in self.mean):
             raise ArgumentError("spec.mean", self.mean, "from -1000 to 1000")
 
+    def _check_schema(self) -> None:
+        rows, schema = self.task.makes.form == "rows", self.schema
+        if bool(schema) != rows:
+            allowed = "a table's columns, for rows" if rows else f"none, for {self.task.makes.form}"
+            raise ArgumentError("spec.schema", schema.target, allowed)
+        if rows and (schema.classes, (len(schema.features),)) != (self.classes, self.shape):
+            allowed = f"one of {self.shape[0]} features and classes {', '.join(self.classes)}, as the spec"
+            raise ArgumentError("spec.schema", schema.target, allowed)
+
     @classmethod
     def of(cls, task: TaskConfig, data: DataSet) -> InputSpec:
         """The spec that a server's own data have."""
         part = data.test if len(data.test) else data.train
-        return cls(task, data.classes, tuple(part.inputs.shape[1:]), data.mean, data.std, data.vocabulary)
+        shape = tuple(part.inputs.shape[1:])
+        return cls(task, data.classes, shape, data.mean, data.std, data.vocabulary, data.schema)
 
     def make_task(self) -> Task:
         """The task, with as many classes."""
@@ -110,8 +125,8 @@ def of_example(spec: InputSpec) -> int:
     264
     """
     task = spec.make_task()
-    target = {"class": 1, "labels": task.classes, "map": math.prod(spec.shape[1:])}
-    inputs = math.prod(spec.shape) * (8 if task.tokens else 4)
+    target = {"class": 1, "number": 1, "labels": task.classes, "map": math.prod(spec.shape[1:])}
+    inputs = math.prod(spec.shape) * (8 if task.form == "texts" else 4)
     return inputs + (8 * target[task.kind] if task.kind in target else inputs)
 
 

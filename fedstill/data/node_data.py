@@ -32,6 +32,7 @@ from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
 from fedstill.data.spec_tensors import check_range, groups_of, inputs_in, labels_in
 from fedstill.data.stratified_sampling import Ints, numbered
+from fedstill.data.tables import check_rows, read_rows
 from fedstill.data.text_data import HASH
 from fedstill.data.user_data import SERVING, read
 from fedstill.tasks import TaskConfig
@@ -91,6 +92,8 @@ def _loaded(
         data = _tensors(config, path, spec, what)
     elif asked.targets == "texts":
         data = _texts(config, path, spec, what, most)
+    elif asked.makes.form == "rows":
+        data = _rows(config, path, spec, what, most)
     elif asked.targets == "instances":
         data = _pictures(config, path, spec, what, most)
     else:
@@ -123,13 +126,16 @@ def locate(config: PrivateConfig, folder: Path) -> Path:
 def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
     targets = task.targets
     serving = SERVING[targets]
-    if config.source not in serving and (config.source in SOURCES or targets in ("instances", "texts")):
-        columns = ": columns text and label" if targets == "texts" else ""
+    of_files = targets in ("instances", "texts", "rows", "values")
+    if config.source not in serving and (config.source in SOURCES or of_files):
+        told = {"texts": ": columns text and label", "rows": ": the columns of the run's schema"}
+        columns = told.get(task.makes.form, "")
         allowed = f"{', '.join(serving[:-1])} or {serving[-1]}" if len(serving) > 1 else serving[0]
         raise ArgumentError("data.source", config.source, f"{allowed} for task {task.called}{columns}")
+    rows = task.makes.form == "rows"
     idle = {
-        "channels": targets in ("class", "instances"),
-        "fit": targets == "instances",
+        "channels": targets in ("class", "instances") or rows,
+        "fit": targets == "instances" or rows,
         "vocabulary": targets != "texts",
     }
     for name, unused in idle.items():
@@ -268,7 +274,9 @@ def _tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> T
         raise DataError(f"{what}: {config.group} is of shape {form}: allowed is one an example")
     task = spec.make_task()
     task.check(data, what)
-    if not task.tokens:
+    if spec.schema:
+        check_rows(data.inputs, spec.schema, what)
+    if task.form == "images":
         check_range(task.pictured(data), spec, what)
     return data
 
@@ -294,6 +302,20 @@ def _pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, mos
     names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]
     groups = numbered(names[case] for case in cases.of.tolist())
     return TensorData(data.inputs, data.targets, groups)
+
+
+def _rows(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+    """An owner's rows of a table, checked against the server's schema."""
+    table = read_rows(path, spec.schema)
+    check_examples(len(table.data), spec, most)
+    groups = groups_of(table.columns, config)
+    data = replace(table.data, groups=groups)
+    if table.test is None:
+        return data
+    rows = np.flatnonzero(~table.test)
+    if len(rows) == 0:
+        raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
+    return data.subset(torch.from_numpy(rows))
 
 
 def _texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:

@@ -22,6 +22,7 @@ from fedstill.data.config import DATA, Limit, named
 from fedstill.data.loader import CLASSIFICATION, load
 from fedstill.data.preparation import taught
 from fedstill.data.stratified_sampling import Ints, labels_of, strata, stratified, whole
+from fedstill.data.tables import drawn
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
 OWN = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # which need no other data set
@@ -174,14 +175,19 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
         "" if known else "without labels, as its classes are others",
     ]
+    if task.makes.form == "rows":
+        if other.schema != data.schema:
+            allowed = f"rows of the same schema as those of {data.name}"
+            raise ArgumentError("public.name", config.name, allowed)
+        return Public(other.name, part.inputs, part.targets, "; ".join(note for note in notes if note))
     images = conform(part.targets if served.makes.kind == "image" else part.inputs, other, data)
     inputs, labels = taught(images, part.targets, task)
     return Public(other.name, inputs, labels if known else None, "; ".join(note for note in notes if note))
 
 
 def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
-    if targets[0] == "texts":
-        raise ArgumentError("public.name", name, f"images, as task {task.called} takes no texts")
+    if targets[0] in ("texts", "rows", "values") or task.makes.form == "rows":
+        raise ArgumentError("public.name", name, f"{task.makes.form}, as task {task.called} takes no others")
     return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])
 
 
@@ -231,6 +237,10 @@ def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     if data.vocabulary:
         raise ArgumentError("public.name", NOISE, f"{NONE} or {HELD_OUT}, as texts are no images")
     count = config.limit or GENERATED
+    if task.makes.form == "rows":
+        made = drawn(data.schema, count, torch_generator(config.seed, "public", "noise"))
+        told = f"{count} rows drawn evenly from the schema with seed {config.seed}: no data were needed"
+        return Public(NOISE, made, None, told)
     channels, height, width = data.train.inputs.shape[1:]
     blocks = [
         smooth_fields(BLOCK, channels, height, width, torch_generator(config.seed, "public", "noise", block))

@@ -134,7 +134,7 @@ class Items:
             ArgumentError: the targets are images.
             DataError: labels outside the classes.
         """
-        if self.targets.is_floating_point():
+        if self.targets.is_floating_point() and self.targets.ndim != 2:
             allowed = "iid, column or sorted, as images have no classes"
             raise ArgumentError("split.how", self.split.called, allowed)
         if self.targets.ndim == 1:
@@ -145,12 +145,15 @@ class Items:
     @property
     def classes(self) -> int:
         """How many classes :attr:`labels` are of, of which not all need occur."""
-        return int(self.labels.max()) + 1 if self.whole else self._classes + (self.targets.ndim == 2)
+        numbers = self.targets.is_floating_point()
+        if self.whole or numbers:
+            return int(self.labels.max()) + 1
+        return self._classes + (self.targets.ndim == 2)
 
     @cached_property
     def positive(self) -> npt.NDArray[np.bool_]:
         """Whether an item has any finding, (U,); an ArgumentError if the targets are no findings."""
-        if self.targets.ndim != 2:
+        if self.targets.ndim != 2 or self.targets.is_floating_point():
             allowed = "another one, as only findings are positive or negative"
             raise ArgumentError("split.how", self.split.called, allowed)
         some: npt.NDArray[np.bool_] = (

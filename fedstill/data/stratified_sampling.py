@@ -19,21 +19,28 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive
 
 Ints = npt.NDArray[np.int64]
+FIFTHS = 5  # parts of numbers, by size
 
 
 def labels_of(targets: torch.Tensor) -> Ints:
     """One label an example, to draw or divide examples by: ``(N,)``.
 
     Of findings ``(N, C)`` one more than the rarest finding of the example, 0 where it has none (FedKD: "the
-    most infrequent one"); of maps ``(N, H, W)`` the largest class above 0; of images, which have no classes,
-    0.
+    most infrequent one"); of maps ``(N, H, W)`` the largest class above 0; of numbers ``(N, 1)`` the fifth of
+    them that it is in; of images, which have no classes, 0.
 
     >>> labels_of(torch.tensor([[1, 0, 0], [1, 0, 1], [0, -1, 0]])).tolist()
     [1, 3, 0]
     >>> labels_of(torch.tensor([[[0, 2], [0, 2]], [[0, 0], [0, 0]]])).tolist()
     [2, 0]
+    >>> labels_of(torch.tensor([[5.0], [1.0], [9.0], [2.0], [7.0], [3.0]])).tolist()
+    [2, 0, 4, 0, 3, 1]
     """
     if targets.is_floating_point():
+        if targets.ndim == 2:
+            place = targets[:, 0].argsort(stable=True).argsort(stable=True)
+            fifths: Ints = (place * FIFTHS // len(targets)).cpu().numpy()
+            return fifths
         return np.zeros(len(targets), dtype=np.int64)
     if targets.ndim == 1:
         plain: Ints = targets.cpu().numpy()

@@ -14,7 +14,7 @@ from typing import ClassVar, get_args
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import instance_images, text_data
+from fedstill.data import instance_images, table_data, tables, text_data
 from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.csv_tables import Columns, read_classes, read_findings
 from fedstill.data.image_folders import in_one_size, read_folder
@@ -40,7 +40,7 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
         raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
     if place is None:
         raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
-    suffixes = (".npz", ".csv") if targets == "labels" else (".npz",)
+    suffixes = {"labels": (".npz", ".csv"), "rows": (".csv",), "values": (".csv",)}.get(targets, (".npz",))
     if place.is_file() and targets != "texts" and place.suffix not in suffixes:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}")
@@ -84,6 +84,8 @@ SERVING: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
         "image": ("npz", "folder", "nifti"),
         "instances": ("npz", "folder"),
         "texts": ("csv",),
+        "rows": ("csv",),
+        "values": ("csv",),
     }
 )
 
@@ -151,6 +153,8 @@ _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
         "image": ("size", "channels", "sites", "slices"),
         "instances": ("sites", "patch", "scale"),
         "texts": ("length", "words", "vocabulary"),
+        "rows": ("schema",),
+        "values": ("schema",),
     }
 )
 
@@ -158,7 +162,8 @@ _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 @dataclass(frozen=True, kw_only=True)
 class Files(instance_images.PictureData, text_data.TextData):
     """Data of one's own, by their path: an .npz with images and labels or masks, a folder of images by class,
-    of images and masks, or of NIfTI volumes, or a csv of findings or texts."""
+    of images and masks, or of NIfTI volumes; a csv of findings, texts or a table's rows, or a folder of such
+    tables."""
 
     targets: ClassVar[tuple[Targets, ...]] = get_args(Targets)
 
@@ -175,6 +180,10 @@ class Files(instance_images.PictureData, text_data.TextData):
     slices: Limit = 0
     """NIfTI volumes: at most so many axial slices of each, evenly spread; 0: all."""
 
+    schema: str = ""
+    """Tables: the file that says which columns they have (docs/data.md); empty: schema.toml in the folder, or
+    beside the csv."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.name:
@@ -188,10 +197,18 @@ class Files(instance_images.PictureData, text_data.TextData):
             return text_data.data_set(self.labelled(), self, Path(self.name).name.partition(".")[0], "")
         place = located(self, task.called, targets)
         name = place.resolve().name if place.is_dir() else place.stem
+        if task.makes.form == "rows":
+            return table_data.data_set(self.rows(place), self, task, name, "")
         if targets == "instances":
             return instance_images.data_set(self.pictures(), self, name, "", "site")
         raw = read(place, form_of(place, targets), targets, size=self.size, slices=self.slices)
         return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)
+
+    def rows(self, place: Path) -> tables.Table:
+        """Rows of a csv, or of a folder of these."""
+        folder = place if place.is_dir() else place.parent
+        schema = tables.read_schema(Path(self.schema).expanduser() if self.schema else folder / tables.SCHEMA)
+        return tables.read_folder(place, schema) if place.is_dir() else tables.read_rows(place, schema)
 
     def pictures(self) -> Sequence[Picture]:
         """Pictures with objects."""

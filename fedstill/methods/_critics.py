@@ -23,6 +23,7 @@ from fedstill.data.augment import posed
 from fedstill.methods import ArgumentError, Group, Method, Node, NodeSetting, TensorData, adam, seeded, stack
 from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
 from fedstill.models import PatchCritic
+from fedstill.models.table_gan import TableCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import dp_training
 from fedstill.privacy.dpsgd import rate
@@ -114,7 +115,8 @@ class Critics:
             norm: Literal["batch", "group"] = "group" if "critic" in node.private else "batch"
             channels = self.task.pictured(node.data).shape[1] + conditions
             with seeded(node.seed, node.name, "critic"):
-                critic = PatchCritic(channels, self.config.critic_width, norm)
+                kind = TableCritic if self.task.form == "rows" else PatchCritic
+                critic = kind(channels, self.config.critic_width, norm)
             node.add("critic", critic, partial(adam, lr=self.config.critic_lr, beta=0.5))
 
     def judge(

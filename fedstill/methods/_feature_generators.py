@@ -55,21 +55,22 @@ class FeatureGenerators(CountsLabels, Rounds):
     def needs(self) -> Needs:
         return Needs(trainable=True, same_architecture=True, split=True, one_label=True)
 
-    def make_generator(self, model: nn.Module, shape: Sequence[int], classes: int) -> FeatureGenerator:
-        """A generator of the features that ``model``'s extractor gives for inputs of ``shape`` (C, H, W)."""
-        return FeatureGenerator(*self.sizes(model, shape, classes))
+    def make_generator(self, model: nn.Module, inputs: torch.Tensor, classes: int) -> FeatureGenerator:
+        """A generator of the features that ``model``'s extractor gives for such inputs."""
+        return FeatureGenerator(*self.sizes(model, inputs, classes))
 
-    def sizes(self, model: nn.Module, shape: Sequence[int], classes: int) -> tuple[int, int, int, int]:
+    def sizes(self, model: nn.Module, inputs: torch.Tensor, classes: int) -> tuple[int, int, int, int]:
         """Of such a generator: noise, classes, features and width."""
         parts = split(model, "the model")
         device = next(model.parameters()).device
-        p = features(parts, example(shape).to(device), "the model")
+        p = features(parts, inputs.to(device), "the model")
         return self.noise, classes, p, self.generator_width
 
     def first_generator(self, server: Server) -> nn.Module:
         """The global generator G before anybody has taught it, on the device."""
         with seeded(server.seed, "generator"):
-            G = self.make_generator(server.student, server.shape, server.task.classes)
+            some = example(server.shape, server.task.form)
+            G = self.make_generator(server.student, some, server.task.classes)
         return server.compute.place(G)
 
 
@@ -88,7 +89,7 @@ class Received:
         self, method: FeatureGenerators, group: Group, generator: torch.Tensor, counts: torch.Tensor, t: int
     ) -> None:
         node, self.classes, self.t = group.nodes[0], counts.shape[1], t
-        sizes = method.sizes(node.model, node.data.inputs.shape[1:], self.classes)
+        sizes = method.sizes(node.model, node.data.inputs[:2], self.classes)
         # Without first weights: work that draws them from torch's one generator is not done beside other.
         G = skip_init(FeatureGenerator, *sizes, device=group.device)  # type: ignore[no-untyped-call]
         self._generator = G.eval().requires_grad_(False)

@@ -11,8 +11,9 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.methods import Method, Question, Server, adam, seeded, torch_generator
+from fedstill.methods import ArgumentError, Method, Question, Server, adam, seeded, torch_generator
 from fedstill.models.generator import Generator
+from fedstill.models.table_gan import TableGenerator
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class FromNoise(Method):
     noise: PositiveInt = 100
     """Values in w, the generator's noise."""
     generator_width: Annotated[int, Ge(2)] = 64
-    """Channels of G's first convolution (published: 128)."""
+    """Channels of G's first convolution (published: 128); of rows of a table, width of its first layer."""
     generator_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for G, falling on a cosine to generator_lr_end."""
     generator_lr_end: NonNegativeFloat = 1e-4
@@ -109,5 +110,9 @@ class FromNoise(Method):
         return Noise(self.noise, server.seed, server.device)
 
     def generator(self, server: Server) -> nn.Module:
+        if server.task.form == "rows":
+            if not server.schema:
+                raise ArgumentError("schema", "", f"a table's columns, within which {self.title} makes rows")
+            return TableGenerator(server.schema, self.noise, self.generator_width)
         channels, height, width = server.shape
         return Generator((channels, height, width), self.noise, self.generator_width, server.mean, server.std)

@@ -72,7 +72,7 @@ class LocalGenerators(FeatureGenerators, ABC):
             )
         for node in nodes:
             with seeded(node.seed, node.name, "generator"):
-                G = self.make_generator(node.model, node.data.inputs.shape[1:], at.task.classes)
+                G = self.make_generator(node.model, node.data.inputs[:2], at.task.classes)
             node.add("generator", G, self.adam)
 
     def adam(self, module: nn.Module) -> torch.optim.Optimizer:

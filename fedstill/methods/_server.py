@@ -13,6 +13,7 @@ from fedstill.core.checkpoint import check_state
 from fedstill.core.compute import Compute, lay_out
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.registry import check_named
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
 from fedstill.federation.federation import Answers, Federation
 from fedstill.protocol.local_config import LocalConfig
@@ -29,7 +30,7 @@ class Server:
         federation: the nodes.
         student: the central network, on the device. Under ``Needs.split`` a ``Split``.
         task: losses, ensemble, metrics.
-        shape: ``(C, H, W)`` of an input, or ``(L,)`` of a text.
+        shape: ``(C, H, W)`` of an input, ``(L,)`` of a text, or ``(F,)`` of a row.
         mean, std: the data's declared normalisation, per channel.
         compute: device and precision.
         seed: of everything drawn at the server.
@@ -37,6 +38,7 @@ class Server:
         public: public data, or None.
         kinds: the nodes' names by architecture, one tuple an architecture, with a network of it in its
             first state; for methods that keep one student an architecture.
+        schema: what the columns of rows of a table may be; none where inputs are no such rows.
 
     Attributes:
         done: turns.
@@ -60,6 +62,7 @@ class Server:
     local: LocalConfig
     public: Public | None = None
     kinds: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
+    schema: Schema = NO_SCHEMA
     done: int = field(default=0, init=False)
     state: Any = field(init=False)
 

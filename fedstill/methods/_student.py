@@ -106,12 +106,13 @@ class Replay:
     """
 
     def __init__(self, size: int, augment: Augment, task: Task, shape: tuple[int, ...], seed: int) -> None:
-        height, width = shape[-2:]
         name = "method.student_augment"
+        if augment != "none" and task.form != "images":
+            raise ArgumentError(name, augment, f"none, as {task.form} have no direction to be moved in")
         if augment != "none" and task.kind == "image":
             raise ArgumentError(name, augment, "none, as an image that is moved was never measured")
-        if augment == "turn" and height != width:
-            raise ArgumentError(name, augment, f"not turn, as images are {height} x {width}")
+        if augment == "turn" and shape[-2] != shape[-1]:
+            raise ArgumentError(name, augment, f"not turn, as images are {shape[-2]} x {shape[-1]}")
         self.size, self.augment, self.seed = size, augment, seed
         self.added = 0
         self._x = self._z = torch.zeros(0)

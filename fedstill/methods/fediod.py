@@ -77,7 +77,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
     def needs(self) -> Needs:
-        return Needs(images=True, no_maps=True)
+        return Needs(makes=True, no_maps=True)
 
     @property
     def turns(self) -> int:

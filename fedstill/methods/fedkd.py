@@ -124,11 +124,12 @@ class FedKD(OneShot):
         """What nodes are asked.
 
         Raises:
-            ArgumentError: texts, or images whose targets are pictures, would be shifted.
+            ArgumentError: texts, rows of a table, or images whose targets are pictures, would be shifted.
         """
         task = at.task
-        if self.predictions > 1 and (task.tokens or task.kind == "image"):
-            why = "texts are never shifted" if task.tokens else "a shifted image was never measured"
+        if self.predictions > 1 and (task.form != "images" or task.kind == "image"):
+            moved = {"texts": "texts are never shifted", "rows": "rows of a table are never shifted"}
+            why = moved.get(task.form, "a shifted image was never measured")
             raise ArgumentError("method.predictions", self.predictions, f"1 for task {task.name}: {why}")
         return super().questions(at)
 

@@ -1,10 +1,10 @@
 """Networks, and how a name in a configuration becomes one.
 
-``classifiers``, ``unet`` and ``transformer`` are for nodes and student; ``generator`` and ``feature_gan`` are
-what methods add. ``extractor_head`` parts a network in two, ``parameter_vector`` makes it one vector,
-``attention_maps`` are where it looks, ``vgg`` is what a perceptual loss compares. ``non_torch`` is a model
-that is no torch module, ``hugging_face`` one of that library. ``dp_compatibility`` says which can learn
-privately.
+``classifiers``, ``tables``, ``unet`` and ``transformer`` are for nodes and student; ``generator``,
+``table_gan`` and ``feature_gan`` are what methods add. ``extractor_head`` parts a network in two,
+``parameter_vector`` makes it one vector, ``attention_maps`` are where it looks, ``vgg`` is what a perceptual
+loss compares. ``non_torch`` is a model that is no torch module, ``hugging_face`` one of that library.
+``dp_compatibility`` says which can learn privately.
 
 May import tasks and core. A newcomer adds a network: a class in one of these files, and a line in ``MODELS``.
 """
@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from fedstill.core.dataset import Form
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.registry import Registry
 from fedstill.core.seeds import seeded
 from fedstill.core.user_functions import OWN, first_line, is_path
-from fedstill.models.classifiers import MLP, BatchNormLeNet, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
+from fedstill.models.classifiers import BatchNormLeNet, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
 from fedstill.models.generator import Generator, PatchCritic
+from fedstill.models.tables import MLP, Linear, ResidualMLP
 
 __all__ = [
     "MLP",
@@ -31,8 +33,10 @@ __all__ = [
     "BatchNormLeNet",
     "Generator",
     "LeNet5",
+    "Linear",
     "PatchCritic",
     "ResNet8",
+    "ResidualMLP",
     "SigmoidLeNet",
     "SmallCNN",
     "build",
@@ -49,7 +53,9 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "bn-lenet": "fedstill.models.classifiers:BatchNormLeNet",
         "sigmoid-lenet": "fedstill.models.classifiers:SigmoidLeNet",
         "resnet8": "fedstill.models.classifiers:ResNet8",
-        "mlp": "fedstill.models.classifiers:MLP",
+        "mlp": "fedstill.models.tables:MLP",
+        "linear": "fedstill.models.tables:Linear",
+        "residual-mlp": "fedstill.models.tables:ResidualMLP",
         "unet": "fedstill.models.unet:UNet",
         "residual-unet": "fedstill.models.unet:ResidualUNet",
         "transformer": "fedstill.models.transformer:Transformer",
@@ -59,6 +65,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 )
 
 TEXTS = ("transformer", "bag")  # of these, those whose inputs are texts
+TABLES = ("linear", "mlp", "residual-mlp")  # and those that take rows of a table, or whatever is flattened
 
 # What a module's forward raises when an input does not suit it.
 FORWARD = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
@@ -74,10 +81,10 @@ def build(
             ``"package.module:factory"``, where ``factory(shape, classes)`` (for texts ``factory(shape,
             classes, vocabulary)``, and after a name with a width also ``width=16``) gives your own module.
             For texts ``"transformer"``, ``"bag"`` or ``"hf:folder"`` (:mod:`fedstill.models.hugging_face`).
-        shape: ``(channels, H, W)`` of an image, or ``(L,)`` of a text.
+        shape: ``(channels, H, W)`` of an image, ``(L,)`` of a text, or ``(F,)`` of a row of a table.
         classes: number of logits, an input or a pixel; of channels where outputs are images.
         seed, names: what the first weights are drawn from.
-        vocabulary: how many token ids there are, where inputs are texts; 0: inputs are images.
+        vocabulary: how many token ids there are, where inputs are texts; 0: they are none.
 
     Raises:
         ArgumentError: no such network, or none for such inputs; or it cannot be imported.
@@ -93,7 +100,7 @@ def build(
         with seeded(seed, *names):
             return classifier(folder, shape, classes, vocabulary)
     form = (shape, classes, vocabulary) if vocabulary else (shape, classes)
-    name, width = _parsed(spec, bool(vocabulary))
+    name, width = _parsed(spec, "texts" if vocabulary else "images" if len(shape) > 1 else "rows")
     factory = MODELS[name]
     with seeded(seed, *names):
         if name in MODELS.own:
@@ -119,30 +126,36 @@ def check_name(spec: str) -> None:
         MODELS[_parsed(spec)[0]]
 
 
-def _parsed(spec: str, texts: bool | None = None) -> tuple[str, dict[str, int]]:
-    """A network's name in the registry, and its width, if it is given one; ``texts``: whether inputs are."""
+def _parsed(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
+    """A network's name in the registry, and its width, if it is given one, for inputs of a form."""
     name, colon, width = spec.partition(":")
-    fits = texts is None or name not in MODELS.own or (name in TEXTS) == texts
-    if name in MODELS and fits and (not colon or re.fullmatch("[1-9][0-9]*", width)):
+    known = [each for each in MODELS if form is None or each not in MODELS.own or _takes(each, form)]
+    if name in known and (not colon or (name != "linear" and re.fullmatch("[1-9][0-9]*", width))):
         return name, {"width": int(width)} if colon else {}
     if is_path(spec) and name not in (*MODELS.own, "hf"):
         return spec, {}
-    known = [each for each in MODELS if texts is None or each not in MODELS.own or (each in TEXTS) == texts]
-    own = "package.module:factory" if texts is False else "hf:folder or package.module:factory"
-    inputs = {None: "", True: ", as inputs are texts", False: ", as inputs are images"}[texts]
-    comma = " or" if texts is False else ","
-    raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){comma} {own}{inputs}")
+    folders = form in (None, "texts")
+    own = ", hf:folder or package.module:factory" if folders else " or package.module:factory"
+    inputs = "" if form is None else f", as inputs are {'rows of a table' if form == 'rows' else form}"
+    raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){own}{inputs}")
 
 
-def example(shape: Sequence[int], count: int = 2) -> torch.Tensor:
-    """Inputs of a form, to try a network with: images of zeros, or texts ``(L,)`` of the first token."""
-    if len(shape) == 1:
+def _takes(name: str, form: Form) -> bool:
+    """Whether one of the package's own networks takes inputs of a form."""
+    return name in TEXTS if form == "texts" else name in TABLES if form == "rows" else name not in TEXTS
+
+
+def example(shape: Sequence[int], form: Form = "images", count: int = 2) -> torch.Tensor:
+    """Inputs to try a network with: images or rows of zeros, or texts of the first token."""
+    if form == "texts":
         return torch.ones(count, *shape, dtype=torch.int64)
     return torch.zeros(count, *shape)
 
 
-def check(model: object, shape: tuple[int, ...], outputs: tuple[int, ...], whose: str) -> None:
-    """Refuse a network that does not map ``(B, *shape)`` to ``(B, *outputs)``.
+def check(
+    model: object, shape: tuple[int, ...], outputs: tuple[int, ...], whose: str, form: Form = "images"
+) -> None:
+    """Refuse a network that does not map inputs ``(B, *shape)`` of a form to ``(B, *outputs)``.
 
     Raises:
         ModelError: it cannot take the shape, or gives another one.
@@ -153,7 +166,7 @@ def check(model: object, shape: tuple[int, ...], outputs: tuple[int, ...], whose
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
         with torch.no_grad():
-            output = model.eval()(example(shape).to(device))
+            output = model.eval()(example(shape, form).to(device))
     except FORWARD as error:
         raise ModelError(f"{whose} cannot take inputs of shape {shape}: {first_line(error)}") from error
     finally:

@@ -123,21 +123,6 @@ class SigmoidLeNet(nn.Sequential):
             nn.init.uniform_(parameter, -0.5, 0.5)
 
 
-class MLP(nn.Sequential):
-    """Two hidden layers on the flattened image."""
-
-    def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 128) -> None:
-        pixels = shape[0] * shape[1] * shape[2]
-        super().__init__(
-            nn.Flatten(),
-            nn.Linear(pixels, width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, classes),
-        )
-
-
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions around a shortcut (He et al. 2016)."""
 

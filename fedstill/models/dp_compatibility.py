@@ -6,7 +6,6 @@ torch draws by an example's place in the batch, which follows from the other exa
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -14,8 +13,9 @@ from torch.func import functional_call, grad, vmap
 
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.seeds import seeded
-from fedstill.models import classifiers, example
+from fedstill.models import classifiers, tables
 
+OURS = (classifiers.__name__, tables.__name__)
 FEW = 6  # layers that are named
 
 
@@ -31,12 +31,12 @@ class NotPrivate(ModelError):
         super().__init__(f"{whose} cannot learn privately{why}: {told}{other}")
 
 
-def check(model: nn.Module, whose: str, shape: Sequence[int] | None = None) -> None:
+def check(model: nn.Module, whose: str, inputs: torch.Tensor | None = None) -> None:
     """Refuse a network that DP-SGD cannot train. Nothing of it is changed.
 
     Layers are judged by Opacus' validator, and by what it does not know: kinds derived from those it
     refuses, frozen ones too, plain recurrent layers, layers that draw at random, and layers without their
-    sizes. With the ``shape`` of an input, two examples' gradients are tried, which finds layers of one's own
+    sizes. With two ``inputs``, these examples' gradients are tried, which finds layers of one's own
     that keep what they saw, or draw. ``whose`` are the first words of the error.
 
     Raises:
@@ -48,10 +48,10 @@ def check(model: nn.Module, whose: str, shape: Sequence[int] | None = None) -> N
         if found := _instead(layer, last):
             layers[name] = found
         last = layer if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) else last
-    if not layers and shape is not None:
-        layers = _tried(model, shape)
+    if not layers and inputs is not None:
+        layers = _tried(model, inputs)
     if layers:
-        raise NotPrivate(whose, layers, ours=type(model).__module__ == classifiers.__name__)
+        raise NotPrivate(whose, layers, ours=type(model).__module__ in OURS)
 
 
 def _instead(layer: nn.Module, last: nn.Module | None) -> str:
@@ -89,12 +89,12 @@ def _named(layer: nn.Module) -> str:
     return f"opacus.layers.{name}" if type(layer).__module__.startswith("opacus") else repr(layer)
 
 
-def _tried(model: nn.Module, shape: Sequence[int]) -> dict[str, str]:
-    """What two examples' gradients run into, tried on a copy."""
+def _tried(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
+    """What the examples' gradients run into, tried on a copy."""
     twin = copy.deepcopy(model).train()
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
     leaves = {name: own.detach() for name, own in twin.named_parameters()}
-    x = example(shape).to(next(iter(leaves.values())).device if leaves else "cpu")
+    x = inputs.to(next(iter(leaves.values())).device if leaves else "cpu")
 
     def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = functional_call(twin, leaves, (x.unsqueeze(0),))

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fedstill.core.dataset import Form
 from fedstill.data.input_spec import COPIES, InputSpec, fits, of_example
 from fedstill.models import FORWARD, example
 
@@ -89,26 +90,27 @@ def of_weights(model: nn.Module) -> int:
     return TRAINED * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
 
 
-def of_input(model: nn.Module, shape: tuple[int, ...]) -> int:
+def of_input(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> int:
     """Bytes that a network keeps of one input of a shape until its gradients are known, with its output.
 
-    Found on the meta device; of a network that cannot be computed there, with one input of zeros.
+    Found on the meta device; of a network that cannot be computed there, with inputs of zeros.
 
     >>> of_input(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 2, 2))
     36
     """
     training, device = model.training, next((own.device for own in model.parameters()), torch.device("cpu"))
+    x = example(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm takes no row alone
     model.eval()
     try:
-        return _kept(model, shape, torch.device("meta"))
+        return _kept(model, x, torch.device("meta")) // len(x)
     except FORWARD:
-        return _kept(model, shape, device)
+        return _kept(model, x, device) // len(x)
     finally:
         model.train(training)
 
 
-def _kept(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> int:
-    """Bytes of all that is kept for the way back from one input, and of what comes out."""
+def _kept(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
+    """Bytes of all that is kept for the way back from inputs, and of what comes out."""
 
     def there(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device=device) if device.type == "meta" else tensor.detach()
@@ -124,7 +126,7 @@ def _kept(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> int
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        keep(functional_call(model, leaves, (example(shape, 1).to(device),)))
+        keep(functional_call(model, leaves, (x.to(device),)))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -143,7 +145,7 @@ def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, mos
     try:
         with torch.device("meta"):
             model = build()
-        need: float = of_weights(model) + batch * of_input(model, spec.shape)
+        need: float = of_weights(model) + batch * of_input(model, spec.shape, spec.task.makes.form)
     except RuntimeError as error:
         if "overflow" not in str(error).lower():
             raise
@@ -159,7 +161,7 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     """
     if not most:
         return
-    need = of_weights(model) + batch * of_input(model, spec.shape)
+    need = of_weights(model) + batch * of_input(model, spec.shape, spec.task.makes.form)
     fits(_model(spec), need, most)
     answers = public * (of_example(spec) + 2 * 4 * math.prod(spec.outputs))
     fits(f"{public} public inputs with answers about them", need + answers, most)

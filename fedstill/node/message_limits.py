@@ -77,8 +77,11 @@ class Sizes:
     def _each_input(self) -> int:
         """Bytes that the node's networks keep of one input that they are asked about."""
         shape, modules = tuple(self._node.data.inputs.shape[1:]), self._node.modules
-        each = memory_limits.of_input(modules["model"], shape)
+        form = self._spec.task.makes.form
+        each = memory_limits.of_input(modules["model"], shape, form)
         weight = next(modules["critic"].parameters()) if "critic" in modules else None
         if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers
             each += 2 * memory_limits.of_input(modules["critic"], (weight.shape[1], *shape[1:]))
+        elif weight is not None and weight.ndim == 2:  # of rows of a table
+            each += 2 * memory_limits.of_input(modules["critic"], shape, form)
         return each

@@ -52,7 +52,7 @@ def make_model(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> 
         _load_weights(model, folder / Path(config.weights).expanduser())
     if not config.train:
         model.requires_grad_(False)
-    models.check(model, spec.shape, spec.outputs, f"model.name {config.name!r}")
+    models.check(model, spec.shape, spec.outputs, f"model.name {config.name!r}", spec.task.makes.form)
     return model
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from fedstill import models
 from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -88,7 +89,8 @@ def protect(
     mechanism.several = several
     mechanism.binding = _binding(node, mechanism, method, setting, secret)
     if "model" in config.learns:
-        dp_compatibility.check(node.model, f"model of {node.name}", tuple(data.inputs.shape[1:]))
+        example = models.example(data.inputs.shape[1:], setting.task.form)
+        dp_compatibility.check(node.model, f"model of {node.name}", example)
     node.private = mechanism.networks()
     if parts := config.shards(data):
         _teach(node, config, parts)

@@ -30,7 +30,8 @@ class Needs:
             say what its own records cost.
         student_kind: a student of one of the nodes' architectures.
         trainable: nodes' networks that are not frozen as a whole, since rounds train them.
-        images: inputs that a server can make: images, and not texts.
+        images: inputs that are images.
+        makes: inputs that a server can make: images or rows of a table, and not texts.
         one_label: tasks in which each input has one class.
         maps: tasks whose inputs can be made from label maps.
         no_maps: tasks whose inputs are not made from label maps.
@@ -45,6 +46,7 @@ class Needs:
     student_kind: bool = False
     trainable: bool = False
     images: bool = False
+    makes: bool = False
     one_label: bool = False
     maps: bool = False
     no_maps: bool = False
@@ -53,8 +55,11 @@ class Needs:
 
 def refusal(needs: Needs, task: Task) -> str | None:
     """Why a method with such needs cannot learn a task, or None."""
-    if needs.images and task.tokens:
-        return "it works on images, and the inputs of this task are texts"
+    called = {"texts": "texts", "rows": "rows of a table"}.get(task.form, "")
+    if needs.images and called:
+        return f"it works on images, and the inputs of this task are {called}"
+    if needs.makes and task.form == "texts":
+        return "it makes the inputs that it asks about, and the inputs of this task are texts"
     if needs.one_label and task.kind != "class":
         return "it needs one class for each input, and this task has none"
     if needs.maps and not task.conditions:

@@ -179,8 +179,8 @@ class NodeSetting:
 
 def stand_in(task: Task, shape: tuple[int, ...] = ()) -> Public:
     """Public data in place of any: what a method declares follows from its options, not from the data."""
-    shape = shape or ((8,) if task.tokens else (1, 8, 8))
-    inputs = torch.zeros(2, *shape, dtype=torch.int64 if task.tokens else torch.float32)
+    shape = shape or ((1, 8, 8) if task.form == "images" else (8,))
+    inputs = torch.zeros(2, *shape, dtype=torch.int64 if task.form == "texts" else torch.float32)
     return Public("none", inputs, task.blank(2, shape))
 
 

@@ -12,6 +12,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import Public
+from fedstill.data.tables import check_rows
 from fedstill.protocol.digests import digest
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.wire_format import WireConfig
@@ -146,6 +147,8 @@ def check_public(public: Public, spec: InputSpec, most: int) -> None:
     task = spec.make_task()
     labels = task.blank(len(found), spec.shape) if public.labels is None else public.labels
     task.check(TensorData(found, labels), "public data")
+    if spec.schema:
+        check_rows(found, spec.schema, "public data")
     if spec.vocabulary and int(found.max()) >= spec.vocabulary:
         raise DataError(f"public data hold token {int(found.max())}: allowed is below {spec.vocabulary}")
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 
 
@@ -19,6 +20,7 @@ class Data:
     test: int | None = None
     test_cases: int | None = None  # what test examples are parts of, such as patients
     case: str = "case"
+    schema: Schema = NO_SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)

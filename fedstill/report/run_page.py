@@ -24,6 +24,7 @@ from fedstill.report import (
     privacy_section,
     run_figures,
     run_tables,
+    table_columns,
 )
 from fedstill.report.metric_text import bare, in_a_sentence, spread_text, told
 from fedstill.report.result import OverNodes, Result
@@ -49,6 +50,7 @@ HELD: Mapping[str, tuple[str, str, bool]] = {
         True,
     ),
     "image": ("The images each node holds", "Training images at each node", True),
+    "number": ("The rows each node holds", "Training rows at each node", True),
 }
 
 
@@ -66,14 +68,15 @@ def write_report(folder: Path) -> Path:
 
 def _view(run: RunFiles) -> dict[str, Any]:
     folder, result, metrics = run.folder, run.result, run.metrics
-    config = folder / "config.toml"
+    config, columns = folder / "config.toml", table_columns.section(folder, result)
     samples, levels, course = pictures.samples(folder), comparison(result), run_figures.course_of(run)
     held, local = HELD.get(result.kind, HELD[""]), run_figures.local_of(run)
+    made = bool(samples) or (columns is not None and len(columns.columns) > 1)
     left_out = list(local)[MOST_PANELS : len(metrics.local)]
     drawn = {name: values for name, values in local.items() if name not in left_out}
     return {
         "result": result,
-        "sentence": plain_sentence(result, run.audited, made_up=bool(samples)),
+        "sentence": plain_sentence(result, run.audited, made_up=made),
         "context": _context(result),
         "key_figures": _key_figures(result),
         "metric": {"title": result.metric.title, "name": in_a_sentence(result.metric.title)},
@@ -89,6 +92,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "pictures": pictures.section(folder, result),
         "noisy_counts": privacy_section.counts_are_noisy(result),
         "samples": samples,
+        "columns": columns,
         "losses": _panels(metrics.losses),
         "local": _panels(drawn, share_axis=True),
         "centralised_drawn": bool(metrics.centralised),
@@ -167,7 +171,8 @@ def _context(result: Result) -> str | None:
     size = f"{' and '.join(counts)} examples" if counts else ""
     shape = result.data.shape
     if size and shape:
-        size += " of " + " \u00d7 ".join(str(side) for side in shape) + (" tokens" if len(shape) == 1 else "")
+        named = " features" if result.data.schema else " tokens"
+        size += " of " + " \u00d7 ".join(str(side) for side in shape) + (named if len(shape) == 1 else "")
     what = ", ".join(part for part in (result.data.name, size) if part)
 
     how = result.split.about or result.split.how

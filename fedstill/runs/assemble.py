@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedstill import models
+from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import numpy_generator
@@ -68,6 +69,7 @@ def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, 
             "test": len(data.test),
             **told_cases(data.test),
             "shape": list(data.test.inputs.shape[1:]),
+            **({"schema": as_table(data.schema)} if data.schema else {}),
             "note": data.note,
         },
         "split": split,
@@ -137,6 +139,7 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         link=config.link,
         classes=data.classes,
         vocabulary=data.vocabulary,
+        schema=data.schema,
         student_name=config.student.model,
     )
 

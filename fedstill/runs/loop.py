@@ -195,6 +195,7 @@ class Run(ABC):
             local=self.setting.local,
             public=self.public,
             kinds=kinds,
+            schema=self.setting.schema,
         )
 
     def figures(self) -> dict[str, Any]:
@@ -314,7 +315,9 @@ class Run(ABC):
             self.records.samples[f"{turn}.maps"] = maps.cpu().contiguous().clone()
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised inputs ``(n, C, H, W)`` as bytes."""
+        """Normalised inputs ``(n, C, H, W)`` as bytes; rows of a table as they are."""
+        if self.task.form == "rows":
+            return images.contiguous()
         # Contiguous, as a file of safetensors needs it.
         return (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 

@@ -13,7 +13,9 @@ from fedstill import models
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
+from fedstill.data.tables import check_rows
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
@@ -50,6 +52,7 @@ class Setting:
         privacies: how the nodes protect their records; none is not at all.
         classes: names of the task's classes or labels, for reports; none: their numbers.
         vocabulary: how many token ids there are, where inputs are texts.
+        schema: what the columns of rows of a table may be; none: any numbers.
         perceptual: a file of VGG weights at every node, for losses that compare images by features; none: "".
         model_names, student_name: what the networks are called in results; none: as their classes are.
         values: what of a column each node stands for, known to whoever divided the data; none: of none.
@@ -77,6 +80,7 @@ class Setting:
     privacies: Sequence[PrivacyConfig] = ()
     classes: Sequence[str] = ()
     vocabulary: int = 0
+    schema: Schema = NO_SCHEMA
     perceptual: str = ""
     model_names: Sequence[str] = ()
     student_name: str = ""
@@ -107,7 +111,7 @@ def check_server(setting: Setting) -> None:
     """
     setting.task.check(setting.test, "test data")
     shape, public = shape_of(setting), setting.public
-    models.check(setting.student, shape, setting.task.outputs(shape), "student")
+    models.check(setting.student, shape, setting.task.outputs(shape), "student", setting.task.form)
     if not any(parameter.requires_grad for parameter in setting.student.parameters()):
         raise ArgumentError("student", "all frozen", "a network with something to train")
     if public is not None:
@@ -146,7 +150,7 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
             found = tuple(part.inputs.shape[1:])
             raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
         check_range(setting, part, f"data of {name}")
-        models.check(model, shape, outputs, f"model of {name}")
+        models.check(model, shape, outputs, f"model of {name}", setting.task.form)
     owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
     seen: dict[int, str] = {}
     for owner, model in owners:
@@ -183,16 +187,15 @@ def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: 
 
 
 def shape_of(setting: Setting) -> Shape:
-    """``(C, H, W)`` of an image or ``(L,)`` of a text, as in the test data."""
+    """``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row, as in the test data."""
     return tuple(setting.test.inputs.shape[1:])
 
 
 def check_range(setting: Setting, data: TensorData, what: str) -> None:
-    """Refuse images that the generator could never make, since it makes pixels from 0 to 1.
-
-    Texts have no range: their task checks them.
-    """
-    if setting.task.tokens:
+    """Refuse what a generator could never make: pixels outside 0..1, and rows that their schema forbids."""
+    if setting.schema and setting.task.form == "rows":
+        check_rows(data.inputs, setting.schema, what)
+    if setting.task.form != "images":
         return
     mean, std = normalisation(setting)
     low, high = (0 - mean) / std, (1 - mean) / std  # (C, 1, 1)
@@ -209,8 +212,8 @@ def check_range(setting: Setting, data: TensorData, what: str) -> None:
 
 
 def normalisation(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of images, as declared: two of (C, 1, 1); of texts none: (0, 1, 1)."""
-    if setting.task.tokens:
+    """Mean and standard deviation of images, as declared: two of (C, 1, 1); of others none: (0, 1, 1)."""
+    if setting.task.form != "images":
         return torch.zeros(0, 1, 1), torch.ones(0, 1, 1)
     channels = setting.test.inputs.shape[1]
     given = {"mean": setting.mean, "std": setting.std}

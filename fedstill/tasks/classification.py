@@ -1,5 +1,5 @@
-"""One label an image or a text, and what all tasks share whose outputs are logits of classes that exclude
-each other, one or one a pixel."""
+"""One label an image, a text or a row of a table, and what all tasks share whose outputs are logits of
+classes that exclude each other, one or one a pixel."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TextClassification(Classification):
     """
 
     name = "text"
-    tokens = True
+    form = "texts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +108,17 @@ class TextConfig(TaskConfig):
     """One label a text."""
 
     makes = TextClassification
+
+
+class TabularClassification(Classification):
+    """Single-label classification of rows of a table ``(B, F)``; outputs are logits ``(B, C)``."""
+
+    name = "tabular"
+    form = "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularConfig(TaskConfig):
+    """One label a row of a table."""
+
+    makes = TabularClassification

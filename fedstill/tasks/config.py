@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal, get_args
 from fedstill.core.registry import Registered, Registry
 from fedstill.tasks.task import Figure, Kind, Task
 
-# What examples teach: what a target is, or that inputs are texts, or pictures whose objects are told apart.
-Targets = Literal["class", "labels", "map", "image", "instances", "texts"]
+# What examples teach: what a target is, or that inputs are texts, or rows of a table with a class or a value
+# each, or pictures whose objects are told apart.
+Targets = Literal["class", "labels", "map", "image", "instances", "texts", "rows", "values"]
 
 
 class TaskConfig(Registered):
@@ -66,7 +67,10 @@ class TaskConfig(Registered):
         """What examples must teach: data that serve one task serve all with the same targets."""
         if self.makes.like == "instances":
             return "instances"
-        return "texts" if self.makes.tokens else self.makes.kind
+        kind = self.makes.kind
+        if kind == "number":
+            return "values"
+        return kind if self.makes.form == "images" else self.makes.form
 
 
 TASKS: Registry[type[TaskConfig]] = Registry(
@@ -74,6 +78,8 @@ TASKS: Registry[type[TaskConfig]] = Registry(
     {
         "classification": "fedstill.tasks.classification:ClassificationConfig",
         "text": "fedstill.tasks.classification:TextConfig",
+        "tabular": "fedstill.tasks.classification:TabularConfig",
+        "regression": "fedstill.tasks.regression:RegressionConfig",
         "multi-label": "fedstill.tasks.multi_label:MultiLabelConfig",
         "segmentation": "fedstill.tasks.segmentation:SegmentationConfig",
         "instances": "fedstill.tasks.instances:InstancesConfig",

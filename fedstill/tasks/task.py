@@ -13,12 +13,12 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fedstill.core.dataset import Cases, TensorData, check_inputs, check_labels
+from fedstill.core.dataset import Cases, Form, TensorData, check_inputs, check_labels
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
 from fedstill.tasks import formulas
 
-Kind = Literal["class", "labels", "map", "image"]
+Kind = Literal["class", "labels", "map", "image", "number"]
 
 # Functions of answers, weights and task: what goes in and comes out stands in fedstill.tasks.ensembles.
 ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] = Registry(
@@ -62,10 +62,12 @@ class Task(ABC):
     Attributes:
         name: in messages and results.
         figures: its metrics; the first one is what models are judged by, in percent, and higher is better.
-        kind: what an output is: one class, labels that do not exclude each other, a class a pixel, an image.
-        tokens: whether inputs are token ids ``(B, L)`` int64, and not images ``(B, channels, H, W)`` float32.
+        kind: what an output is: one class, labels that do not exclude each other, a class a pixel, an image,
+            a number.
+        form: of inputs: images ``(B, channels, H, W)`` float32, texts, which are token ids ``(B, L)`` int64,
+            or rows of a table ``(B, F)`` float32.
         least: the fewest classes it can have.
-        like: the package's task whose data it learns from, where that does not follow from kind and tokens.
+        like: the package's task whose data it learns from, where that does not follow from kind and form.
         conditions: channels of what a generator of inputs is told of each, 0 where it is told nothing.
         counted: in how many classes one record is counted at most; what a node's counts can move by.
     """
@@ -73,7 +75,7 @@ class Task(ABC):
     name: ClassVar[str]
     figures: ClassVar[tuple[Figure, ...]]
     kind: ClassVar[Kind]
-    tokens: ClassVar[bool] = False
+    form: ClassVar[Form] = "images"
     least: ClassVar[int] = 2
     like: ClassVar[str] = ""
     conditions: int = 0
@@ -99,7 +101,7 @@ class Task(ABC):
 
     def blank(self, count: int, shape: tuple[int, ...]) -> torch.Tensor:
         """Targets of inputs of a shape that say nothing, in the form that this task's targets have."""
-        if self.kind == "image":
+        if self.kind in ("image", "number"):
             return torch.zeros(count, *self.outputs(shape))
         if self.kind == "map":
             return torch.zeros(count, *shape[1:], dtype=torch.int64)
@@ -113,7 +115,7 @@ class Task(ABC):
         Raises:
             DataError: naming the first fault; begins with ``what``.
         """
-        check_inputs(data, what, self.tokens)
+        check_inputs(data, what, self.form)
         if self.kind == "labels":  # -1 is unknown
             check_labels(data.targets, 2, what, (self.classes,), least=-1)
         elif self.kind != "image":

@@ -154,8 +154,8 @@ def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
     assert {*TASKS, *METHODS} <= set(re.findall(r"[a-z-]+", out))
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line}
     assert lines["fedavg"] == "all"
-    assert lines["fedmd-cg"] == "classification, text"
-    assert lines["fl-mrcm"] == "all but text"
+    assert lines["fedmd-cg"] == "classification, text, tabular"
+    assert lines["fl-mrcm"] == "all but text, tabular, regression"
 
 
 # --- from words to a configuration ------------------------------------------------------------------

@@ -73,7 +73,7 @@ def generator_of(config: Any, node: Node) -> nn.Module:
     if "generator" in node.modules:
         return copy.deepcopy(node.modules["generator"])
     torch.manual_seed(3)
-    return config.make_generator(node.model, node.data.inputs.shape[1:], CLASSES)
+    return config.make_generator(node.model, node.data.inputs[:2], CLASSES)
 
 
 def received(config: Any, node: Node, t: int = 1) -> Received:

@@ -42,6 +42,7 @@ TASKS: dict[str, tuple[int, str]] = {  # classes, model
     "text": (2, "bag:8"),
     "segmentation": (2, "unet:4"),
     "reconstruction": (1, "unet:4"),
+    "regression": (1, "mlp:8"),
 }
 
 
@@ -50,17 +51,18 @@ def task_of(name: str) -> Task:
 
 
 def shape_of(task: Task) -> tuple[int, ...]:
-    return (LENGTH,) if task.tokens else (1, SIDE, SIDE)
+    return (1, SIDE, SIDE) if task.form == "images" else (LENGTH,)
 
 
 def model_of(name: str, *names: Any) -> torch.nn.Module:
     task = task_of(name)
-    return build(TASKS[name][1], shape_of(task), task.classes, 0, *names, vocabulary=WORDS * task.tokens)
+    words = WORDS * (task.form == "texts")
+    return build(TASKS[name][1], shape_of(task), task.classes, 0, *names, vocabulary=words)
 
 
 def data_of(name: str, count: int, seed: int) -> TensorData:
     task, draw = task_of(name), torch.Generator().manual_seed(seed)
-    shape = {"class": (), "labels": (task.classes,), "map": (SIDE, SIDE), "image": (1, SIDE, SIDE)}[task.kind]
+    shape = {"class": (), "labels": (task.classes,), "map": (SIDE, SIDE)}.get(task.kind, (1, SIDE, SIDE))
     x = torch.rand(count, *shape_of(task), generator=draw) * 2 - 1
     if task.kind == "labels":
         return TensorData(x, (x.flatten(1)[:, : task.classes] > 0).long())
@@ -68,6 +70,8 @@ def data_of(name: str, count: int, seed: int) -> TensorData:
         return TensorData(x, (x[:, 0] > 0).long())
     if task.kind == "image":
         return TensorData(x, x.clone())
+    if task.kind == "number":
+        return TensorData(x, x.mean(1, keepdim=True))
     ids = torch.randint(1, WORDS, (count, LENGTH), generator=draw)
     return TensorData(ids, torch.randint(task.classes, (count, *shape), generator=draw))
 
@@ -85,7 +89,7 @@ def setting(name: str, method: Any, **changes: Any) -> Setting:
         "policies": [PolicyConfig(outputs_only=False)] * 2,
         "local": LOCAL,
         "engine": EngineConfig(name="one-by-one"),
-        "vocabulary": WORDS * task_of(name).tokens,
+        "vocabulary": WORDS * (task_of(name).form == "texts"),
         **changes,
     }
     return Setting(**given)

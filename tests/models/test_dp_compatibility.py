@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import FedstillError
-from fedstill.models import PatchCritic, build
+from fedstill.models import PatchCritic, build, example
 from fedstill.models.dp_compatibility import NotPrivate, check
 
 SHAPE = (1, 8, 8)
@@ -61,7 +61,7 @@ def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
         check(flat, "it")
     assert told.value.layers == {"2": "BatchNorm1d -> LayerNorm(32)"}
     flat[2] = nn.LayerNorm(32)
-    check(flat, "it", SHAPE)
+    check(flat, "it", example(SHAPE))
     assert flat[:3](torch.randn(2, *SHAPE)).abs().min() > 0
     long = nn.Sequential(nn.Conv1d(1, 32, 3), nn.BatchNorm1d(32))
     with pytest.raises(NotPrivate, match=r"1: BatchNorm1d -> GroupNorm\(32, 32\)"):
@@ -79,7 +79,7 @@ def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
 def test_layers_that_opacus_does_not_know_are_refused_too(layer: nn.Module, told: str) -> None:
     with pytest.raises(NotPrivate, match=told):
         check(nn.Sequential(layer).eval(), "it")  # even as it answers: it will learn
-    check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0)), "it", SHAPE)
+    check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0)), "it", example(SHAPE))
 
 
 def test_a_long_list_of_layers_is_cut_and_other_models_of_ours_are_named() -> None:
@@ -97,13 +97,13 @@ def test_a_long_list_of_layers_is_cut_and_other_models_of_ours_are_named() -> No
 def test_the_critic_passes_with_group_norm_only() -> None:
     with pytest.raises(NotPrivate, match=r"3: BatchNorm2d -> GroupNorm\(8, 8\)"):
         check(PatchCritic(1, 4), "the critic")
-    check(PatchCritic(1, 4, "group"), "the critic", SHAPE)
+    check(PatchCritic(1, 4, "group"), "the critic", example(SHAPE))
 
 
 def test_a_layer_that_keeps_what_it_saw_is_found_by_trying() -> None:
     network = nn.Sequential(nn.Flatten(), Remembering())
     with pytest.raises(NotPrivate, match=r"1: 'seen' keeps what it saw"):
-        check(network, "it", SHAPE)
+        check(network, "it", example(SHAPE))
     assert network[1].seen.abs().max() == 0, "tried on a copy"
 
 
@@ -119,7 +119,7 @@ def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
 
     for network in (Branching(64, 3), Drawing(64, 3)):
         with pytest.raises(NotPrivate, match="the network itself: no gradients by example"):
-            check(network, "it", SHAPE)
+            check(network, "it", example(SHAPE))
 
 
 def test_without_opacus_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ HEADS = {
     "bn-lenet": ["Linear", "Linear"],
     "sigmoid-lenet": ["Linear"],
     "mlp": ["Linear"],  # its Flatten has nothing that learns before it
+    "residual-mlp": ["Linear"],
 }
 
 
@@ -85,7 +86,7 @@ def test_each_network_of_ours_parts_and_computes_the_same(name: str, shape: tupl
 
 
 def test_every_network_of_ours_is_covered() -> None:
-    assert {*HEADS, "unet", "residual-unet", *TEXTS} == set(MODELS.own)  # see test_unet.py
+    assert {*HEADS, "linear", "unet", "residual-unet", *TEXTS} == set(MODELS.own)  # see test_unet.py
 
 
 def test_a_users_sequential_with_an_init_of_its_own_parts_behind_its_flatten() -> None:

@@ -43,7 +43,7 @@ IDS = torch.tensor([[2, 5, 7, 3, 0, 0, 0, 0], [2, 6, 7, 8, 3, 0, 0, 0]])
 
 def test_a_saved_model_answers_as_it_does_in_the_library(tmp_path: Path) -> None:
     model = build(save(tmp_path)).eval()
-    models.check(model, (LENGTH,), (2,), "model")
+    models.check(model, (LENGTH,), (2,), "model", "texts")
     theirs = transformers.DistilBertForSequenceClassification.from_pretrained(tmp_path).eval()
     expected = theirs(input_ids=IDS, attention_mask=(IDS != 0).long()).logits
     torch.testing.assert_close(model(IDS), expected)

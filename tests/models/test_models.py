@@ -31,8 +31,8 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 @pytest.mark.parametrize("side", [8, 12, 28, 32])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_each_network_gives_one_logit_a_class(name: str, side: int, channels: int) -> None:
-    width = {"lenet5": 6}.get(name, 8)
-    network = build(f"{name}:{width}", (channels, side, side), 7, 0)
+    width = {"lenet5": ":6", "linear": ""}.get(name, ":8")
+    network = build(f"{name}{width}", (channels, side, side), 7, 0)
     assert network(torch.randn(2, channels, side, side)).shape == (2, 7)
 
 

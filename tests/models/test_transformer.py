@@ -122,6 +122,6 @@ def knows_none(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def test_ones_own_network_is_told_how_many_tokens_there_are() -> None:
     model = models.build(f"{__name__}:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
-    models.check(model, (LENGTH,), (CLASSES,), "model")
+    models.check(model, (LENGTH,), (CLASSES,), "model", "texts")
     with pytest.raises(ModelError, match="cannot be made"):
         models.build(f"{__name__}:knows_none", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedstill import tasks
 from fedstill.core.dataset import TensorData
+from fedstill.models import example
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noise import seeded
@@ -23,6 +24,7 @@ SIDE, SCALE = 8, 5.0
 TASKS: tuple[str, ...] = (
     "classification",
     "text",
+    "tabular",
     "multi-label",
     "segmentation",
     "instances",
@@ -37,7 +39,7 @@ def records(task: Task, count: int, seed: int) -> TensorData:
     targets = torch.randint(lowest, max(high, 1), (count, *shape), generator=draw)
     if task.kind == "labels":
         targets[:2] = 1  # records with every label
-    inputs = torch.ones(count, 4, dtype=torch.int64) if task.tokens else torch.zeros(count, 1, SIDE, SIDE)
+    inputs = example((1, SIDE, SIDE) if task.form == "images" else (4,), task.form, count)
     return TensorData(inputs, targets.float() if task.kind == "image" else targets)
 
 

@@ -80,7 +80,7 @@ def test_tasks_are_made_by_name() -> None:
 def test_the_task_is_found_by_name_and_says_that_inputs_are_tokens() -> None:
     task = TextConfig().make(("negative", "positive"))
     assert isinstance(task, TextClassification)
-    assert (task.name, task.metric, task.tokens, task.conditions, task.classes) == (
+    assert (task.name, task.metric, task.form == "texts", task.conditions, task.classes) == (
         "text",
         "accuracy",
         True,

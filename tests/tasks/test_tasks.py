@@ -19,6 +19,7 @@ from fedstill.data.loader import load
 from fedstill.data.node_data import load as load_private
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.public import PublicConfig, load_public
+from fedstill.models import example
 from fedstill.protocol.method import METHODS, refusal
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, Task, TaskConfig
@@ -39,8 +40,8 @@ def test_a_task_is_judged_by_percent_and_higher_is_better(task: Task) -> None:
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
 def test_blank_targets_are_targets(task: Task) -> None:
-    shape = (8,) if task.tokens else (1, 16, 16)
-    inputs = torch.ones(2, *shape, dtype=torch.int64) if task.tokens else torch.zeros(2, *shape)
+    shape = (1, 16, 16) if task.form == "images" else (8,)
+    inputs = example(shape, task.form)
     task.check(TensorData(inputs, task.blank(2, shape)), "blank")
     outputs = torch.zeros(2, *task.outputs(shape))
     losses = task.loss(outputs.unsqueeze(0), task.blank(2, shape).unsqueeze(0))

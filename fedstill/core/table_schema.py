@@ -1,0 +1,173 @@
+"""A table's schema: which columns a federation takes, with the ranges and categories that they may have.
+
+A server proposes it and every node checks its own rows against it. Numbers are scaled by the declared range,
+never by what is measured: each figure measured on private rows and then shared would be a release of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from fedstill.core.errors import ArgumentError
+
+MOST = 100_000  # features
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemaColumn:
+    """One column.
+
+    Raises:
+        ArgumentError: neither a range nor categories, or both.
+    """
+
+    name: str
+    """As in the header."""
+
+    type: Literal["number", "category"] = "number"
+    """What its cells are."""
+
+    range: tuple[float, ...] = ()
+    """Of numbers: the lowest and the highest that are allowed."""
+
+    categories: tuple[str, ...] = ()
+    """Of categories: all of them, two or more, in the order of their numbers."""
+
+    missing: bool = False
+    """Whether cells may be empty. Then a further feature says which are."""
+
+    def __post_init__(self) -> None:
+        name = f"column {self.name!r}: "
+        if not self.name:
+            raise ArgumentError("name", self.name, "a text, as in the header")
+        if self.type == "number":
+            ordered = len(self.range) == 2 and self.range[0] < self.range[1]
+            if not ordered or not all(math.isfinite(each) for each in self.range):
+                raise ArgumentError(f"{name}range", list(self.range), "the lowest and a higher number")
+            if self.categories:
+                raise ArgumentError(f"{name}categories", list(self.categories), "none, of numbers")
+            return
+        if self.range:
+            raise ArgumentError(f"{name}range", list(self.range), "none, of categories")
+        if len(self.categories) < 2 or "" in self.categories or named_twice(self.categories):
+            allowed = "two or more different texts"
+            raise ArgumentError(f"{name}categories", list(self.categories), allowed)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of its features.
+
+        >>> SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=True).features
+        ('sex: f', 'sex: m', 'sex: missing')
+        """
+        own = [self.name] if self.type == "number" else [f"{self.name}: {each}" for each in self.categories]
+        return (*own, *([f"{self.name}: missing"] if self.missing else []))
+
+    @property
+    def allowed(self) -> str:
+        """What its cells may be, in words."""
+        if self.type == "category":
+            some = ", ".join(self.categories)
+        else:
+            some = f"{self.range[0]:g} to {self.range[1]:g}"
+        return f"{some}, or nothing" if self.missing else some
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a table and which of them is learned; without columns it is none.
+
+    A number is the feature ``2 (value - lowest) / (highest - lowest) - 1``, a category as many features as
+    there are, of which one is 1 and the others 0. Where cells may be empty one more feature is 1 if this one
+    is, and its others are 0.
+
+    >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
+    >>> ill = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
+    >>> schema = Schema("ill", (age, ill))
+    >>> schema.features, schema.classes
+    (('age', 'age: missing'), ('no', 'yes'))
+
+    Raises:
+        ArgumentError: no such target, or one that may be missing; a column twice, none beside the target, or
+            more features than a network can have.
+    """
+
+    target: str = ""
+    columns: tuple[SchemaColumn, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self:
+            return
+        names = [column.name for column in self.columns]
+        if twice := named_twice(names):
+            raise ArgumentError("columns", twice, "each name once")
+        if self.target not in names:
+            raise ArgumentError("target", self.target, f"one of the columns {', '.join(names)}")
+        if self.answer.missing:
+            raise ArgumentError(f"column {self.target!r}: missing", True, "false, as it is the target")
+        if not 1 <= len(self.features) <= MOST:
+            raise ArgumentError("columns", names, f"one or more beside the target, up to {MOST} features")
+
+    def __bool__(self) -> bool:
+        return bool(self.columns)
+
+    @property
+    def answer(self) -> SchemaColumn:
+        """The column that is learned."""
+        return next(column for column in self.columns if column.name == self.target)
+
+    @property
+    def inputs(self) -> tuple[SchemaColumn, ...]:
+        """The other columns, in their order."""
+        return tuple(column for column in self.columns if column.name != self.target)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of all features, in their order."""
+        return tuple(name for column in self.inputs for name in column.features)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The categories of the target, or the name of one that is a number."""
+        return self.answer.categories or (self.target,)
+
+    def places(self) -> list[tuple[SchemaColumn, slice]]:
+        """Where each column's features are."""
+        ends = [0]
+        for column in self.inputs:
+            ends.append(ends[-1] + len(column.features))
+        slices = [slice(first, end) for first, end in pairwise(ends)]
+        return list(zip(self.inputs, slices, strict=True))
+
+
+NO_SCHEMA = Schema()
+
+
+def decoded(row: Sequence[float], schema: Schema) -> dict[str, str]:
+    """The cells of a row of features by column, as people read them; nothing where one is missing.
+
+    >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
+    >>> ward = SchemaColumn(name="ward", type="category", categories=("a", "b"))
+    >>> decoded([0.5, 0.0, 0.0, 1.0], Schema("x", (age, ward, SchemaColumn(name="x", range=(0.0, 1.0)))))
+    {'age': '75', 'ward': 'b'}
+    """
+    cells = {}
+    for column, place in schema.places():
+        own = list(row[place])
+        if column.missing and own[-1] > 0.5:
+            cells[column.name] = ""
+        elif column.categories:
+            cells[column.name] = column.categories[own.index(max(own))]
+        else:
+            low, high = column.range
+            cells[column.name] = f"{low + (own[0] + 1) / 2 * (high - low):.4g}"
+    return cells
+
+
+def named_twice(names: Sequence[str]) -> str:
+    """The first name that stands twice; empty: none."""
+    return next((name for place, name in enumerate(names) if name in names[:place]), "")

@@ -1,0 +1,243 @@
+"""Rows of a table as features: checked against a schema, scaled by its ranges.
+
+Nothing is measured on the rows: what a row's features are follows from this row and the schema alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedstill.core import toml
+from fedstill.core.config_tables import read_table
+from fedstill.core.dataset import Column, TensorData
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
+from fedstill.core.user_functions import first_line
+from fedstill.data.csv_tables import as_column, rows, told_part
+
+SCHEMA = "schema.toml"
+EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
+Floats = npt.NDArray[np.float32]
+Where = Callable[[int], str]  # in which file and line a row stands
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows as features, and what stands beside them.
+
+    Args:
+        schema: which columns they have.
+        data: features ``(N, F)`` and targets.
+        test: which are for testing ``(N,)``; None where the source does not say.
+        columns: ``(N,)`` each, by name: what nodes can be made by.
+    """
+
+    schema: Schema
+    data: TensorData
+    test: npt.NDArray[np.bool_] | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+
+# --- schema files -----------------------------------------------------------------------------------------
+
+
+def read_schema(path: str | Path) -> Schema:
+    """A schema from TOML.
+
+    Raises:
+        ArgumentError: there is no such file.
+        DataError: it describes no schema; names the fault.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ArgumentError("data.schema", str(path), "a file that says which columns a table has")
+    try:
+        return read_table(Schema, toml.parse(path.read_text(encoding="utf-8"), str(path)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({first_line(error)})") from error
+    except ArgumentError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+# --- cells ------------------------------------------------------------------------------------------------
+
+
+def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: Where) -> TensorData:
+    """Columns of cells as features ``(N, F)`` and targets: classes ``(N,)``, or numbers ``(N, 1)`` in -1..1.
+
+    Columns that the schema does not have are passed over.
+
+    Args:
+        cells: by column; texts, numbers, None or NaN.
+        schema: what they may be.
+        what: they are, for errors about all of them.
+        where: for errors: in which file and line a row stands.
+
+    Raises:
+        DataError: a column is missing; or a cell is not what the schema allows: where it is, what it is and
+            what it may be.
+
+    >>> sex = SchemaColumn(name="sex", type="category", categories=("f", "m"))
+    >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
+    >>> cells = {"age": ["75", ""], "sex": ["m", "f"], "id": [7, 8]}
+    >>> data = encoded(cells, Schema("sex", (age, sex)), "clinic", lambda row: f"line {row}")
+    >>> data.inputs.tolist(), data.targets.tolist()
+    ([[0.5, 0.0], [0.0, 1.0]], [1, 0])
+    """
+    for column in schema.columns:
+        if column.name not in cells:
+            raise DataError(f"{what}: has no column {column.name!r}: allowed are those of the schema")
+    parts = [_features(cells[column.name], column, where) for column in schema.inputs]
+    answers = cells[schema.target]
+    inputs = torch.from_numpy(np.concatenate(parts, axis=1))
+    target = torch.from_numpy(_features(answers, schema.answer, where))
+    return TensorData(inputs, target.argmax(1) if schema.answer.categories else target)
+
+
+def _features(cells: Sequence[Any], column: SchemaColumn, where: Where) -> Floats:
+    """One column's features, ``(N, features)`` float32."""
+    made = np.zeros((len(cells), len(column.features)), dtype=np.float32)
+    numbers = column.type == "number"
+    place = {name: number for number, name in enumerate(column.categories)}
+    for row, cell in enumerate(cells):
+        text = _text(cell)
+        if text not in place and text.lower() in EMPTY:
+            if not column.missing:
+                raise _wrong(row, column, "nothing", where)
+            made[row, -1] = 1
+        elif numbers:
+            made[row, 0] = _scaled(text, row, column, where)
+        elif text in place:
+            made[row, place[text]] = 1
+        else:
+            raise _wrong(row, column, repr(text), where)
+    return made
+
+
+def _text(cell: Any) -> str:
+    """A cell as a file would have it: whole numbers without a point, nothing for what is missing."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float | np.floating) and float(cell).is_integer():
+        return str(int(cell))
+    return str(cell).strip()
+
+
+def _scaled(text: str, row: int, column: SchemaColumn, where: Where) -> float:
+    low, high = column.range
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise _wrong(row, column, text, where)
+    return 2 * (value - low) / (high - low) - 1
+
+
+def _wrong(row: int, column: SchemaColumn, found: str, where: Where) -> DataError:
+    return DataError(f"{where(row)}: column {column.name!r} is {found}: allowed is {column.allowed}")
+
+
+# --- sources ----------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path, schema: Schema) -> Table:
+    """The rows of one csv.
+
+    Beside the schema's columns it may have ``split`` (train or test) and any others, of which ``patient`` and
+    ``site`` are heeded.
+
+    Raises:
+        DataError: it cannot be read, or breaks the schema.
+    """
+    (_, header), *below = rows(path)
+    if twice := named_twice(header):
+        raise DataError(f"{path}: has column {twice!r} twice: allowed is once")
+    cells = {name: [row[place] for _, row in below] for place, name in enumerate(header)}
+    lines = [line for line, _ in below]
+    data = encoded(cells, schema, str(path), lambda row: f"{path}, line {lines[row]}")
+    test = told_part(cells, path)
+    return Table(schema, data, test, {name: as_column(name, column) for name, column in cells.items()})
+
+
+def read_folder(path: Path, schema: Schema) -> Table:
+    """The rows of all csv files of a folder, each a site by its name.
+
+    Raises:
+        DataError: there are none, or as :func:`read_rows`; some with a column ``split`` and some without.
+    """
+    files = sorted(file for file in path.iterdir() if file.suffix == ".csv")
+    if not files:
+        raise DataError(f"{path}: has no csv file: allowed is one for each site")
+    parts = [read_rows(file, schema) for file in files]
+    tests = [part.test for part in parts if part.test is not None]
+    if 0 < len(tests) < len(parts):
+        without = next(file for file, part in zip(files, parts, strict=True) if part.test is None)
+        raise DataError(f"{without}: has no column 'split': allowed is one in all files or in none")
+    in_all = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in in_all}
+    columns["site"] = np.repeat([file.stem for file in files], [len(part.data) for part in parts])
+    inputs, targets = zip(*((part.data.inputs, part.data.targets) for part in parts), strict=True)
+    data = TensorData(torch.cat(inputs), torch.cat(targets))
+    return Table(schema, data, np.concatenate(tests) if tests else None, columns)
+
+
+def is_frame(given: Any) -> bool:
+    """Whether an object is a DataFrame, of pandas or polars, neither of which is imported here."""
+    return all(hasattr(given, name) for name in ("columns", "shape", "__getitem__", "to_numpy"))
+
+
+def of_frame(frame: Any, schema: Schema, what: str) -> TensorData:
+    """The rows of a DataFrame.
+
+    Raises:
+        DataError: it breaks the schema.
+    """
+    cells = {str(name): list(frame[name]) for name in frame.columns}
+    return encoded(cells, schema, what, lambda row: f"{what}, row {row}")
+
+
+def check_rows(inputs: torch.Tensor, schema: Schema, what: str) -> None:
+    """Refuse features ``(N, F)`` that no row has which the schema allows.
+
+    Raises:
+        DataError: another number of features; numbers outside -1..1; others than 0 and 1 for categories.
+    """
+    names = schema.features
+    if inputs.shape[1:] != (len(names),):
+        told = f"rows have {tuple(inputs.shape[1:])} features"
+        raise DataError(f"{what}: {told}: allowed by the schema are {len(names)}")
+    number = torch.zeros(len(names), dtype=torch.bool)
+    for column, place in schema.places():
+        number[place.start] = column.type == "number"
+    number = number.to(inputs.device)
+    sound = torch.where(number, inputs.abs() <= 1 + 1e-3, (inputs == 0) | (inputs == 1))
+    if not bool(sound.all()):
+        row, feature = torch.nonzero(~sound)[0].tolist()
+        told = f"row {row} has {float(inputs[row, feature]):.4g} for {names[feature]!r}"
+        allowed = "from -1 to 1, by the schema's range" if number[feature] else "0 or 1"
+        raise DataError(f"{what}: {told}: allowed is {allowed}")
+
+
+def drawn(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Rows ``(count, F)`` of which each cell is drawn evenly from what the schema allows."""
+    made = torch.zeros(count, len(schema.features))
+    for column, place in schema.places():
+        width = place.stop - place.start
+        if column.type == "number":
+            made[:, place.start] = 2 * torch.rand(count, generator=generator) - 1
+            if column.missing:
+                empty = torch.rand(count, generator=generator) < 0.5
+                made[empty, place.start], made[empty, place.start + 1] = 0, 1
+        else:
+            which = torch.randint(width, (count,), generator=generator)
+            made[torch.arange(count), place.start + which] = 1
+    return made

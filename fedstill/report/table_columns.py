@@ -1,0 +1,34 @@
+"""The columns of a run on tables: what its schema allows, and rows that the server has made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedstill.core.table_schema import decoded
+from fedstill.report.result import Result
+from fedstill.report.run_files import Array, read_tensors
+from fedstill.report.table_formats import Cell, Column, Row, Table
+
+MOST = 5  # rows that were made
+
+
+def section(folder: Path, result: Result) -> Table | None:
+    """One line a column of the schema; None for a run without. Raises RunFolderError for a broken file."""
+    schema = result.data.schema
+    if not schema:
+        return None
+    made = [decoded(row.tolist(), schema) for row in last_made(folder)[:MOST]]
+    rows = []
+    for column in schema.columns:
+        values = [Cell(row.get(column.name, ""), style="r") for row in made]
+        target = column.name == schema.target
+        rows.append(Row(column.name, [Cell(column.allowed), *values], "the target" if target else ""))
+    heads = [Column("Allowed", ""), *(Column(f"made {number}") for number in range(1, len(made) + 1))]
+    return Table("Columns of the table", "Column", heads, rows)
+
+
+def last_made(folder: Path) -> list[Array]:
+    """The rows ``(F,)`` that the server made last."""
+    tensors = read_tensors(folder / "samples.safetensors") or {}
+    keys = sorted((key for key, rows in tensors.items() if key.isdecimal() and rows.ndim == 2), key=int)
+    return list(tensors[keys[-1]]) if keys else []

@@ -1,0 +1,116 @@
+"""One number a row of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedstill.core.dataset import Cases, TensorData, check_inputs
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.task import Figure, Task
+
+
+class Regression(Task):
+    """Outputs are numbers ``(B, 1)``, and so are targets: -1 and 1 are the ends of the declared range.
+
+    FedIOD's losses are written for distributions over classes. Here, as in reconstruction, an output y_k
+    stands for a Gaussian around it with variance 1/2: there is no confidence to gain, and the divergence of
+    the nodes from their mean is the variance of their outputs. The ensemble is their weighted mean.
+
+    Args:
+        classes: numbers of an output, 1.
+
+    Raises:
+        ArgumentError: other classes than 1.
+    """
+
+    name = "regression"
+    figures = (
+        Figure("r2", "R\u00b2"),
+        Figure("rmse", "RMSE", better="lower"),
+        Figure("mae", "MAE", better="lower"),
+    )
+    kind = "number"
+    form = "rows"
+    least = 1
+
+    def __init__(self, classes: int = 1) -> None:
+        if classes != 1:
+            raise ArgumentError("classes", classes, "1 for task regression: a model gives one number")
+        super().__init__(classes)
+
+    def check(self, data: TensorData, what: str) -> None:
+        """Refuse anything but rows ``(N, F)`` with a finite number each, ``(N, 1)`` float32.
+
+        Raises:
+            DataError: naming the first fault; begins with ``what``.
+        """
+        check_inputs(data, what, self.form)
+        targets = data.targets
+        if targets.dtype != torch.float32 or targets.shape != (len(data), 1):
+            found = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
+            raise DataError(f"{what}: targets are {found}: allowed is float32 of shape ({len(data)}, 1)")
+        if not bool(targets.isfinite().all()):
+            raise DataError(f"{what}: targets hold NaN or infinity")
+
+    # --- local training ---
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """Mean squared difference of G models: ``(G, B, 1)`` twice to ``(G,)``. No labels are smoothed."""
+        each: torch.Tensor = (outputs - targets).square().flatten(1).mean(1)
+        return each
+
+    def counts(self, data: TensorData) -> torch.Tensor:
+        """How many rows: ``(1,)`` float32."""
+        return torch.tensor([float(len(data))], device=data.inputs.device)
+
+    # --- FedIOD: answers of K nodes ---
+
+    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """0: a number says nothing of how sure its network is."""
+        return answers.new_zeros(())
+
+    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """``-sum_k pi_k (y_k - y)^2`` around the mean ``y = sum_k pi_k y_k``, averaged over inputs."""
+        mean = torch.tensordot(pi, answers, dims=([0], [0]))  # (B, 1)
+        variance: torch.Tensor = pi @ (answers - mean).square().flatten(1).mean(1)
+        return -variance
+
+    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+        """0: there are no classes."""
+        return ensembled.new_zeros(())
+
+    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The importance weights themselves, ``(K, B)``."""
+        return weights[..., 0].expand(len(weights), len(ensembled))
+
+    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+        """Squared difference ``(B,)``, the loss of local training; half of it for infinite ``tau``, as the
+        limit of a distance of logits has it."""
+        square = (student - target).square().flatten(1).mean(1)
+        return 0.5 * square if math.isinf(tau) else square
+
+    # --- evaluation ---
+
+    def metrics(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    ) -> Mapping[str, float]:
+        """R\u00b2 in percent, NaN of equal targets; RMSE and MAE in percent of the target's range."""
+        error, spread = (outputs - targets).double(), (targets - targets.double().mean()).double()
+        total = spread.square().sum().item()
+        return {
+            "r2": 100 * (1 - error.square().sum().item() / total) if total else math.nan,
+            "rmse": 50 * error.square().mean().sqrt().item(),
+            "mae": 50 * error.abs().mean().item(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionConfig(TaskConfig):
+    """One number a row of a table."""
+
+    makes = Regression

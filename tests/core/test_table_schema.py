@@ -1,0 +1,56 @@
+"""Schemas: which features columns have, and what is no schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedstill.core.errors import ArgumentError
+from fedstill.core.table_schema import Schema, SchemaColumn
+
+AGE = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
+SEX = SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=True)
+ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
+
+
+def test_features_stand_in_the_order_of_the_columns_without_the_target() -> None:
+    schema = Schema("ill", (AGE, ILL, SEX))
+    assert schema.features == ("age", "age: missing", "sex: f", "sex: m", "sex: missing")
+    assert [(column.name, place.start, place.stop) for column, place in schema.places()] == [
+        ("age", 0, 2),
+        ("sex", 2, 5),
+    ]
+    assert Schema("age", (ILL, SchemaColumn(name="age", range=(0.0, 1.0)))).classes == ("age",)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"name": ""}, "name"),
+        ({"range": (1.0,)}, r"'a': range is \[1.0\]: allowed is the lowest and a higher number"),
+        ({"range": (1.0, 1.0)}, "range"),
+        ({"range": (0.0, float("inf"))}, "range"),
+        ({"range": (0.0, 1.0), "categories": ("x", "y")}, "categories"),
+        ({"type": "category", "range": (0.0, 1.0), "categories": ("x", "y")}, "range"),
+        ({"type": "category", "categories": ("x",)}, "two or more different texts"),
+        ({"type": "category", "categories": ("x", "y", "x")}, "two or more different texts"),
+    ],
+)
+def test_what_is_no_column(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        SchemaColumn(**{"name": "a", **options})
+
+
+@pytest.mark.parametrize(
+    ("target", "columns", "said"),
+    [
+        ("ill", (AGE, SEX), "target is 'ill': allowed is one of the columns age, sex"),
+        ("ill", (AGE, AGE, ILL), "columns is 'age': allowed is each name once"),
+        ("sex", (AGE, SEX), "column 'sex': missing is True: allowed is false, as it is the target"),
+        ("ill", (ILL,), "one or more beside the target"),
+    ],
+)
+def test_what_is_no_schema(target: str, columns: tuple[SchemaColumn, ...], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Schema(target, columns)

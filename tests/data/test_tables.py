@@ -1,0 +1,288 @@
+"""Tables: rows against a schema, as features; csv files and folders of them; a node's own rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.core.dataset import DataSet
+from fedstill.core.errors import ArgumentError, DataError, FedstillError, TooLarge
+from fedstill.core.seeds import torch_generator
+from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.data import Dirichlet, named, node_data, split
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.loader import load
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.public import PublicConfig, load_public
+from fedstill.data.tables import check_rows, drawn, encoded, read_schema
+from fedstill.tasks.classification import ClassificationConfig, TabularConfig
+from fedstill.tasks.regression import RegressionConfig
+
+SCHEMA = """
+target = "ill"
+
+[[columns]]
+name = "age"
+range = [0, 100]
+missing = true
+
+[[columns]]
+name = "ward"
+type = "category"
+categories = ["1", "2", "NA"]
+
+[[columns]]
+name = "ill"
+type = "category"
+categories = ["no", "yes"]
+"""
+NUMBERS = """
+target = "dose"
+columns = [{ name = "age", range = [0, 100], missing = true }, { name = "dose", range = [0, 1] }]
+"""
+BERLIN = "ill,id,age,ward,split\nyes,7,75,2,train\nno,8,,NA,train\nno,9,0,1,test\n"
+PARIS = "ward,age,ill,split\n1,100,yes,train\n1, 50 ,no,test\n"
+TASK = TabularConfig()
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Path:
+    folder = tmp_path / "hospitals"
+    folder.mkdir()
+    for name, text in {"schema.toml": SCHEMA, "berlin.csv": BERLIN, "paris.csv": PARIS}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def of(path: Path, **options: object) -> DataSet:
+    return load(named(str(path), **options), TASK)
+
+
+# --- rows -----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_csv_files_by_hand(hospitals: Path) -> None:
+    data = of(hospitals)
+    rows = [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]
+    assert data.train.inputs.tolist() == rows
+    assert data.train.targets.tolist() == [1, 0, 1]
+    assert data.test.inputs.tolist() == [[-1, 0, 1, 0, 0], [0, 0, 1, 0, 0]]
+    assert (data.name, data.classes, data.mean, data.vocabulary) == ("hospitals", ("no", "yes"), (), 0)
+    assert data.columns["site"].tolist() == ["berlin", "berlin", "paris"]
+    assert "id" not in data.columns, "paris has none"
+    assert data.schema == read_schema(hospitals / "schema.toml")
+
+
+def test_one_csv_and_a_schema_elsewhere(hospitals: Path) -> None:
+    moved = hospitals.parent / "columns.toml"
+    (hospitals / "schema.toml").rename(moved)
+    data = of(hospitals / "berlin.csv", schema=str(moved))
+    assert (len(data.train), len(data.test), data.name) == (2, 1, "berlin")
+    with pytest.raises(ArgumentError, match=r"data\.schema .*schema\.toml"):
+        of(hospitals)
+
+
+def test_rows_of_one_patient_are_never_parted(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(SCHEMA, encoding="utf-8")
+    lines = [f"{n % 9},{n % 9},{1 + n % 2},{('no', 'yes')[n % 2]}" for n in range(54)]
+    (tmp_path / "a.csv").write_text("\n".join(["patient,age,ward,ill", *lines]), encoding="utf-8")
+    data = of(tmp_path, test_fraction=0.3)
+    train, test = (set(part.inputs[:, 0].tolist()) for part in (data.train, data.test))
+    assert (len(train), len(test)) == (6, 3)
+    assert not train & test
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("no,9,101,1,train", r"berlin\.csv, line 5: column 'age' is 101: allowed is 0 to 100, or nothing"),
+        ("no,9,old,1,train", r"line 5: column 'age' is old: allowed is 0 to 100"),
+        ("no,9,inf,1,train", r"line 5: column 'age' is inf"),
+        ("no,9,1,3,train", r"line 5: column 'ward' is '3': allowed is 1, 2, NA"),
+        ("no,9,1,,train", r"line 5: column 'ward' is nothing"),
+        ("maybe,9,1,1,train", r"line 5: column 'ill' is 'maybe': allowed is no, yes"),
+        ("no,9,1,1", r"line 5 has 4 cells: allowed are 5"),
+        ("no,9,1,1,later", r"split has 'later'"),
+    ],
+)
+def test_a_row_that_breaks_the_schema_is_named_by_file_line_and_column(
+    hospitals: Path, line: str, said: str
+) -> None:
+    (hospitals / "berlin.csv").write_text(BERLIN + line + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=said):
+        of(hospitals)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("berlin.csv", "age,ill\n1,no\n", r"berlin\.csv: has no column 'ward'"),
+        ("berlin.csv", "age,age,ward,ill\n1,1,1,no\n", "has column 'age' twice"),
+        ("paris.csv", "age,ward,ill\n1,1,no\n", r"paris\.csv: has no column 'split': allowed is one in all"),
+        ("schema.toml", "target = 'ill'\ncolumns = 3", r"schema\.toml: columns is 3"),
+        ("schema.toml", SCHEMA.replace("[0, 100]", "[100, 0]"), r"schema\.toml: column 'age': range"),
+        ("schema.toml", SCHEMA + "unit = 'mg'", r"schema\.toml: unknown key 'columns\[2\]\.unit'"),
+        ("schema.toml", NUMBERS, "target 'dose' of the schema is a number: allowed for task tabular"),
+    ],
+)  # fmt: skip
+def test_files_that_are_no_table_are_one_line(hospitals: Path, name: str, text: str, said: str) -> None:
+    (hospitals / name).write_text(text, encoding="utf-8")
+    if text == NUMBERS:
+        (hospitals / "berlin.csv").write_text("age,dose,split\n1,1,train\n", encoding="utf-8")
+        (hospitals / "paris.csv").write_text("age,dose,split\n1,1,test\n", encoding="utf-8")
+    with pytest.raises(FedstillError, match=said):
+        of(hospitals)
+
+
+def test_images_and_tables_are_not_taken_for_each_other(hospitals: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"data\.name is 'wine'"):
+        load(named("wine"), ClassificationConfig())
+    with pytest.raises(ArgumentError, match="breast-cancer, wine or a path for task tabular"):
+        load(named("digits"), TASK)
+    with pytest.raises(ArgumentError, match=r"data\.size is 8"):
+        of(hospitals, size=8)
+
+
+def test_numbers_of_a_table_are_scaled_by_their_range_and_divided_by_fifths(hospitals: Path) -> None:
+    (hospitals / "schema.toml").write_text(NUMBERS, encoding="utf-8")
+    (hospitals / "paris.csv").unlink()
+    cells = "\n".join(f"{age},{age / 100}" for age in range(100))
+    (hospitals / "berlin.csv").write_text(f"age,dose\n{cells}\n", encoding="utf-8")
+    data = load(named(str(hospitals)), RegressionConfig())
+    assert data.classes == ("dose",)
+    assert torch.allclose(data.train.targets, data.train.inputs[:, :1], atol=1e-6)
+    assert torch.bincount((data.test.targets[:, 0] * 2.5 + 2.5).floor().long()).tolist() == [4] * 5
+    parts = split(data.train.targets, 1, Dirichlet(nodes=3, alpha=0.1), np.random.default_rng(0))
+    means = [data.train.targets[part].mean().item() for part in parts]
+    assert max(means) - min(means) > 0.3
+
+
+# --- features follow from the row alone -------------------------------------------------------------------
+
+ROW = st.tuples(st.one_of(st.none(), st.floats(0, 100)), st.sampled_from(("1", "2", "NA")))
+
+
+@given(st.lists(ROW, min_size=1, max_size=6), st.lists(ROW, max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_a_rows_features_never_depend_on_other_rows_and_keep_the_schema(
+    some: list[tuple[float | None, str]], others: list[tuple[float | None, str]]
+) -> None:
+    columns = tuple(read_columns())
+    schema = Schema("ill", columns)
+
+    def features(rows: list[tuple[float | None, str]]) -> torch.Tensor:
+        cells = {
+            "age": [age for age, _ in rows],
+            "ward": [ward for _, ward in rows],
+            "ill": ["no"] * len(rows),
+        }
+        return encoded(cells, schema, "rows", str).inputs
+
+    assert torch.equal(features(some + others)[: len(some)], features(some))
+    check_rows(features(some), schema, "rows")
+
+
+def read_columns() -> list[SchemaColumn]:
+    return [
+        SchemaColumn(name="age", range=(0.0, 100.0), missing=True),
+        SchemaColumn(name="ward", type="category", categories=("1", "2", "NA")),
+        SchemaColumn(name="ill", type="category", categories=("no", "yes")),
+    ]
+
+
+def test_numbers_of_whole_categories_are_those_categories() -> None:
+    cells = {"age": [1, float("nan")], "ward": [1.0, np.float64(2)], "ill": ["no", "yes"]}
+    data = encoded(cells, Schema("ill", tuple(read_columns())), "rows", str)
+    assert data.inputs[:, 1:].tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ([1.2, 0, 1, 0, 0], r"row 0 has 1.2 for 'age': allowed is from -1 to 1"),
+        ([0, 0.5, 1, 0, 0], r"has 0.5 for 'age: missing': allowed is 0 or 1"),
+        ([0, 0, 0.5, 0.5, 0], r"for 'ward: 1': allowed is 0 or 1"),
+        ([0, 0, 1, 0], r"have \(4,\) features: allowed by the schema are 5"),
+    ],
+)
+def test_features_that_no_row_has_are_refused(row: list[float], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        check_rows(torch.tensor([row]), Schema("ill", tuple(read_columns())), "public data")
+
+
+def test_drawn_rows_keep_the_schema_and_meet_everything() -> None:
+    schema = Schema("ill", tuple(read_columns()))
+    rows = drawn(schema, 500, torch_generator(0, "drawn"))
+    check_rows(rows, schema, "drawn")
+    assert rows[:, 2:].sum(1).eq(1).all()
+    assert rows.amin(0).lt(0).tolist() == [True, False, False, False, False]
+    assert rows.mean(0)[1:].sub(torch.tensor([1 / 2, 1 / 3, 1 / 3, 1 / 3])).abs().max() < 0.08
+    assert (rows[rows[:, 1] == 1, 0] == 0).all()
+
+
+# --- public data ------------------------------------------------------------------------------------------
+
+
+def test_public_rows_are_drawn_or_another_table_of_the_same_schema(hospitals: Path) -> None:
+    data = of(hospitals)
+    _, noise = load_public(PublicConfig("noise", limit=7), data, TASK)
+    assert noise is not None
+    assert (noise.inputs.shape, noise.labels) == ((7, 5), None)
+    _, other = load_public(PublicConfig(str(hospitals / "berlin.csv")), data, TASK)
+    assert other is not None
+    assert other.labels is not None
+    assert (len(other), other.labels.tolist()) == (2, [1, 0])
+    with pytest.raises(ArgumentError, match="allowed is rows of the same schema as those of hospitals"):
+        load_public(PublicConfig("wine"), data, TASK)
+
+
+# --- a node's own -----------------------------------------------------------------------------------------
+
+
+def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) -> None:
+    data = of(hospitals)
+    spec = InputSpec.of(TASK, data)
+    assert InputSpec.from_dict(spec.to_dict()) == spec
+    own, _ = node_data.load(PrivateConfig("csv", "berlin.csv", group="id"), hospitals, spec)
+    assert own.inputs.tolist() == [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1]], "what is for testing is left out"
+    assert own.groups is not None
+    assert len(own.groups.unique()) == 2
+    narrow = replace(
+        data.schema, columns=(replace(data.schema.columns[0], range=(0.0, 70.0)), *data.schema.columns[1:])
+    )
+    with pytest.raises(DataError, match=r"berlin\.csv, line 2: column 'age' is 75: allowed is 0 to 70"):
+        node_data.load(PrivateConfig("csv", "berlin.csv"), hospitals, replace(spec, schema=narrow))
+    with pytest.raises(TooLarge):
+        node_data.load(PrivateConfig("csv", "berlin.csv"), hospitals, spec, most=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"source": "npz"},
+            r"data\.source is 'npz': allowed is csv for task tabular: the columns of",
+        ),
+        ({"fit": True}, r"data\.fit is True: allowed is false for task tabular"),
+        ({"group": "name"}, r"data\.group is 'name': allowed is a column .*: ill, id, age"),
+    ],
+)
+def test_what_a_node_with_a_table_cannot_say(hospitals: Path, options: dict[str, object], said: str) -> None:
+    config = PrivateConfig(**{"source": "csv", "path": "berlin.csv", **options})  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=said):
+        node_data.load(config, hospitals, InputSpec.of(TASK, of(hospitals)))
+
+
+def test_a_spec_without_a_schema_or_with_another_is_refused(hospitals: Path) -> None:
+    data = of(hospitals)
+    spec = InputSpec.of(TASK, data)
+    with pytest.raises(ArgumentError, match=r"spec\.schema"):
+        replace(spec, schema=Schema())
+    with pytest.raises(ArgumentError, match=r"spec\.schema .*one of 6 features"):
+        replace(spec, shape=(6,))

@@ -1,0 +1,86 @@
+"""Tables at deployed nodes: each reads its own csv and checks it against the schema that the server sends."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.core.errors import FedstillError
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.host import Host
+from fedstill.runs import assemble
+from fedstill.runs.config import RunConfig, from_dict
+from tests.federation.test_remote import NAMES
+from tests.runs.test_remote_run import Heard, live, nodes
+
+SCHEMA = """
+target = "ill"
+columns = [
+    { name = "age", range = [0, 100], missing = true },
+    { name = "ward", type = "category", categories = ["a", "b", "c"] },
+    { name = "ill", type = "category", categories = ["no", "yes"] },
+]
+"""
+
+
+def run_of(folder: Path, method: str) -> RunConfig:
+    """A run on a folder of tables, one a node, a quarter of whose rows are for testing."""
+    draw, tables = random.Random(0), folder / "hospitals"
+    tables.mkdir()
+    (tables / "schema.toml").write_text(SCHEMA, encoding="utf-8")
+    for name in NAMES:
+        rows = ["age,ward,ill,split"]
+        for number in range(40):
+            age = draw.randrange(101)
+            ill, part = "yes" if age > 50 else "no", "test" if number % 4 == 0 else "train"
+            rows.append(f"{age if number % 9 else ''},{draw.choice('abc')},{ill},{part}")
+        (tables / f"{name}.csv").write_text("\n".join(rows), encoding="utf-8")
+    local = {"epochs": 3, "batch": 8}
+    options = {"fediod": {"steps": 4, "batch": 8}, "fedavg": {"rounds": 2}}[method]
+    return from_dict(
+        {
+            "task": {"name": "tabular"},
+            "data": {"name": str(tables)},
+            "split": {"how": "column", "column": "site", "nodes": 0},
+            "nodes": {"models": ["mlp:8"], "local": local, "policy": {"outputs_only": method == "fediod"}},
+            "student": {"model": "mlp:8"},
+            "method": {"name": method, **options},
+            "engine": {"name": "one-by-one"},
+            "evaluation": {"every": 0, "centralised": False},
+        }
+    )
+
+
+def hosts(config: RunConfig, folder: Path) -> dict[str, Host]:
+    """The nodes of a run, each with its own csv in its own folder."""
+    made = nodes(config, folder, source='"csv"', path='"own.csv"')
+    for name in made:
+        shutil.copy(folder / "hospitals" / f"{name}.csv", folder / "nodes" / name / "own.csv")
+    return made
+
+
+@pytest.mark.parametrize("method", ["fediod", "fedavg"])
+def test_nodes_with_a_csv_of_their_own_give_the_figures_of_the_simulation(
+    tmp_path: Path, method: str
+) -> None:
+    config = run_of(tmp_path, method)
+    simulation, _ = assemble.prepare(config)
+    simulation.run()
+    server = live(config, Heard(hosts(config, tmp_path)), tmp_path)
+    server.run()
+    assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
+
+
+def test_a_node_whose_rows_break_the_schema_does_not_join_and_says_no_value(tmp_path: Path) -> None:
+    config = run_of(tmp_path, "fediod")
+    there = hosts(config, tmp_path)
+    own = tmp_path / "nodes" / NAMES[1] / "own.csv"
+    own.write_text(own.read_text() + "\n163,a,no,train", encoding="utf-8")
+    with pytest.raises(FedstillError) as refused:
+        live(config, Heard(there), tmp_path).run()
+    assert NAMES[1] in str(refused.value)
+    assert "163" not in str(refused.value)

@@ -1,0 +1,229 @@
+"""Tables through whole runs: methods that take them, on both engines, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedstill
+from fedstill.cli import main as cli
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data import named
+from fedstill.data.loader import load
+from fedstill.data.tables import check_rows
+from fedstill.models import MLP, Linear
+from fedstill.tasks.classification import TabularConfig
+
+
+def run(out: Path, *words: str, method: str, model: str = "mlp:16") -> int:
+    """The exit code of the command line, in this process."""
+    (out / "run.toml").write_text(
+        f"""
+task = {{ name = "tabular" }}
+data = {{ name = "wine" }}
+split = {{ nodes = 3, alpha = 5.0 }}
+public = {{ name = "held-out", share = 0.4 }}
+student = {{ model = "{model}" }}
+method = {{ name = "{method}" }}
+[nodes]
+models = ["{model}"]
+local = {{ epochs = 20, lr = 0.02, batch = 8 }}
+policy = {{ outputs_only = false }}
+[evaluation]
+centralised = false
+every = 0
+""",
+        encoding="utf-8",
+    )
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["run", str(out / "run.toml"), *words, "--engine.threads", "1", "--out", str(out / "run")])
+    assert isinstance(exit.value.code, int)
+    return exit.value.code
+
+
+def result_of(out: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "options"),
+    [
+        ("standalone", "linear", ()),
+        ("fedavg", "residual-mlp:8", ("--method.rounds", "4")),
+        ("fedmd-cg", "mlp:16", ("--method.rounds", "4")),
+        ("feddf", "mlp:16", ("--method.rounds", "4", "--method.steps", "5")),
+        ("fedmd", "mlp:16", ("--method.rounds", "6", "--method.student-lr", "0.01")),
+        ("fedkd", "mlp:16", ("--method.epochs", "60", "--method.batch", "16", "--method.lr", "0.01")),
+        ("fediod", "mlp:16", ("--public.name", "none", "--method.steps", "120")),
+    ],
+)
+def test_methods_learn_tables(tmp_path: Path, method: str, model: str, options: tuple[str, ...]) -> None:
+    assert run(tmp_path, *options, method=method, model=model) == 0
+    result = result_of(tmp_path)
+    assert (result["task"], result["metric"], result["data"]["shape"]) == ("tabular", "accuracy", [13])
+    accuracy = result["accuracy"] if result["accuracy"] is not None else result["local"]["accuracy"]["mean"]
+    assert accuracy > 75, "chance is 40"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fediod"])
+def test_one_by_one_gives_the_figures_of_stacked(tmp_path: Path, method: str) -> None:
+    steps = ("--method.steps", "20") if method == "fediod" else ("--method.rounds", "3")
+    figures = []
+    for engine in ("stacked", "one-by-one"):
+        (tmp_path / engine).mkdir()
+        assert run(tmp_path / engine, *steps, "--engine.name", engine, method=method) == 0
+        figures.append(result_of(tmp_path / engine))
+    assert figures[0]["accuracy"] == figures[1]["accuracy"]
+    assert figures[0]["bytes"] == figures[1]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("standalone", ()),
+        ("fedavg", ("--method.rounds", "4")),
+        ("fedkd", ("--method.epochs", "60", "--method.batch", "16", "--method.lr", "0.01")),
+        ("fediod", ("--public.name", "none", "--method.steps", "150")),
+    ],
+)
+def test_methods_learn_numbers(tmp_path: Path, method: str, options: tuple[str, ...]) -> None:
+    numbers = ("--task.name", "regression", "--data.name", "diabetes", "--nodes.local.lr", "0.005")
+    assert run(tmp_path, *numbers, *options, method=method) == 0
+    result = result_of(tmp_path)
+    assert (result["metric"], result["kind"], result["data"]["shape"]) == ("r2", "number", [11])
+    reached = result if result["r2"] is not None else {k: v["mean"] for k, v in result["local"].items()}
+    assert reached["r2"] > 20, "a constant reaches 0"
+    assert 10 < reached["mae"] < reached["rmse"] < 20
+    assert [node["label_counts"] for node in result["nodes"]] == [[n["examples"]] for n in result["nodes"]]
+    assert "The rows each node holds" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_made_rows_are_kept_and_the_page_shows_the_schema(tmp_path: Path) -> None:
+    assert run(tmp_path, "--public.name", "none", "--method.steps", "20", method="fediod") == 0
+    from safetensors.torch import load_file
+
+    data = load(named("wine"), TabularConfig())
+    kept = load_file(tmp_path / "run" / "samples.safetensors")
+    check_rows(next(iter(kept.values())), data.schema, "made")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "flavanoids" in page
+    assert "0.3 to 5.2" in page
+
+
+def test_nodes_learn_tables_with_dp_sgd_and_so_do_their_critics(tmp_path: Path) -> None:
+    privacy = ("--nodes.privacy.mechanism", "dp-sgd", "--nodes.privacy.epsilon", "8.0")
+    words = (*privacy, "--public.name", "none", "--method.steps", "3", "--nodes.local.epochs", "2")
+    assert run(tmp_path, *words, method="fediod") == 0
+    assert result_of(tmp_path)["privacy"]["guarantee"]
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "model", "said"),
+    [
+        ((), "fedavg", "small-cnn", "one of mlp, linear, residual-mlp"),
+        ((), "fedavg", "linear:8", "model"),
+        ((), "fedad", "mlp", "it works on images, and the inputs of this task are rows of a table"),
+        ((), "fl-mrcm", "mlp", "it works on images"),
+        ((), "asyndgan", "mlp", "it works on images"),
+        (("--method.predictions", "2"), "fedkd", "mlp", "rows of a table are never shifted"),
+        (("--nodes.local.augment", "shift"), "fedavg", "mlp", "rows have no direction"),
+        (("--method.student-augment", "shift"), "fediod", "mlp", "rows have no direction"),
+        (("--task.name", "classification"), "fedavg", "mlp", "data.name"),
+    ],
+)
+def test_what_tables_cannot_do_is_refused_beforehand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], method: str, model: str,
+    said: str,
+) -> None:  # fmt: skip
+    assert run(tmp_path, *words, method=method, model=model) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_attacks_that_need_no_images_are_tried_on_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--public.name", "none", "--method.steps", "5", method="fediod") == 0
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["attack", str(tmp_path / "run"), "--attacks", "counts", "copying"])
+    assert exit.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "exact of 3 of 3" in told
+    assert "it compares images, and the inputs of this task are rows of a table" in told
+
+
+# --- from Python ------------------------------------------------------------------------------------------
+
+COLUMNS = fedstill.Schema(
+    "ill",
+    (
+        fedstill.SchemaColumn(name="age", range=(0.0, 100.0)),
+        fedstill.SchemaColumn(name="ill", type="category", categories=("no", "yes")),
+    ),
+)
+QUICK: dict[str, Any] = {
+    "task": "tabular",
+    "method": fedstill.FedAvg(rounds=5),
+    "local": fedstill.LocalConfig(epochs=30, lr=0.05),
+    "policies": [fedstill.PolicyConfig(outputs_only=False)] * 2,
+}
+
+
+class Frame(dict[str, list[Any]]):
+    """What is looked at of a DataFrame."""
+
+    shape = (60, 2)
+    to_numpy = None
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self)
+
+
+def frame(first: int) -> Frame:
+    ages = [(first + 7 * n) % 100 for n in range(60)]
+    return Frame(age=ages, ill=["yes" if age > 50 else "no" for age in ages])
+
+
+def test_distil_takes_features_and_data_frames_alike() -> None:
+    def tensors(table: Frame) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.tensor(table["age"]).unsqueeze(1) / 50 - 1
+        return x, torch.tensor([int(ill == "yes") for ill in table["ill"]])
+
+    outcomes = []
+    for form in (lambda table: table, tensors):
+        torch.manual_seed(0)
+        models = [Linear((1,), 2) for _ in range(2)]
+        data, test = [form(frame(0)), form(frame(3))], form(frame(5))
+        outcomes.append(
+            fedstill.distil(data, models, Linear((1,), 2), test, COLUMNS.classes, schema=COLUMNS, **QUICK)
+        )
+    assert outcomes[0].figures["accuracy"] == outcomes[1].figures["accuracy"] > 90
+
+
+def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) * 100
+    data = (x, (x[:, 0] > 0).long())
+    models = [MLP((3,), 2, 8) for _ in range(2)]
+    assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).figures["accuracy"] > 80
+    with pytest.raises(ArgumentError, match="schema is '': allowed is a table's columns, within which"):
+        fedstill.distil([data], models[:1], MLP((3,), 2, 8), data, 2, task="tabular")
+
+
+def test_what_is_wrong_with_rows_is_said() -> None:
+    x, model = torch.zeros(4, 1), Linear((1,), 2)
+    data = (x, torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(DataError, match='rows of a table are learned by task "tabular"'):
+        fedstill.distil([data], [model], model, data, 2)
+    with pytest.raises(DataError, match=r"data\[0\] is a DataFrame: allowed is one with schema="):
+        fedstill.distil([frame(0)], [model], model, data, 2, task="tabular")
+    old = Frame(age=[300], ill=["no"])
+    with pytest.raises(DataError, match=r"data\[0\], row 0: column 'age' is 300: allowed is 0 to 100"):
+        fedstill.distil([old], [model], model, data, 2, task="tabular", schema=COLUMNS)
+    with pytest.raises(ArgumentError, match="classes is 3: allowed is 2, as the schema has no, yes"):
+        fedstill.distil([data], [model], model, data, 3, task="tabular", schema=COLUMNS)
