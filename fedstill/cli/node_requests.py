@@ -108,7 +108,10 @@ def _facts(request: Request) -> dict[str, str | list[str]]:
         leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
         asks.append(f"{name}: {often}{rows}; {leaves} leave{size}")
     questions = about.most_questions or "not limited by the plan"
-    bytes = human_bytes(about.most_bytes) if about.most_bytes else "not limited by the plan"
+    left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
+    student, least = table["student"] or "to be chosen", table["least_nodes"] or "any number of"
+    shape = " x ".join(map(str, spec["shape"]))
+    shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
     return {
         "state": request.state,
         "run": f"{request.run}, asked {request.at} by {request.server or 'a server that nothing proves'}",
@@ -116,13 +119,8 @@ def _facts(request: Request) -> dict[str, str | list[str]]:
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
         ),
         "asks": asks,
-        "at most": f"{questions} questions, {bytes} bytes"
-        if not about.most_bytes
-        else f"{questions} questions, {bytes}",
-        "inputs": f"{spec['task']}, {len(spec['classes'])} classes, {' x '.join(map(str, spec['shape']))}",
-        "public": f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
-        if public["fingerprint"]
-        else "none",
-        "server says": f"student {table['student'] or 'to be chosen'}; goes on with "
-        + (f"{table['least_nodes']} nodes or more" if table["least_nodes"] else "any number of nodes"),
+        "at most": f"{questions} questions, {left}",
+        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}",
+        "public": shared if public["fingerprint"] else "none",
+        "server says": f"student {student}; goes on with {least} nodes or more",
     }

@@ -65,11 +65,8 @@ class SecurityLog:
         """
         line = {"event": event, "who": _short(who), "why": _short(why)}
         line |= {name: _short(value) for name, value in about.items() if value}
-        try:
-            with self._alone():
-                self._append(line)
-        except OSError as error:
-            raise SecurityLogError(f"{self._folder / FILE} cannot be written: {error.strerror}") from error
+        with self._alone():
+            self._append(line)
 
     def refused(self, who: str, why: str, **about: str) -> None:
         """Write a refusal down, if this process has not written the same, or too many, already."""
@@ -81,7 +78,11 @@ class SecurityLog:
             self.write("refused", who, why, **about)
 
     def note_policy(self, told: Mapping[str, Any]) -> None:
-        """Write down which of the owner's rules are others than those that were written last."""
+        """Write down which of the owner's rules are others than those that were written last.
+
+        Raises:
+            SecurityLogError: as :meth:`write`.
+        """
         now = {name: json.dumps(value) for name, value in told.items()}
         with self._alone():
             before = self._last_policy()
@@ -110,11 +111,13 @@ class SecurityLog:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process reads or writes meanwhile."""
-        path = self._folder / LOCK
-        with open(path, "ab", opener=file_permissions.opener) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        """No other process reads or writes meanwhile; a full disk is a :class:`SecurityLogError`."""
+        try:
+            with open(self._folder / LOCK, "ab", opener=file_permissions.opener) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise SecurityLogError(f"{self._folder / FILE} cannot be used: {error.strerror}") from error
 
     def _files(self) -> list[Path]:
         older = {

@@ -1,4 +1,4 @@
-"""Owners who approve runs, on real processes: a run that nobody, or not so, has approved; too small a node."""
+"""Owners who approve runs, on real processes: a run nobody approved, one that was changed, a small node."""
 
 from __future__ import annotations
 
