@@ -43,7 +43,7 @@ def reject(given: Given) -> None:
 
 
 def log(given: Given) -> None:
-    """The security log, and whether it is as it was written; exit code 1 where it is not."""
+    """The security log, and whether it is as it was written; exit code 2 where it is not."""
     from fedstill.cli.node_check import leave_faulty
     from fedstill.core.errors import FedstillError
     from fedstill.node import owner_folder
