@@ -42,7 +42,7 @@ usage:
   fedstill report DIR                       write the report of a run or a comparison again
   fedstill figures DIR [--format pdf|svg|png] [--out DIR]   its figures as files, for a paper
   fedstill run PRESET --help                every option, with its meaning and default
-  fedstill node init|check|start|answer DIR     a node of a real federation, for whoever owns its data
+  fedstill node init|check|start|answer|approve|log DIR     a node of a real federation, for its data's owner
   fedstill server init|start|status|stop DIR    the server that they join
   fedstill privacy plan|price|audit ...         what a run will cost a node, before anything is trained
   fedstill audit show|verify|export|settle DIR  what has left a node, when, to which run, at which price

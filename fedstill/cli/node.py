@@ -18,6 +18,14 @@ usage:
                                             what the node is, what it would answer and refuse (in one run, or
                                             by each method), and everything that is wrong; trains nothing
   fedstill node start DIR                   join the federation that the startup kit in DIR/kit is for
+  fedstill node requests DIR [HASH]         which runs have asked for your approval (policy approve), and what
+                                            each may ask; of one the canonical text, whose SHA-256 HASH is
+  fedstill node approve DIR HASH [--because TEXT]
+                                            let it in; compare HASH with the server's people by phone
+  fedstill node reject DIR HASH [--because TEXT]
+                                            do not, or no more: also while it is at work
+  fedstill node log DIR                     the security log: who joined, was refused, approved or rejected;
+                                            and whether a line was changed, then the exit code is 2
   fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
                                             answer questions that came as a file, into a file; `fedstill
                                             questions` explains
@@ -27,6 +35,7 @@ usage:
 def main(words: list[str]) -> None:
     """``fedstill node ...``."""
     afar = {"check": "fedstill.cli.node_check:check", "answer": "fedstill.cli.offline:answer"}
+    afar |= {name: f"fedstill.cli.node_requests:{name}" for name in ("requests", "approve", "reject", "log")}
     dispatch("node", words, HELP, {"init": _init, **afar, "start": _start})
 
 

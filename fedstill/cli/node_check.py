@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedstill.data.public import Public
     from fedstill.node.node_file import NodeFile
     from fedstill.node.owner_folder import Examined
+    from fedstill.node.policy import PolicyConfig
     from fedstill.node.run_mechanism import Mechanism
     from fedstill.protocol.method import Method
     from fedstill.protocol.questions import Question
@@ -103,6 +104,7 @@ def _print_node(console: Console, folder: Path, file: NodeFile, found: Examined)
 def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
     """What a node is, in lines by what they are about."""
     from fedstill.cli.node_check_privacy import privacy_facts
+    from fedstill.core import kit_certificates
     from fedstill.core.text_format import times
     from fedstill.data.node_data_config import SOURCES
     from fedstill.node import startup_kit
@@ -130,13 +132,28 @@ def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]
         + ("outputs only; " if policy.outputs_only else "parameters may leave; ")
         + (", ".join(f"at most {most} {what}" for what, most in limits.items() if most) or "no limits")
     ]
+    facts["policy"] += admission_facts(policy)
     facts["privacy"] = privacy_facts(folder, file, found.data)
     if not file.online:
         facts["link"] = ["none: it answers files of questions"]
     elif not startup_kit.faults(folder, None):
         until = f"its certificate is valid until {startup_kit.valid_until(folder):%Y-%m-%d}"
-        facts["link"] = [f"dials out to {startup_kit.read(folder)[1]}; {until}"]
+        told = f"its authority is {kit_certificates.authority(folder / startup_kit.KIT)}"
+        facts["link"] = [f"dials out to {startup_kit.read(folder)[1]}; {until}", told]
     return facts
+
+
+def admission_facts(policy: PolicyConfig) -> list[str]:
+    """Which runs a node lets in at all, in a line; none where it lets in all."""
+    told = {
+        f"runs need your approval ({policy.approve})": policy.approve != "policy",
+        f"{policy.minimum_records} examples or more": policy.minimum_records,
+        f"{policy.minimum_nodes} nodes or more": policy.minimum_nodes,
+        f"{len(policy.allowed_servers)} servers by name": policy.allowed_servers,
+        policy.hours: policy.hours,
+    }
+    words = "; ".join(words for words, there in told.items() if there)
+    return [words] if words else []
 
 
 def _counts(spec: InputSpec, data: TensorData) -> str:

@@ -55,8 +55,10 @@ def distil(words: list[str]) -> None:
 def _make(given: Given) -> None:
     config = configured(given.places[0], given, "questions make")
 
+    from fedstill.core.fingerprints import grouped
     from fedstill.core.run_writer import write_text
     from fedstill.federation import offline_files, signed_files
+    from fedstill.protocol.run_description import describe
     from fedstill.runs import offline as runs
     from fedstill.runs.config import to_toml
     from fedstill.runs.run import COMMAND
@@ -72,6 +74,7 @@ def _make(given: Given) -> None:
         {
             "questions": _described(path),
             "SHA-256": sha256,
+            "run": grouped(describe(questions.plan, questions.public).sha256),
             "your key": signed_files.fingerprint(signed_files.public_of(own)),
         }
     )
@@ -159,8 +162,10 @@ def answer(given: Given) -> None:
 
 
 def _show(given: Given) -> None:
+    from fedstill.core.fingerprints import grouped
     from fedstill.federation import offline_files
     from fedstill.protocol.method import METHODS
+    from fedstill.protocol.run_description import describe
     from fedstill.tasks import TASKS
 
     # Of what is not the package's own that which is installed: a file's word imports nothing else.
@@ -168,7 +173,8 @@ def _show(given: Given) -> None:
         Path(given.places[0]), methods=tuple(METHODS), tasks=tuple(TASKS)
     )
     _print_questions(questions)
-    _print_facts({"SHA-256": questions.sha256, "signed by": questions.signer})
+    run = grouped(describe(questions.plan, questions.public).sha256)
+    _print_facts({"SHA-256": questions.sha256, "run": run, "signed by": questions.signer})
 
 
 def _described(path: Path) -> str:

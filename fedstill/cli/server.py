@@ -55,15 +55,18 @@ def _init(given: Given) -> None:
     in_range, allowed = (lambda value: 0 <= value < 100_000), "1 to 65535"
     port = number("--port", given.get("--port") or str(PORT), int, in_range, allowed)
     port = provision.provision(folder, host, nodes, port=port)
-    until = kit_certificates.valid_until(folder / "admin")
+    admin = folder / "admin"
+    until = kit_certificates.valid_until(admin)
     print(f"A federation of {len(nodes)} nodes, in {folder}.")
     print(f"The server opens port {port} of {host}; the nodes open none.")
+    print()
+    print(f"Its authority is {kit_certificates.authority(admin)}: a node may let in nobody else")
+    print("(policy.allowed_servers), if you read that out to its owner.")
     print()
     print("Give each node its startup kit, over a channel that you trust: it holds the node's private key.")
     for node in nodes:
         print(f"  {folder / 'nodes' / node}  to the owner of {node}, who copies it to DIR/kit of the node")
     print(f"Then delete {folder / 'nodes'} here.")
-    admin = folder / "admin"
     print(f"Keep {admin} for whoever starts runs: fedstill run ... --startup-kit {admin}")
     print(f"Keep {folder / 'provision'} secret: its key lets nodes in.")
     print(f"The certificates are valid until {until:%Y-%m-%d}; `fedstill server add` makes new ones.")

@@ -22,9 +22,18 @@ logger = logging.getLogger("fedstill.site")
 
 
 class Contact:
-    """A node's link to its server; a line is logged where it changes, and now and then while it is down."""
+    """A node's link to its server; a line is logged where it changes, and now and then while it is down.
 
-    def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
+    ``barred`` is told why, where the server does not let the node in.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        clock: Callable[[], float] = time.monotonic,
+        barred: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self._barred = barred
         self._server, self._clock = server, clock
         self._state, self._was_in = "", False  # "", "in", "gone" or "refused"
         self._since, self._next = clock(), 0.0
@@ -60,6 +69,7 @@ class Contact:
             revoked = "it has revoked this node" if "is disabled" in reason else reason
             logger.warning("the server at %s does not let this node in: %s", self._server, revoked)
             self._state, self._since = "refused", self._clock()
+            self._barred(revoked)
 
 
 def watch(contact: Contact, cell: Any, every: float, leave: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.core.errors import DeployError
+from fedstill.core.kit_certificates import authority
 from fedstill.federation.node_order import natural
 from fedstill.federation.transport import LinkError, Silent, Unreachable
 
@@ -40,6 +41,7 @@ class NodeProgram:
             folder = str(Path(environment(NODES)) / str(collab.site_name))
         self._host = Host(Path(folder))
         self._host.limit_process()
+        self._host.asker = authority(Path(folder) / "kit")
         if self._host.name != collab.site_name:
             raise DeployError(f"{folder} is node {self._host.name!r}, and the kit is {collab.site_name!r}'s")
 

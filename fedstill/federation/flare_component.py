@@ -5,6 +5,7 @@ FLARE makes this component because the site's own ``local/resources.json`` names
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,9 +21,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 
+from fedstill.core.kit_certificates import authority
 from fedstill.core.text_format import clip
 from fedstill.federation.connection_log import Contact, watch
 from fedstill.federation.flare_site import CLIENT, JOB, Site, end_jobs, heartbeat, target
+from fedstill.node.security_log import SecurityLog, SecurityLogError
 
 logger = logging.getLogger("fedstill.site")
 
@@ -50,6 +53,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
     def __init__(self, role: str, folder: str) -> None:
         super().__init__()
         self._site = Site(role, Path(folder))
+        self._security = SecurityLog(Path(folder))
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Called by FLARE."""
@@ -58,11 +62,24 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
                 signal.signal(ending, lambda number, frame: self._end(0))
             if self._site.role == CLIENT:
                 cell = fl_ctx.get_engine().get_cell()
-                cell.core_cell.add_incoming_request_filter("*", "*", refusal)
-                contact, every = Contact(target(self._site)), heartbeat(self._site)
+                cell.core_cell.add_incoming_request_filter("*", "*", self._refusal)
+                contact, every = Contact(target(self._site), barred=self._barred), heartbeat(self._site)
                 watch(contact, cell.core_cell, every, lambda: self._end(1))
         elif event_type == EventType.JOB_COMPLETED and self._site.role == CLIENT:
             self._job_over(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
+
+    def _refusal(self, message: Any) -> Any:
+        """As :func:`refusal`, written into the security log."""
+        if (told := refused(message)) is None:
+            return None
+        with contextlib.suppress(SecurityLogError):  # it stands in node.log
+            self._security.refused(authority(self._site.kit), f"a node does not do that: {clip(told)}")
+        return refusal(told)
+
+    def _barred(self, why: str) -> None:
+        """The server does not let this node in."""
+        with contextlib.suppress(SecurityLogError):
+            self._security.write("certificate", authority(self._site.kit), f"not let in: {clip(why)}")
 
     def _job_over(self, job: str) -> None:
         """Say so, and remove what the job left in the kit: its run is in ``runs/``."""
@@ -83,8 +100,8 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
         os._exit(code)
 
 
-def refusal(message: Any) -> Any:
-    """What FLARE's client replies to a request that no job needs; None lets it through.
+def refused(message: Any) -> str | None:
+    """What a request asks that no job needs, and the client refuses; None lets it through.
 
     It could do more: read files, shut down, change the log, show its settings. Whether that is allowed, FLARE
     decides by what the server writes beside the request, so a server with other software could have it all.
@@ -97,10 +114,11 @@ def refusal(message: Any) -> Any:
         topic, job = message.payload.topic, message.payload.headers.get("job_id")
         if topic in TOPICS and (not job or (isinstance(job, str) and JOB.fullmatch(job))):
             return None
-        told = topic if topic not in TOPICS else f"{topic} of a job that is none"
-    elif channel == DIAGNOSIS:
-        told = "a look into this process"
-    else:
-        return None
+        return topic if topic not in TOPICS else f"{topic} of a job that is none"
+    return "a look into this process" if channel == DIAGNOSIS else None
+
+
+def refusal(told: str) -> Any:
+    """What FLARE's client replies to it."""
     logger.warning("refused the server %s", clip(told))
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")

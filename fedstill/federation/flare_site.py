@@ -30,6 +30,7 @@ from fedstill.core.errors import DeployError
 from fedstill.core.kit_certificates import valid_until
 from fedstill.federation.flare_permissions import check_kit, check_node_kit, write_json, write_node_rules
 from fedstill.federation.provision import HEARTBEAT, require_flare
+from fedstill.node.security_log import SecurityLog, account
 
 logger = logging.getLogger("fedstill.site")
 
@@ -255,9 +256,14 @@ def _environment(given: Any) -> dict[str, str]:
 
 def _check(site: Site) -> None:
     require_flare()
-    check_kit(site.kit)
-    if site.role == CLIENT:
-        check_node_kit(site.kit)
+    try:
+        check_kit(site.kit)
+        if site.role == CLIENT:
+            check_node_kit(site.kit)
+    except DeployError as error:
+        if site.role == CLIENT:
+            SecurityLog(site.folder).write("certificate", account(), str(error))
+        raise
 
 
 def _command(site: Site) -> list[str]:

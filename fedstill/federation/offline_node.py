@@ -82,7 +82,11 @@ def answer(
     """
     host = Host(folder)
     with looking_in(folder):  # what the file names is the owner's own, and never the working folder's
-        return _answer(host, questions, out, server_key, report)
+        try:
+            return _answer(host, questions, out, server_key, report)
+        except FedstillError as error:
+            host.note_refusal(getattr(error, "question", QUESTIONS), error, "")
+            raise
 
 
 def _answer(
@@ -98,9 +102,12 @@ def _answer(
         given = read_questions(questions, signers, policy.most_header, policy.methods, policy.tasks)
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
+    host.asker = given.signer
     kept = folder / "runs" / plan.run / LET_OUT
     again = kept.exists()
-    if not again:
+    if again:
+        host.admit(plan, given.public)
+    else:
         _let_out(host, plan, given, kept, report)
     header, replies = _again(host, given, kept)
     path = Path(f"{ANSWERS}-{header.node}.safetensors") if out is None else out

@@ -7,17 +7,17 @@ alone says nothing about who holds it: its fingerprint has to be compared, once,
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.core import file_permissions
 from fedstill.core.errors import BundleError
+from fedstill.core.fingerprints import digits, grouped
+from fedstill.core.fingerprints import fingerprint as fingerprint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -35,15 +35,6 @@ def signature_of(path: Path) -> Path:
     'questions.safetensors.sig'
     """
     return path.with_name(path.name + ".sig")
-
-
-def fingerprint(key: bytes) -> str:
-    """A public key in 32 hexadecimal digits (the first half of its SHA-256), to be read out over the phone.
-
-    >>> fingerprint(bytes(32))
-    '6668 7aad f862 bd77 6c8f c18b 8e9f 8e20'
-    """
-    return _grouped(hashlib.sha256(key).hexdigest()[:32])
 
 
 def own_key(path: Path) -> Ed25519PrivateKey:
@@ -102,9 +93,8 @@ def expected(text: str) -> str:
     >>> expected("66687AADF862BD776C8FC18B8E9F8E20")
     '6668 7aad f862 bd77 6c8f c18b 8e9f 8e20'
     """
-    digits = re.sub(r"[\s:-]", "", text).lower()
-    if re.fullmatch(r"[0-9a-f]{32}", digits):
-        return _grouped(digits)
+    if len(found := digits(text)) == 32:
+        return grouped(found)
     if not Path(text).is_file():
         raise BundleError(
             f"{text!r} is no public key: allowed are a .pub file, or a fingerprint of 32 digits"
@@ -198,10 +188,6 @@ def _encoded(key: bytes, signature: bytes) -> bytes:
 def _require() -> None:
     if importlib.util.find_spec("cryptography") is None:
         raise BundleError("files cannot be signed without cryptography: pip install 'fedstill[offline]'")
-
-
-def _grouped(digits: str) -> str:
-    return " ".join(digits[place : place + 4] for place in range(0, len(digits), 4))
 
 
 def _small(path: Path) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedstill.core import file_permissions
+from fedstill.core.hash_chain import write_head
 from fedstill.node.audit_entries import BARE, BYTES, QUESTIONS, is_count, is_event, is_text
 
 LAST = 2**62  # no entry has a higher number
@@ -52,8 +52,7 @@ class Head:
 def write(path: Path, number: int, hashed: str, rows: Iterable[str]) -> None:
     """Put a new head in the place of the one in a file, which stays where that fails (OSError); its totals as
     :func:`row` makes them."""
-    text = f'{{"entry":{number},"hash":"{hashed}","spent":[{",".join(rows)}]}}\n'
-    file_permissions.replace(path, text.encode())
+    write_head(path, number, hashed, f',"spent":[{",".join(rows)}]')
 
 
 def row(payer: str, run: str, counts: Mapping[str, int]) -> str:

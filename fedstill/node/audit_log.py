@@ -16,7 +16,6 @@ One SQLite file holds an entry for each, over all runs.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import ArgumentError
+from fedstill.core.hash_chain import link
 from fedstill.node import audit_head
 from fedstill.node.audit_database import AuditError, Database
 from fedstill.node.audit_entries import (
@@ -262,7 +262,7 @@ class AuditLog:
         there = Head()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
         for number, line, hashed in self._db.execute(query, (after,)):
-            told, chain = parsed(line), _link(self._hash, number, line)
+            told, chain = parsed(line), link(self._hash, number, line)
             if number != self._last + 1:
                 fault = fault or f"entry {self._last + 1} is missing"
             if told is None or hashed != chain:
@@ -307,7 +307,7 @@ class AuditLog:
         if number > LAST:
             told = f"no entry can follow number {self._last}: move away what says so, this log or its head"
             raise AuditError(self._db.where, f"{told}, and settle")
-        chain = _link(self._hash, number, line)
+        chain = link(self._hash, number, line)
         if self._db.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, chain)).rowcount != 1:
             raise AuditError(self._db.where, "has not taken an entry")
         return number, chain, vars(entry)
@@ -329,9 +329,3 @@ class AuditLog:
             except OSError as error:
                 raise AuditError(self._head, f"cannot be written: {error.strerror}") from error
             self._told = self._last
-
-
-def _link(before: str, number: int, line: str) -> str:
-    """The hash of an entry: BLAKE2b, 256 bits, over the hash before it, its number and its line."""
-    told = f"{before} {number} {line}".encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(told, digest_size=32).hexdigest()

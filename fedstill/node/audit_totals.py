@@ -13,6 +13,7 @@ from fedstill.node.audit_entries import (
     ANSWER,
     BARE,
     BYTES,
+    GRADIENT,
     LARGEST,
     QUESTIONS,
     REFUSED,
@@ -45,11 +46,13 @@ class Sums:
         spent: by payer and run (:data:`ALL` is all of them): events, and what limits count; up to
             :data:`~fedstill.node.audit_entries.LARGEST` of each.
         bytes: by run, node, way ("down" or "up") and kind, of what has left.
+        asked: by run, node and question, how often it was answered, and further gradients of the same answer.
     """
 
     def __init__(self) -> None:
         self.spent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         self.bytes: Counter[tuple[str, str, str, str]] = Counter()
+        self.asked: Counter[tuple[str, str, str]] = Counter()
         self._known: dict[tuple[Any, ...], dict[tuple[str, str], int]] = defaultdict(dict)
         self._asked: dict[tuple[str, int, str], str] = {}  # run, number and content -> the question's name
         self._untold: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by run and node
@@ -71,6 +74,9 @@ class Sums:
                 spent[event] = min(spent[event] + times, LARGEST)
         if run != ALL:
             self._rows[told["payer"], run] = ""
+        siblings = self.siblings(told)
+        if told["content"] not in siblings if part == ANSWER else part == GRADIENT and siblings:
+            self.asked[run, node, told["question"]] += 1
         self._known[_place(told)][told["content"], told["left"]] = number
         if part == TRAINING:
             self._untold[run, node].update(cost)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.audit_entries import ANSWER, BARE, Asked, Entry
+from fedstill.node.audit_entries import ANSWER, BARE, GRADIENT, Asked, Entry
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_budgets import Budgets
@@ -19,6 +19,7 @@ from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
 from fedstill.protocol.questions import Question
+from fedstill.protocol.run_description import Description
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 
 SHORT = WireConfig(inputs="int8", gradients="int8")  # a form with scales for every kind that can have them
@@ -36,6 +37,9 @@ class Gate:
     ) -> None:
         self.node, self.policy, self.audit, self.run = node, policy, audit, run
         self.payer = node if payer is None else payer
+        self.approved: Description | None = (
+            None  # all that the owner wants asked; None: whatever policy allows
+        )
         self.budgets: Budgets | None = None  # privacy: what protects its releases, and pays for them
         self._written: dict[tuple[int, str], int] = {}  # the entry of what left last under a number and part
 
@@ -76,6 +80,10 @@ class Gate:
                 rule = f"most_rows: {most}, and {name} has {len(tensor)}"
             elif kind == INDICES and tensor.numel() > most:
                 rule = f"most_rows: {most}, and {name} names {tensor.numel()}"
+            elif kind in (INPUTS, LABEL_MAPS) and 0 < (approved := self._approved(question, "rows")) < len(
+                tensor
+            ):
+                rule = f"approved: {approved} inputs, and {name} has {len(tensor)}"
         # What came in a shorter form grows to four bytes a number.
         grown = sum(4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors)
         if rule is None and grown > (self.policy.most_message or math.inf):
@@ -115,6 +123,7 @@ class Gate:
             raise QuestionRefused(self.node, asked.question, rule)
         # What was answered once may be again; other content under the same number is another question.
         if asked.content not in self.audit.sums.siblings(vars(self._entry(asked, ANSWER))):
+            self._require_approved(asked.question)
             self._limit(asked.question, self.audit.spent(self.payer, self.run), 1, 1)
             if self.budgets is not None:
                 self.budgets.afford(asked, question, sent)
@@ -128,6 +137,26 @@ class Gate:
             raise QuestionRefused(self.node, question, f"most_questions: {most_questions}")
         if most_bytes and spent.bytes + more_bytes > most_bytes:
             raise QuestionRefused(self.node, question, f"most_bytes: {most_bytes} bytes")
+
+    def _require_approved(self, question: str, leaving: int = 0, more: int = 1) -> None:
+        """Refuse what goes beyond what the owner has approved: another question, one more, or more bytes."""
+        if self.approved is None:
+            return
+        times, bytes = self._approved(question, "times"), self._approved(question, "bytes")
+        rule = None
+        if question not in self.approved.questions:
+            rule = f"approved: {', '.join(self.approved.questions)}"
+        elif times and more and self.audit.sums.asked[self.run, self.node, question] + more > times:
+            rule = f"approved: {times} times"
+        elif bytes and leaving > bytes:
+            rule = f"approved: {bytes} bytes of an answer"
+        if rule is not None:
+            raise QuestionRefused(self.node, question, rule)
+
+    def _approved(self, question: str, limit: str) -> int:
+        """A limit of an approved question; 0: none."""
+        asked = {} if self.approved is None else self.approved.questions.get(question, {})
+        return int(asked.get(limit, 0))
 
     # --- what leaves ----------------------------------------------------------------------------------
 
@@ -184,7 +213,9 @@ class Gate:
         counts = int(entry.part == ANSWER or bool(self.audit.sums.siblings(vars(entry))))
 
         def check(spent: Spent) -> None:
-            self._limit(asked.question, spent, counts, sum(entry.up.values()))
+            left = sum(entry.up.values())
+            self._require_approved(asked.question, left, counts if entry.part == GRADIENT else 0)
+            self._limit(asked.question, spent, counts, left)
             if self.budgets is not None:
                 self.budgets.check(spent, price, asked.question)
 

@@ -18,6 +18,7 @@ import torch
 
 from fedstill.core import file_permissions
 from fedstill.core.checkpoint import load_state, save_state
+from fedstill.core.config_tables import as_table
 from fedstill.core.errors import (
     ArgumentError,
     OwnDataError,
@@ -26,12 +27,15 @@ from fedstill.core.errors import (
 from fedstill.core.registry import looking_in
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
-from fedstill.node import owner_folder
+from fedstill.node import admission, owner_folder
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
+from fedstill.node.requests import Requests, asks
 from fedstill.node.run_folder import RunFolder
+from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import MOST, OWN_TROUBLES, Session, short, telling
+from fedstill.protocol.run_description import Description, describe
 from fedstill.protocol.run_plan import PROTOCOL, Plan, read_public
 from fedstill.protocol.wire_format import Tensors, header_size, pack, size, unpack
 
@@ -48,12 +52,22 @@ class Host:
     Args:
         folder: its owner's, with ``node.toml`` and ``secret``.
 
+    Attributes:
+        asker: the fingerprint of what proves who asks: the authority of the server's certificate, or the key
+            that signed a file; empty: nothing does.
+
     Raises:
-        FedstillError: the folder does not describe a node.
+        FedstillError: the folder does not describe a node, or its security log is not sound.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, owner_folder.read(folder)
+        self.asker = ""
+        self.security, self.requests = SecurityLog(folder), Requests(folder, self.file)
+        if (fault := self.security.verify()) is not None:
+            raise SecurityLogError(f"the security log in {folder}: {fault}")
+        own = {"policy": as_table(self.file.policy), "privacy": as_table(self.file.privacy)}
+        self.security.note_policy({f"{of}.{name}": own[of][name] for of in own for name in own[of]})
         self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
         self._lock = threading.Lock()
@@ -119,6 +133,8 @@ class Host:
             raise ArgumentError("run", header.get("run"), "a run that this node has joined")
         if what in ("remember", "recall", "leave") and self._late(header):
             return {}, {}
+        if what in ("learn", "answer", "pull back"):
+            self._require_still(self.session, str(what))
         if what == "learn":
             return self.session.learn(_read(header, "seconds", float)), {}
         if what == "answer":
@@ -170,12 +186,23 @@ class Host:
         logger.warning("refused %s: %s", which, short(text, 1000))
         if header.get("do") in ("answer", "pull back") and self.session is not None:
             self.session.note_refusal(question, asked, error)
+        if isinstance(error, QuestionRefused) or header.get("do") == "join":
+            self.note_refusal(question, error, short(header.get("run") or ""))
         kind = OwnDataError if isinstance(error, OWN_TROUBLES) else type(error)
         told: dict[str, Any] = {"kind": kind.__name__, "text": short(telling(error)), "question": question}
         for name in ("rule", "number"):
             if hasattr(error, name):
                 told[name] = getattr(error, name)
         return told
+
+    def note_refusal(self, question: str, error: Exception, run: str) -> None:
+        """Write into the security log that something was refused, and why as far as a server may know; the
+        refusal stands all the same where that cannot be written."""
+        rule = error.rule if isinstance(error, QuestionRefused) else telling(error)
+        try:
+            self.security.refused(self.asker, short(rule), run=run, question=question)
+        except SecurityLogError as full:
+            logger.error("%s", full)
 
     # --- the same from Python ------------------------------------------------------------------------
 
@@ -203,12 +230,53 @@ class Host:
         with limited(self.name, "join", self.file.policy.most_seconds):
             kept = self._public(plan, public or {})
             if kept is None and plan.public:
+                self.require_admission(plan)
                 return {"wants_public": True}
+            approved = self.admit(plan, kept)
+            if public:
+                self._keep(plan, public)
+                kept = self._public(plan, {})  # laid out in memory as it will be after a stop
             if self.session is None or self.session.plan != plan:
                 self.leave()
-                self.session = Session(self.folder, self.file, self.compute, plan, kept)
+                session = Session(self.folder, self.file, self.compute, plan, kept, approved)
+                why = f"approve = {self.file.policy.approve!r}"
+                told = {} if approved is None else {"description": approved.sha256}
+                try:
+                    self.security.write("joined", self.asker, why, run=plan.run, **told)
+                except SecurityLogError:
+                    session.close()
+                    raise
+                self.session = session
                 logger.info("joined run %s: %s", plan.run, plan.method["name"])
             return self.session.about()
+
+    def _require_still(self, session: Session, question: str) -> None:
+        """Refuse what comes outside the owner's hours, or after the owner has taken an approval back."""
+        admission.require_hour(self.name, self.file.policy, question)
+        if session.approved is not None:
+            self.requests.require_still(session.plan.run, session.approved.sha256, question)
+
+    def require_admission(self, plan: Plan) -> None:
+        """Refuse servers, hours and too few nodes, before anything of a run is kept or read."""
+        admission.require_server(self.name, self.file.policy, self.asker)
+        admission.require_hour(self.name, self.file.policy, "join")
+        admission.require_nodes(self.name, self.file.policy, plan.least_nodes)
+
+    def admit(self, plan: Plan, public: Public | None) -> Description | None:
+        """Refuse a run that the owner's policy does not let in, or that waits for the owner's approval.
+
+        Returns:
+            What was approved, to which the run is held; None: policy alone decides.
+
+        Raises:
+            QuestionRefused: naming the rule.
+        """
+        self.require_admission(plan)
+        if not asks(self.file):
+            return None
+        approved = describe(plan, public)
+        self.requests.require(plan.run, approved, self.asker)
+        return approved
 
     def leave(self) -> None:
         """End with a run; its files stay."""
@@ -221,18 +289,25 @@ class Host:
         """A plan's public data: given, or kept from an earlier time."""
         if not plan.public:
             return None
-        path, most = self.folder / "public" / f"{plan.public}.safetensors", self.file.policy.most_rows
-        if given:
-            read_public(plan, given, most)
-            kept = {name: given[name] for name in ("inputs", "labels") if name in given}
-            RunFolder(self.folder, self.file, plan.run).require("join", sum(map(size, kept.values())))
-            file_permissions.make_folder(path.parent)
-            for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
-                other.unlink()
-            save_state(path, kept)
-        elif not path.exists():
-            return None
-        return read_public(plan, load_state(path), most)
+        if not given:
+            path = self._kept(plan)
+            if not path.exists():
+                return None
+            given = load_state(path)
+        return read_public(plan, given, self.file.policy.most_rows)
+
+    def _keep(self, plan: Plan, given: Tensors) -> None:
+        """Keep a plan's public data for a later time, in place of another's."""
+        path = self._kept(plan)
+        kept = {name: given[name] for name in ("inputs", "labels") if name in given}
+        RunFolder(self.folder, self.file, plan.run).require("join", sum(map(size, kept.values())))
+        file_permissions.make_folder(path.parent)
+        for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
+            other.unlink()
+        save_state(path, kept)
+
+    def _kept(self, plan: Plan) -> Path:
+        return self.folder / "public" / f"{plan.public}.safetensors"
 
 
 def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:

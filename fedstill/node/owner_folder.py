@@ -29,6 +29,7 @@ from fedstill.node.gate import forbidden
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_named, make_model, perceptual
 from fedstill.node.policy_checks import policy_faults, privacy_faults
+from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.protocol.questions import Question
 from fedstill.tasks import TaskConfig
@@ -236,6 +237,12 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         if told is not None and told.trouble is not None:
             settle = f"nothing leaves until `fedstill audit settle {folder}`"
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
+    if (fault := SecurityLog(folder).verify()) is not None:
+        found.append(f"the security log: {fault}")
+    if data is not None and "policy" not in spoilt and len(data) < file.policy.minimum_records:
+        found.append(
+            f"policy.minimum_records is {file.policy.minimum_records}, and here are {len(data)} examples"
+        )
     if file.online:
         found += startup_kit.faults(folder, None if "name" in spoilt else file.name)
     return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold))

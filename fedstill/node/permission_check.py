@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OTHERS = 0o077  # rights of the group and of everybody
-OWN = ("node.key", "node.log", "node.pid", "node.pub", "public", "runs", "salt")
+OWN = ("node.key", "node.log", "node.pid", "node.pub", "public", "requests", "runs", "salt")
 BESIDE = ("", "-wal", "-shm", ".head", ".head.part")  # ends of the names of an audit log's files
 
 
@@ -22,7 +22,8 @@ def open_to_others(folder: Path, audit: Path) -> str | None:
 
     What the folder holds of its owner's (node.toml, data, model) is the owner's to open.
     """
-    files = [folder / name for name in OWN] + [audit.with_name(audit.name + end) for end in BESIDE]
+    files = [folder / name for name in OWN] + sorted(folder.glob("security*"))
+    files += [audit.with_name(audit.name + end) for end in BESIDE]
     found = [path for path in files if any(map(_is_open, _with_all_below(path)))]
     names, cures = [path.name for path in found], []
     if _is_open(folder):

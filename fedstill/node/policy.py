@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
 from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError
+from fedstill.core.fingerprints import digits
 
 LEAST_MEMORY = 50_000_000  # bytes
+POLICY, EACH_RUN, LISTED = "policy", "each run", "listed"
+_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]"
+HOURS = f"{_TIME}-{_TIME}"
 
 
 Limit = Annotated[int, Ge(0), "0 (no limit) or more, a whole number"]
@@ -63,6 +68,23 @@ class PolicyConfig(Checked):
     most_header: Limit = 1_000_000
     """Refuse messages of which more bytes than this are not numbers of tensors: names of classes and of
     tensors, options of the method, a file's list of questions; 0 is no limit."""
+    approve: Literal["policy", "each run", "listed"] = "policy"
+    """Whose word a run needs beside these rules. policy: nobody's. each run: yours, who have read what it is
+    (`fedstill node requests`), for each run anew. listed: what you have approved once may come again. What an
+    approved run was not said to ask is refused. A simulation has nobody to ask: this, and the four that
+    follow, are for nodes with a folder of their own."""
+    minimum_records: Limit = 0
+    """Refuse all runs while the node has fewer examples than this; 0 is no limit."""
+    minimum_nodes: Limit = 0
+    """Refuse runs that would go on with fewer nodes than this, as their server says, which you cannot check;
+    0 is no limit. A file of questions does not say it."""
+    allowed_servers: tuple[str, ...] = ()
+    """Fingerprints of those who may ask: on a live link of the authority in the startup kit (`fedstill node
+    check` names it), by which the server's certificate is checked; of files, of the key that signed them.
+    None: whoever has the kit's server, and any key."""
+    hours: str = ""
+    """When this node joins, learns and answers, by this machine's clock: "08:00-18:00", or over midnight
+    "20:00-06:00"; empty: at any time. A run that was refused for the hour can go on later."""
     most_runs: Limit = 1000
     """Refuse new runs once so many have left a folder in runs/; 0 is no limit."""
     most_disk: Limit = 20_000_000_000
@@ -74,3 +96,9 @@ class PolicyConfig(Checked):
         if self.most_memory and self.most_memory < LEAST_MEMORY:  # the program's own libraries would fail
             allowed = f"0 (no limit), or {LEAST_MEMORY} or more"
             raise ArgumentError("policy.most_memory", self.most_memory, allowed)
+        for each in self.allowed_servers:
+            if len(digits(each)) != 32:
+                raise ArgumentError("policy.allowed_servers", each, "fingerprints of 32 hexadecimal digits")
+        first, _, last = self.hours.partition("-")
+        if self.hours and (not re.fullmatch(HOURS, self.hours) or first == last):
+            raise ArgumentError("policy.hours", self.hours, "empty, or two times, as 08:00-18:00")

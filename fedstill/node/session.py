@@ -32,6 +32,7 @@ from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
+from fedstill.node.admission import require_records
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import DATA, REFUSED, Entry
 from fedstill.node.first_training import FirstTraining
@@ -45,10 +46,12 @@ from fedstill.node.node_group import Group
 from fedstill.node.protection import check_priced, protect
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
+from fedstill.node.security_log import SecurityLogError
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.run_description import Description
 from fedstill.protocol.run_plan import Plan
 from fedstill.protocol.wire_format import SCALE, Tensors, size
 
@@ -57,19 +60,32 @@ logger = logging.getLogger("fedstill.node")
 MOST = 2**31  # numbers of questions are below it
 MOST_PARTS = 100_000  # of the local training before the first question
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
-OWN_TROUBLES = (AuditError, OwnDataError, PluginError, RunFolderError)  # whose texts are the owner's alone
+OWN_TROUBLES = (
+    AuditError,
+    OwnDataError,
+    PluginError,
+    RunFolderError,
+    SecurityLogError,
+)  # whose texts are the owner's alone
 
 
 class Session:
-    """One run at a node, of its folder and its owner's file.
+    """One run at a node, of its folder and its owner's file; ``approved`` is all that its owner wants asked.
 
     Raises:
         FedstillError: data or model do not have the plan's spec, or another process is at work on the run.
     """
 
     def __init__(
-        self, folder: Path, file: NodeFile, compute: Compute, plan: Plan, public: Public | None
+        self,
+        folder: Path,
+        file: NodeFile,
+        compute: Compute,
+        plan: Plan,
+        public: Public | None,
+        approved: Description | None = None,
     ) -> None:
+        self.approved = approved
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
         with ExitStack() as held:  # whatever fails, nothing stays open or locked
             try:  # before anything of the run is read or changed
@@ -89,6 +105,7 @@ class Session:
         try:
             data, _ = node_data.load(file.data, folder, spec, most=self._most)
             self.task.check(data, f"data of {file.name}")
+            require_records(file.name, file.policy, len(data))
             model = owner_model.make_model(file, folder, spec, self._most)
             owner_folder.require_sound(file, data, model)
             shared = 0 if public is None else len(public)
@@ -105,6 +122,7 @@ class Session:
         self.audit = audit_file.open_audit(file, folder)
         held.callback(self.audit.close)
         gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
+        gate.approved = self.approved
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)

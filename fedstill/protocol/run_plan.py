@@ -32,6 +32,9 @@ class Plan:
         wire: in which form tensors travel.
         public: fingerprint of the public data, ``""`` without any.
         public_note: the public data's name and what else is known of them.
+        student: what the server's model is called, ``""`` where that is chosen later; nothing at a node
+            follows from it.
+        least_nodes: without how many nodes the run stops, as the server says; 0: it does not say.
 
     Raises:
         ArgumentError: the run's name is no name, the method is not known or has other options.
@@ -43,6 +46,8 @@ class Plan:
     wire: WireConfig = field(default_factory=WireConfig)
     public: str = ""
     public_note: tuple[str, str] = ("", "")
+    student: str = ""
+    least_nodes: int = 0
 
     def __post_init__(self) -> None:
         # It names a folder at every node.
@@ -50,6 +55,8 @@ class Plan:
             raise ArgumentError("run", self.run, "up to 100 letters, digits, '.', '_' and '-'")
         if self.public and not re.fullmatch(r"[0-9a-f]{32}", self.public):
             raise ArgumentError("public", self.public, "a fingerprint of 32 hexadecimal digits")
+        if not re.fullmatch(r"[ -~]{0,200}", self.student):
+            raise ArgumentError("student", self.student, "up to 200 plain letters")
         self.config()
 
     def config(self) -> Any:
@@ -73,6 +80,8 @@ class Plan:
             "wire": {"inputs": self.wire.inputs, "gradients": self.wire.gradients},
             "public": self.public,
             "public_note": list(self.public_note),
+            "student": self.student,
+            "least_nodes": self.least_nodes,
         }
 
     @classmethod
@@ -96,18 +105,21 @@ class Plan:
         known = {"protocol", *(part.name for part in fields(cls))}
         if set(table) != known or not isinstance(table["method"], Mapping):
             raise ArgumentError("plan", sorted(table), f"exactly {sorted(known)}")
-        for name in ("run", "public"):
+        for name in ("run", "public", "student"):
             if not isinstance(table[name], str):
                 raise ArgumentError(name, table[name], "a text")
         note = table["public_note"]
         if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
             raise ArgumentError("public_note", note, "two texts")
+        if type(table["least_nodes"]) is not int or not 0 <= table["least_nodes"] < 2**31:
+            raise ArgumentError("least_nodes", table["least_nodes"], "a whole number from 0")
         METHODS.require(table["method"].get("name"), methods, "method.name", "policy.methods")
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
         spec = InputSpec.from_dict(table["spec"], tasks)
-        return cls(table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]))
+        told = table["student"], table["least_nodes"]
+        return cls(table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *told)
 
 
 def fingerprint(public: Public | None) -> str:

@@ -15,14 +15,18 @@ from typing import Any
 
 import tomli_w
 
-from fedstill.core.errors import DeployError, FedstillError
+from fedstill.core.errors import DataError, DeployError, FedstillError
+from fedstill.core.fingerprints import grouped
 from fedstill.core.run_writer import holding, write_text
+from fedstill.data.loader import load
+from fedstill.data.public import load_public
 from fedstill.data.splits import Dirichlet
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare_job import write_job
 from fedstill.federation.node_order import natural
 from fedstill.federation.run_status import STOPPED, stop
-from fedstill.runs.config import NodesConfig, RunConfig, to_dict
+from fedstill.protocol.run_description import describe
+from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
@@ -85,9 +89,24 @@ def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
             f"{_resuming(out)} goes on"
         )
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
+    _say_what(config, run, len(names))
     job = admin.submit(job_of(config, run, taking_part, names, out / "job"))
     print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
     return job
+
+
+def _say_what(config: RunConfig, run: str, nodes: int) -> None:
+    """Print by which SHA-256 nodes' owners know what they are asked to approve, if the data are here."""
+    from fedstill.runs.remote_run import plan_of
+
+    config = read_toml(servers_part(config))  # as the server reads it
+    try:
+        data = load(config.data, config.task, train_needed=False)
+        _, public = load_public(config.public, data, config.task)
+    except DataError:  # the server's log has it
+        return
+    sha256 = describe(plan_of(config, data, public, run, nodes), public).sha256
+    print(f"The run is {grouped(sha256)}: owners who approve runs see the same.", file=sys.stderr)
 
 
 def _connected(admin: Admin) -> list[str]:

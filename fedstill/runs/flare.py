@@ -12,6 +12,7 @@ from pathlib import Path
 from nvflare.collab import collab
 
 from fedstill.core.errors import FedstillError, RunFolderError
+from fedstill.core.fingerprints import grouped
 from fedstill.core.progress import Noted
 from fedstill.core.run_writer import write_text
 from fedstill.federation.flare import RUNS, FlareLink, environment
@@ -20,6 +21,7 @@ from fedstill.runs.config import read_toml
 from fedstill.runs.remote_run import Served
 
 logger = logging.getLogger("fedstill.server")
+DESCRIPTION = "description.json"  # in a run's folder: what nodes' owners were asked to approve
 UNFORESEEN = "it failed where it should not: the server's log says how"
 
 
@@ -83,7 +85,8 @@ class ServerProgram:
         config = read_toml(self.config)
         link, bars = FlareLink(collab.clients, self.nodes), Noted(folder / PROGRESS)
         run = Served(config, link, self.run_name)
-        logger.info("run %s begins", self.run_name)
+        write_text(folder / DESCRIPTION, run.description.text)
+        logger.info("run %s begins; it is %s", self.run_name, grouped(run.description.sha256))
         figures = run.run(folder, bars=bars)
         student = run.setting.student if run.has_student else None
         run.records.finish({**run.about(), **figures}, student, keep_state=True)

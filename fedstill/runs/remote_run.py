@@ -6,13 +6,15 @@ a run that was stopped in it goes on from it, and its nodes go back to the mark 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from fedstill.core.dataset import DataSet
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
-from fedstill.data.public import load_public
+from fedstill.data.public import Public, load_public
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
 from fedstill.federation.replies import NOTHING
@@ -25,12 +27,27 @@ from fedstill.protocol.kinds import LABEL_COUNTS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.run_description import describe
 from fedstill.protocol.run_plan import Plan, fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.assemble import about, servers
 from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
 from fedstill.runs.setting import check_networks
+
+
+def plan_of(config: RunConfig, data: DataSet, public: Public | None, name: str, nodes: int) -> Plan:
+    """What so many nodes get to know of a run by this name, with the server's own data and public data."""
+    return Plan(
+        name,
+        to_dict(config)["method"],
+        InputSpec.of(config.task, data),
+        WireConfig(config.link.inputs, config.link.gradients),
+        fingerprint(public),
+        ("", "") if public is None else (public.name, public.note),
+        re.sub(r"[^ -~]", "?", config.student.model)[:200],
+        config.link.least(nodes),
+    )
 
 
 class Served(Run):
@@ -53,14 +70,8 @@ class Served(Run):
         self.data = load(config.data, config.task, train_needed=False)
         _, public = load_public(config.public, self.data, config.task)
         super().__init__(servers(config, self.data, public))
-        plan = Plan(
-            name,
-            to_dict(config)["method"],
-            InputSpec.of(config.task, self.data),
-            WireConfig(config.link.inputs, config.link.gradients),
-            fingerprint(public),
-            ("", "") if public is None else (public.name, public.note),
-        )
+        plan = plan_of(config, self.data, public, name, len(link.nodes))
+        self.description = describe(plan, public)
         # What the nodes are asked is the method's declaration; what they have is not known here.
         self.side = side_of(self.method, NodeSetting(self.task, LocalConfig(), self.compute, self.public))
         self.federation = Remote(

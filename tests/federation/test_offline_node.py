@@ -23,6 +23,7 @@ from fedstill.federation import offline_node, signed_files
 from fedstill.federation.offline_files import Questions, write_questions
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
+from fedstill.node.security_log import SecurityLog
 from fedstill.node.session import Session
 from fedstill.protocol.run_plan import Plan, fingerprint
 from fedstill.tasks.classification import ClassificationConfig
@@ -108,6 +109,45 @@ def test_code_comes_from_the_nodes_folder_and_never_from_the_working_folder(
     assert not (elsewhere / "ran").exists()
     assert Path(str(sys.modules[own_module].__file__)).parent == node
     assert offline_node.answer(node, questions).again
+
+
+def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = make_node(tmp_path / "clinic", 'approve = "each run"\n')
+    questions, out = make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers"
+    with pytest.raises(QuestionRefused, match=r"by rule approve: run .* waits"):
+        offline_node.answer(node, questions, out)
+    assert entries(node) == []
+    with pytest.raises(SystemExit):
+        cli.main(["questions", "show", str(questions)])
+    shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
+    with pytest.raises(SystemExit):  # what the university reads out is what waits here
+        cli.main(["node", "approve", str(node), shown.removeprefix("run ")])
+    offline_node.answer(node, questions, out)
+    assert offline_node.answer(node, questions, out).again
+    with pytest.raises(SystemExit):
+        cli.main(["node", "reject", str(node), shown.removeprefix("run ")])
+    with pytest.raises(QuestionRefused, match="rejected by its owner"):
+        offline_node.answer(node, questions, out)  # not even what has left already
+    told = [(line["event"], line["who"]) for line in SecurityLog(node).lines()]
+    signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
+    assert [event for event, _ in told] == [
+        *("policy", "waits", "refused", "approved", "joined", "rejected", "refused")
+    ]  # fmt: skip
+    assert {who for event, who in told if event in ("waits", "joined")} == {signer}
+
+
+def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:
+    questions = make_questions(tmp_path / "questions.safetensors")
+    signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
+    one, other = (
+        make_node(tmp_path / allowed[:4], f'allowed_servers = ["{allowed}"]\n')
+        for allowed in (signer, "0" * 32)
+    )
+    assert offline_node.answer(one, questions, tmp_path / "answers").signer
+    with pytest.raises(QuestionRefused, match=f"by rule allowed_servers: not {signer}"):
+        offline_node.answer(other, questions, tmp_path / "answers")
 
 
 def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> None:

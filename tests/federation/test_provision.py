@@ -505,12 +505,13 @@ def test_a_node_has_no_ear_for_what_no_job_needs(federation: Federation) -> None
     from nvflare.private.admin_defs import Message
     from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 
-    from fedstill.federation.flare_component import TOPICS, refusal
+    from fedstill.federation.flare_component import TOPICS
+    from fedstill.federation.flare_component import refused as told
 
     def refused(topic: str, job: object = None, channel: str = CellChannel.CLIENT_MAIN) -> bool:
         request = Message(topic, b"")
         request.set_header(RequestHeader.JOB_ID, job)
-        return refusal(CellMessage({MessageHeaderKey.CHANNEL: channel}, request)) is not None
+        return told(CellMessage({MessageHeaderKey.CHANNEL: channel}, request)) is not None
 
     assert not any(map(refused, TOPICS))
     for topic in (SysCommandTopic.SHELL, TrainingTopic.SHUTDOWN, TrainingTopic.RESTART):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,9 +21,11 @@ from torch import nn
 
 import fedstill
 from fedstill.core.compute import EngineConfig
+from fedstill.core.config_tables import as_table
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QuestionRefused
 from fedstill.core.run_writer import Records
 from fedstill.core.workers import Workers
+from fedstill.data.input_spec import InputSpec
 from fedstill.federation.federation import Federation
 from fedstill.models import build
 from fedstill.models.parameter_vector import to_vector
@@ -31,8 +34,11 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
+from fedstill.protocol.run_description import describe
+from fedstill.protocol.run_plan import Plan, fingerprint
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
+from fedstill.tasks.classification import ClassificationConfig
 from tests.audited import releases
 from tests.methods import digits_world
 from tests.methods.digits_world import CLASSES, LOCAL, SHAPE, config_of, public, some
@@ -393,6 +399,24 @@ def test_each_question_is_asked_as_often_as_it_says(name: str, options: dict[str
         assert asked == declared
         for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which asks its target otherwise
             assert one.experiment.audit.spent(node.name, ALL).questions == sum(declared.values())
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_no_answer_is_larger_than_an_owner_has_approved(name: str, options: dict[str, Any]) -> None:
+    one = plain(name, options)
+    given = one.setting.public
+    plan = Plan(
+        "run",
+        as_table(one.setting.method),
+        InputSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
+        public=fingerprint(given),
+    )
+    asked = describe(plan, given).questions
+    sizes: Counter[tuple[str, int, str]] = Counter()
+    for entry in one.experiment.audit.entries():
+        sizes[entry["node"], entry["number"], entry["question"]] += sum(entry["up"].values())
+    for (_, _, question), size in sizes.items():
+        assert size <= (asked[question]["bytes"] or size)
 
 
 def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:

@@ -1,0 +1,126 @@
+"""``fedstill node requests``, ``approve``, ``reject`` and ``log``: which runs a node's owner lets in, and who
+has come."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.arguments import Given
+from fedstill.cli.console import plain, print_facts, print_table
+from fedstill.core.fingerprints import grouped
+from fedstill.core.text_format import clip, human_bytes
+
+if TYPE_CHECKING:
+    from fedstill.node.requests import Request, Requests
+
+LAST = 50  # lines of the log that are shown
+
+
+def requests(given: Given) -> None:
+    """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
+    known = _requests(Path(given.places[0])).all()
+    if given.places[1:]:
+        sys.stdout.write(known[_one(known, given.places[1])].description)
+        return
+    console = plain()
+    if not known:
+        console.print("No run has asked for approval.")
+    for sha256, request in known.items():
+        console.print(grouped(sha256))
+        print_facts(console, _facts(request))
+
+
+def approve(given: Given) -> None:
+    """Let a run in."""
+    _decide(given, True)
+
+
+def reject(given: Given) -> None:
+    """Let it in no more."""
+    _decide(given, False)
+
+
+def log(given: Given) -> None:
+    """The security log, and whether it is as it was written; exit code 2 where it is not."""
+    from fedstill.cli.node_check import leave_faulty
+    from fedstill.core.errors import FedstillError
+    from fedstill.node import owner_folder
+    from fedstill.node.security_log import SecurityLog
+
+    folder = Path(given.places[0])
+    if not (folder / owner_folder.FILE).is_file():
+        raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
+    kept = SecurityLog(folder)
+    lines = list(kept.lines())
+    rows = []
+    for line in lines[-LAST:]:
+        about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))
+        sha256 = grouped(str(line.get("description", ""))[:16])
+        why = "; ".join(clip(part) for part in (about, str(line["why"]), sha256) if part)
+        rows.append(
+            [str(line["line"]), line["at"][:19], line["event"], clip(line["who"]) or "not proven", why]
+        )
+    if rows:
+        print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)
+    if (fault := kept.verify()) is not None:
+        leave_faulty(folder, [f"the security log of {folder}: {fault}"])
+    first = (
+        f" from line {lines[0]['line']} on, as older files were moved away"
+        if lines[:1] and lines[0]["line"] > 1
+        else ""
+    )
+    print(f"{len(lines)} lines, as they were written{first}.")
+
+
+def _requests(folder: Path) -> Requests:
+    from fedstill.node import owner_folder
+    from fedstill.node.requests import Requests
+
+    return Requests(folder, owner_folder.read(folder))
+
+
+def _one(known: dict[str, Request], text: str) -> str:
+    from fedstill.node.requests import one_of
+
+    return one_of(known, text)
+
+
+def _decide(given: Given, approved: bool) -> None:
+    sha256, request = _requests(Path(given.places[0])).decide(
+        given.places[1], approved, given.get("--because") or ""
+    )
+    print(f"Run {request.run}, {grouped(sha256)}: {request.state}.")
+    if approved:
+        print("The server starts it again, or goes on with it, and it is let in.")
+
+
+def _facts(request: Request) -> dict[str, str | list[str]]:
+    """What is to be known of a request, in lines by what they are about."""
+    about, table = request.about, request.about.table
+    method, spec, public = dict(table["method"]), table["spec"], table["public"]
+    asks = []
+    for name, asked in about.questions.items():
+        often = f"{asked['times']} times" if asked["times"] else "as often as the server likes"
+        rows = f", up to {asked['rows']} inputs" if asked["rows"] else ""
+        size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
+        leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
+        asks.append(f"{name}: {often}{rows}; {leaves} leave{size}")
+    questions = about.most_questions or "not limited by the plan"
+    left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
+    student, least = table["student"] or "to be chosen", table["least_nodes"] or "any number of"
+    shape = " x ".join(map(str, spec["shape"]))
+    shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
+    return {
+        "state": request.state,
+        "run": f"{request.run}, asked {request.at} by {request.server or 'a server that nothing proves'}",
+        "method": clip(
+            ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
+        ),
+        "asks": asks,
+        "at most": f"{questions} questions, {left}",
+        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}",
+        "public": shared if public["fingerprint"] else "none",
+        "server says": f"student {student}; goes on with {least} nodes or more",
+    }

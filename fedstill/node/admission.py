@@ -1,0 +1,51 @@
+"""Whether a server may have a run at a node at all: by whom it is, when it asks and who takes part.
+
+It comes before data and model are read, and so before anything is computed. What the run may ask is for the
+gate to say, and whether its owner wants it for :mod:`fedstill.node.requests`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from fedstill.core.errors import QuestionRefused
+from fedstill.core.fingerprints import digits
+from fedstill.node.policy import PolicyConfig
+
+Clock = Callable[[], datetime]
+
+
+def require_server(node: str, policy: PolicyConfig, server: str) -> None:
+    """Refuse servers that the policy does not list, by the fingerprint of what proves who they are.
+
+    Args:
+        server: the fingerprint; empty: nothing proves it.
+
+    Raises:
+        QuestionRefused: naming the rule.
+    """
+    if policy.allowed_servers and digits(server) not in map(digits, policy.allowed_servers):
+        raise QuestionRefused(node, "join", f"allowed_servers: not {server or 'one that nothing proves'}")
+
+
+def require_nodes(node: str, policy: PolicyConfig, least: int) -> None:
+    """Refuse a run that would go on with too few nodes; 0: its server does not say. QuestionRefused."""
+    if least < policy.minimum_nodes:
+        told = f"the run may go on with {least}" if least else "it is not said how many are asked"
+        raise QuestionRefused(node, "join", f"minimum_nodes: {policy.minimum_nodes}, and {told}")
+
+
+def require_records(node: str, policy: PolicyConfig, records: int) -> None:
+    """Refuse while there are too few records; how many there are is not said. QuestionRefused."""
+    if records < policy.minimum_records:
+        raise QuestionRefused(node, "join", f"minimum_records: {policy.minimum_records}, and here are fewer")
+
+
+def require_hour(node: str, policy: PolicyConfig, question: str, clock: Clock = datetime.now) -> None:
+    """Refuse outside the policy's hours, with :class:`QuestionRefused`."""
+    first, _, last = policy.hours.partition("-")
+    now = f"{clock():%H:%M}"
+    inside = first <= now < last if first <= last else now >= first or now < last
+    if policy.hours and not inside:
+        raise QuestionRefused(node, question, f"hours: {policy.hours}, by the clock of the node")

@@ -1,0 +1,234 @@
+"""The security log of a node: who joined, asked and was refused, what its owner approved and changed.
+
+JSON lines in ``security.jsonl``. Each has its number, the hash ``before`` it and one of its own; a head
+beside the file, as the audit log has one, says how far the log had come, so that a changed line, one that is
+missing and an end that was cut off are noticed. Whoever can write to the folder can write another log with
+another head. A full file is moved to ``security-NUMBER.jsonl``, named after its last line, and none is
+deleted here: its owner may move the oldest away.
+
+What left the node stands in the audit log. Nothing private is in either: of the node's own troubles a line
+says only that there are some.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from fedstill.core import file_permissions
+from fedstill.core.errors import FedstillError
+from fedstill.core.hash_chain import link, read_head, write_head
+
+FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
+MOST = 1_000_000  # bytes of a file
+REFUSALS = 1000  # lines of refusals by one process: a server could fill the disk with them
+LONGEST = 1000  # letters of a reason
+TEXTS = ("at", "before", "event", "hash", "who", "why")  # that each line has
+
+Event = Literal["joined", "waits", "approved", "rejected", "refused", "policy", "certificate"]
+
+
+class SecurityLogError(FedstillError):
+    """A node's security log is not as it was written, or cannot be written."""
+
+
+class SecurityLog:
+    """The log in a node's folder, to which several processes may write.
+
+    Args:
+        folder: the owner's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._refused: set[tuple[str, ...]] = set()  # what this process has written of refusals
+
+    def write(self, event: Event, who: str, why: str, **about: str) -> None:
+        """Write a line down, on the disk when this returns.
+
+        Args:
+            event: what happened.
+            who: had it happen: a server's fingerprint, or an account of this machine.
+            why: the reason or the rule, in words.
+            about: what else is known: ``run``, ``question``, ``description``.
+
+        Raises:
+            SecurityLogError: the log does not end as its head says, or cannot be written.
+        """
+        line = {"event": event, "who": _short(who), "why": _short(why)}
+        line |= {name: _short(value) for name, value in about.items() if value}
+        with self._alone():
+            self._append(line)
+
+    def refused(self, who: str, why: str, **about: str) -> None:
+        """Write a refusal down, if this process has not written the same, or too many, already."""
+        key = (who, why, *about.values())
+        if key not in self._refused and len(self._refused) < REFUSALS:
+            self._refused.add(key)
+            if len(self._refused) == REFUSALS:
+                about, why = {}, "further refusals of this process stand in node.log alone"
+            self.write("refused", who, why, **about)
+
+    def note_policy(self, told: Mapping[str, Any]) -> None:
+        """Write down which of the owner's rules are others than those that were written last.
+
+        Raises:
+            SecurityLogError: as :meth:`write`.
+        """
+        now = {name: json.dumps(value) for name, value in told.items()}
+        with self._alone():
+            before = self._last_policy()
+            changed = {name: value for name, value in now.items() if before.get(name) != value}
+            if changed or before.keys() - now.keys():
+                why = (
+                    "first start" if not before else _short(", ".join(f"{n} = {changed[n]}" for n in changed))
+                )
+                self._append({"event": "policy", "who": account(), "why": why, "policy": now})
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """All lines that can be read, oldest first."""
+        for path in self._files():
+            for text in path.read_bytes().split(b"\n"):
+                if (line := _parsed(text)) is not None:
+                    yield line
+
+    def verify(self) -> str | None:
+        """What is wrong with the log, with which line; None: nothing, or there is none."""
+        if not self._files() and not (self._folder / HEAD).exists():
+            return None
+        with self._alone():
+            return self._fault()
+
+    # --- the file ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process reads or writes meanwhile; a full disk is a :class:`SecurityLogError`."""
+        try:
+            with open(self._folder / LOCK, "ab", opener=file_permissions.opener) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise SecurityLogError(f"{self._folder / FILE} cannot be used: {error.strerror}") from error
+
+    def _files(self) -> list[Path]:
+        older = {
+            int(found[1]): path
+            for path in self._folder.glob("security-*.jsonl")
+            if (found := re.fullmatch(r"security-([0-9]{1,19})\.jsonl", path.name))
+        }
+        file = self._folder / FILE
+        return [*(older[number] for number in sorted(older)), *([file] if file.exists() else [])]
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        path, head = self._folder / FILE, self._head()
+        number, hashed = self._end()
+        if head is not None and (head[0] > number or (head[0] == number and head != (number, hashed))):
+            raise SecurityLogError(f"{path} does not end as its head says; {self._cure()}")
+        if head is None and number:
+            raise SecurityLogError(f"{path} has lost its head; {self._cure()}")
+        if path.exists() and path.stat().st_size > MOST:
+            os.rename(path, path.with_name(f"security-{number}.jsonl"))
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        told = {"line": number + 1, "at": at, "before": hashed, **line}
+        text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+        chain = link(hashed, number + 1, text)
+        with open(path, "ab", opener=file_permissions.opener) as file:
+            file.write(f"{text[:-1]}{_hashed(chain)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        write_head(self._folder / HEAD, number + 1, chain)
+
+    def _end(self) -> tuple[int, str]:
+        """Number and hash of the last line. Half a line, of a process that was killed, goes."""
+        for path in reversed(self._files()):
+            with open(path, "rb+") as file:
+                content = file.read()
+                whole = content[: content.rfind(b"\n") + 1]
+                if len(whole) < len(content):
+                    file.truncate(len(whole))
+            if whole:
+                last = _parsed(whole[:-1].rpartition(b"\n")[2])
+                if last is None:
+                    raise SecurityLogError(f"{path} does not end with a line of a log; {self._cure()}")
+                return last["line"], last["hash"]
+        return 0, ""
+
+    def _head(self) -> tuple[int, str] | None:
+        try:
+            return read_head(self._folder / HEAD)
+        except ValueError as error:
+            raise SecurityLogError(f"{self._folder / HEAD} is damaged: {error}; {self._cure()}") from error
+
+    def _fault(self) -> str | None:
+        try:
+            head = self._head()
+        except SecurityLogError as error:
+            return str(error)
+        last: int | None = None  # without a first line the oldest files were moved away, and nothing is wrong
+        hashed, there = "", ""
+        for path in self._files():
+            *whole, _ = path.read_bytes().split(b"\n")
+            for text in whole:
+                line, number = _parsed(text), 1 if last is None else last + 1
+                if line is None or (line["line"] != number and last is not None):
+                    return f"{path.name}: line {number} is missing, or not as it was written; {self._cure()}"
+                own = text.decode().removesuffix(_hashed(line["hash"])) + "}"
+                follows = last is None or line["before"] == hashed
+                if not follows or line["hash"] != link(line["before"], line["line"], own):
+                    return f"{path.name}: line {line['line']} is not as it was written; {self._cure()}"
+                last, hashed = line["line"], line["hash"]
+                if head is not None and last == head[0]:
+                    there = hashed
+        if head is None:
+            return None if last is None else f"{HEAD} is missing; {self._cure()}"
+        if last is None or last < head[0]:
+            return f"it ends at line {last or 0}, and its head at {head[0]}; {self._cure()}"
+        return None if there == head[1] else f"line {head[0]} is not the one of its head; {self._cure()}"
+
+    def _last_policy(self) -> Mapping[str, str]:
+        for path in reversed(self._files()):
+            for text in reversed(path.read_bytes().split(b"\n")):
+                if (line := _parsed(text)) is not None and isinstance(line.get("policy"), dict):
+                    return dict(line["policy"])
+        return {}
+
+    def _cure(self) -> str:
+        return f"its owner looks into it, moves {self._folder}/security* elsewhere, and a new one begins"
+
+
+def account() -> str:
+    """Who works at this machine, as the system knows it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # an account without a name
+        return f"account {os.getuid()}"
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """A line, or None for what no node could have written."""
+    try:
+        line = json.loads(text.decode())
+        sound = type(line["line"]) is int and all(isinstance(line[name], str) for name in TEXTS)
+        return line if sound else None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _hashed(chain: str) -> str:
+    """How a line ends."""
+    return f',"hash":"{chain}"}}'
+
+
+def _short(text: str) -> str:
+    """One line, and not a long one."""
+    told = "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST])
+    return " ".join(told.split())

@@ -1,0 +1,92 @@
+"""Owners who approve runs, on real processes: a run nobody approved, one that was changed, a small node."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedstill.node.security_log import FILE, SecurityLog
+from tests.audited import entries
+from tests.federation.sites import Sites, sites, small
+from tests.forked import Command
+
+pytestmark = pytest.mark.waits
+FEDKD = """
+[method]
+name = "fedkd"
+epochs = 1
+z_max = 10.0
+[public]
+name = "noise"
+limit = 40
+"""
+OWNERS = '[nodes.policy]\napprove = "each run"\nminimum_records = 100\nminimum_nodes = 3\n'
+
+
+def run(here: Sites, name: str = "first") -> str | dict[str, object]:
+    """What becomes of the run at a server that is started anew."""
+    here.served = here.folder / f"server-{name}"
+    here.served.mkdir(exist_ok=True)
+    here.begin()
+    return here.end()
+
+
+def owner(here: Sites, node: str, *words: str) -> tuple[int, str]:
+    """What ``fedstill node`` prints to a node's owner."""
+    first, *others = words
+    command = ["node", first, here.folder / "nodes" / node, *others]
+    return Command(command, here.folder, [Path(__file__).parents[2]]).end(60)
+
+
+def test_a_run_needs_each_owner_and_is_what_they_approved(tmp_path: Path) -> None:
+    config = small(FEDKD + OWNERS)
+    with sites(tmp_path, config) as here:
+        here.start()
+        told = run(here)
+        assert isinstance(told, str)
+        assert told.startswith("QuestionRefused: ")
+        for node in here.names:
+            assert node in told
+            assert entries(here.folder / "nodes" / node) == []
+        (sha256,) = {found.replace(" ", "") for found in re.findall(r"run ((?:[0-9a-f]{4} ){16})waits", told)}
+        assert len(sha256) == 64
+        for node in here.names:
+            code, out = owner(here, node, "approve", sha256[:16])
+            assert (code, "approved" in out) == (0, True), out
+        # The server changes one option: it is another run, and nobody has approved that.
+        here.config = small(FEDKD.replace("epochs = 1", "epochs = 2") + OWNERS)
+        told = run(here, "changed")
+        assert isinstance(told, str)
+        assert "waits until its owner approves it" in told
+        assert sha256 not in told.replace(" ", "")
+        here.config = config
+        result = run(here)
+        assert isinstance(result, dict), result
+        for node in here.names:
+            folder = here.folder / "nodes" / node
+            assert {entry["question"] for entry in entries(folder, "answer")} == {"count_labels", "predict"}
+            told = [line["event"] for line in SecurityLog(folder).lines()]
+            assert told == ["policy", "waits", "refused", "approved", "waits", "refused", "joined"]
+        # A line of the log is changed: its owner is told, by `log` and `check`.
+        log = here.folder / "nodes" / here.names[0] / FILE
+        log.write_text(log.read_text().replace('"event":"approved"', '"event":"rejected"'))
+        code, out = owner(here, here.names[0], "log")
+        assert (code, "line 4 is not as it was written" in out) == (2, True)
+        code, out = owner(here, here.names[0], "check")
+        assert (code, "line 4 is not as it was written" in out) == (2, True)
+
+
+def test_a_node_below_its_minimum_refuses(tmp_path: Path) -> None:
+    with sites(
+        tmp_path, small(FEDKD + OWNERS.replace("100", "100000").replace("each run", "policy"))
+    ) as here:
+        here.start()
+        told = run(here)
+        assert isinstance(told, str)
+        assert "question 'join' by rule minimum_records: 100000, and here are fewer" in told
+        for node in here.names:
+            assert node in told
+            assert entries(here.folder / "nodes" / node) == []
+            assert not list((here.folder / "nodes" / node / "runs").glob("*/*.safetensors"))

@@ -1,0 +1,326 @@
+"""Whom a node lets in, when, with how many; and which runs its owner has approved, held to what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.node import admission, requests
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.security_log import FILE, SecurityLog
+from fedstill.protocol.run_description import describe
+from tests.audited import entries
+from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
+
+EACH, LISTED = 'approve = "each run"\n', 'approve = "listed"\n'
+KNOWN, OTHER = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20", "0" * 32
+Main = Callable[..., tuple[int, str, str]]
+
+
+def refused(clinic: Clinic) -> str:
+    """By which rule the node does not let its run in."""
+    told = clinic.say("join", plan=clinic.plan.to_dict())
+    assert isinstance(told, dict), told
+    assert told["kind"] == "QuestionRefused"
+    return str(told["rule"])
+
+
+def joined(clinic: Clinic) -> bool:
+    return isinstance(clinic.say("join", plan=clinic.plan.to_dict()), tuple)
+
+
+def decide(clinic: Clinic, approved: bool = True) -> None:
+    clinic.host.requests.decide(describe(clinic.plan, None).sha256, approved)
+
+
+def events(clinic: Clinic) -> list[str]:
+    return [line["event"] for line in SecurityLog(clinic.folder).lines()]
+
+
+# --- who, when, how many ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hours", "at", "inside"),
+    [
+        ("", "03:00", True),
+        ("08:00-18:00", "08:00", True),
+        ("08:00-18:00", "17:59", True),
+        ("08:00-18:00", "18:00", False),
+        ("08:00-18:00", "07:59", False),
+        ("20:00-06:00", "23:00", True),
+        ("20:00-06:00", "05:59", True),
+        ("20:00-06:00", "06:00", False),
+        ("20:00-06:00", "12:00", False),
+    ],
+)
+def test_hours_have_a_beginning_and_an_end(hours: str, at: str, inside: bool) -> None:
+    def clock() -> datetime:
+        return datetime.strptime(at, "%H:%M")
+
+    policy = PolicyConfig(hours=hours)
+    if inside:
+        admission.require_hour("clinic", policy, "join", clock)
+        return
+    with pytest.raises(QuestionRefused, match=f"question 'join' by rule hours: {hours}"):
+        admission.require_hour("clinic", policy, "join", clock)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("hours", "8-18"), ("hours", "08:00-24:00"), ("hours", "08:00-08:00"), ("allowed_servers", ("abc",))],
+)
+def test_rules_that_are_none_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"policy.{option}"):
+        PolicyConfig(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        ("minimum_records = 41\n", "minimum_records: 41, and here are fewer"),
+        ("minimum_nodes = 4\n", "minimum_nodes: 4, and the run may go on with 3"),
+        (f'allowed_servers = ["{OTHER}"]\n', f"allowed_servers: not {KNOWN}"),
+    ],
+)
+def test_a_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str, rule: str) -> None:
+    clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, least_nodes=3))
+    clinic.host.asker = KNOWN
+    assert refused(clinic) == rule
+    assert clinic.host.session is None
+    assert entries(clinic.folder) == []
+    assert not list((clinic.folder / "runs").glob("*/*.safetensors"))
+    line = list(SecurityLog(clinic.folder).lines())[-1]
+    assert line.items() >= {"event": "refused", "who": KNOWN, "why": rule, "run": "one"}.items()
+
+
+def test_a_node_lets_in_what_just_fits(tmp_path: Path) -> None:
+    policy = f'minimum_records = 40\nminimum_nodes = 3\nallowed_servers = ["{KNOWN.upper()}"]\n'
+    clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, least_nodes=3))
+    clinic.host.asker = KNOWN
+    assert joined(clinic)
+    assert events(clinic) == ["policy", "joined"]
+
+
+def test_whoever_nothing_proves_is_on_no_list(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN}"]\n')
+    assert "one that nothing proves" in refused(clinic)
+
+
+def test_after_hours_nothing_is_learned_or_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    soon, later = (f"{datetime.now() + timedelta(hours=hours):%H:%M}" for hours in (2, 3))
+    monkeypatch.setattr(clinic.host.file.policy.__class__, "hours", f"{soon}-{later}")
+    object.__setattr__(clinic.host.file.policy, "hours", f"{soon}-{later}")
+    for do in ("learn", "answer", "pull back"):
+        told = clinic.say(do, seconds=1, question="examine", number=0, differentiable=True)
+        assert told["rule"].startswith(f"hours: {soon}-{later}")
+    assert clinic.left() == []
+
+
+# --- approval -----------------------------------------------------------------------------------------
+
+
+def test_a_run_waits_until_its_owner_has_approved_it(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    sha256 = describe(PLAN, None).sha256
+    assert refused(clinic).replace(" ", "").startswith(f"approve:run{sha256}waits")
+    assert clinic.host.session is None
+    decide(clinic)
+    assert joined(clinic)
+    clinic.again()
+    assert joined(clinic)  # the same run goes on
+    assert events(clinic) == ["policy", "waits", "refused", "approved", "joined", "joined"]
+
+
+def test_an_approval_is_of_one_run_or_of_all_that_are_alike(tmp_path: Path) -> None:
+    for name, policy, again in (("each", EACH, False), ("listed", LISTED, True)):
+        clinic = Clinic(tmp_path / name, policy)
+        refused(clinic)
+        decide(clinic)
+        assert joined(clinic)
+        clinic.plan = replace(PLAN, run="two")
+        assert joined(clinic) is again
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(PLAN, method={**FEDIOD, "steps": 7}),
+        replace(PLAN, student="resnet8"),
+        replace(PLAN, spec=replace(PLAN.spec, classes=tuple("abcdefghij"))),
+    ],
+)
+def test_a_run_that_was_changed_after_it_was_approved_is_another(tmp_path: Path, changed: Any) -> None:
+    clinic = Clinic(tmp_path / "clinic", LISTED)
+    refused(clinic)
+    decide(clinic)
+    clinic.plan = changed
+    assert "waits until its owner approves it" in refused(clinic)
+
+
+def test_another_server_or_another_protection_is_asked_anew(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", LISTED)
+    refused(clinic)
+    decide(clinic)
+    clinic.host.asker = KNOWN
+    assert "waits" in refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+    clinic.say("leave", message=99)
+    (clinic.folder / "node.toml").write_text(NODE + LISTED + "[privacy]\ncounts_noise = 20.0\n")
+    clinic.again()
+    clinic.host.asker = KNOWN
+    assert "waits" in refused(clinic)
+
+
+def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+    clinic.ready()
+    assert isinstance(clinic.ask(0), tuple)
+    decide(clinic, False)
+    assert clinic.ask(1)["rule"].endswith("is rejected by its owner")
+    assert refused(clinic).endswith("is rejected by its owner")
+    assert clinic.left() == [(0, "answer")]
+    decide(clinic)
+    assert isinstance(clinic.ask(1), tuple)
+
+
+def test_a_run_that_waits_does_not_stop_the_one_at_work(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+    clinic.ready()
+    other = clinic.say("join", plan=replace(PLAN, run="two").to_dict(), server="b")
+    assert "waits" in other["rule"]
+    assert isinstance(clinic.ask(0), tuple)
+
+
+def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
+    """Six questions about four inputs each; over a stop, too, and whatever the policy would allow."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+    clinic.ready()
+    more = torch.zeros(B + 1, *SHAPE)
+    assert clinic.ask(0, more)["rule"] == f"approved: {B} inputs, and x has {B + 1}"
+    for number in range(5):
+        assert isinstance(clinic.ask(number), tuple)
+        assert isinstance(clinic.pull(number), tuple)
+    clinic.again()
+    clinic.ready()
+    clinic.say("recall", mark=0, message=5)
+    assert isinstance(clinic.ask(0), tuple)  # the same again, which costs nothing
+    assert isinstance(clinic.ask(5), tuple)
+    refusal = clinic.ask(6)
+    assert (refusal["kind"], refusal["question"], refusal["rule"]) == (
+        "QuestionRefused", "examine", "approved: 6 times",
+    )  # fmt: skip
+    lines = entries(clinic.folder, "answer", "gradient")
+    limit = describe(PLAN, None).questions["examine"]["bytes"]
+    each = [sum(line["up"].values()) for line in lines]
+    assert max(each) + min(each) <= limit
+
+
+def test_more_bytes_than_were_approved_do_not_leave(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+    clinic.ready()
+    approved = clinic.session.node.gate.approved
+    assert approved is not None
+    approved.table["questions"]["examine"]["bytes"] = 4 * B * CLASSES  # the logits alone
+    assert clinic.ask(0)["rule"] == "approved: 160 bytes of an answer"
+    assert clinic.left() == []
+
+
+def test_a_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MOST_WAITING", 2)
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    for steps in (1, 2, 3):
+        clinic.plan = replace(PLAN, method={**FEDIOD, "steps": steps})
+        told = refused(clinic)
+    assert told == "approve: 2 requests wait already, or this one is too large"
+    assert len(list((clinic.folder / "requests").glob("*.json"))) == 2
+
+
+def test_a_request_that_was_changed_on_the_disk_is_none(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+    (path,) = (clinic.folder / "requests").glob("*.json")
+    table = json.loads(path.read_text())
+    table["description"] = table["description"].replace('"steps":6', '"steps":7')
+    path.write_text(json.dumps(table))
+    told = clinic.say("join", plan=clinic.plan.to_dict())
+    assert told["kind"] == "OwnDataError"  # and no path of this machine
+    assert str(tmp_path) not in told["text"]
+
+
+# --- for the owner --------------------------------------------------------------------------------------
+
+
+def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH, replace(PLAN, least_nodes=3, student="mlp:8"))
+    found = describe(clinic.plan, None)
+    assert command("node", "requests", clinic.folder)[1] == "No run has asked for approval.\n"
+    refused(clinic)
+    code, out, _ = command("node", "requests", clinic.folder)
+    assert code == 0
+    for told in ("examine: 6 times, up to 4 inputs", "steps = 6", "7 questions", "3 nodes or more", "mlp:8"):
+        assert told in " ".join(out.split())
+    assert command("node", "requests", clinic.folder, found.sha256)[1] == found.text
+    code, _, err = command("node", "approve", clinic.folder, found.sha256[:7])
+    assert (code, "eight or more" in err) == (2, True)
+    spoken = " ".join(found.sha256[place : place + 4].upper() for place in range(0, 16, 4))
+    code, out, _ = command("node", "approve", clinic.folder, spoken, "--because", "board of 3 May")
+    assert (code, "approved" in out) == (0, True)
+    assert joined(clinic)
+    assert command("node", "reject", clinic.folder, found.sha256)[0] == 0
+    code, out, _ = command("node", "log", clinic.folder)
+    assert code == 0
+    assert "board of 3 May" in " ".join(out.split())
+    assert "as they were written" in out
+
+
+def test_a_tampered_log_is_noticed_by_whoever_looks_and_by_the_node(tmp_path: Path, command: Main) -> None:
+    clinic = Clinic(tmp_path / "clinic", "minimum_nodes = 4\n")
+    refused(clinic)
+    path = clinic.folder / FILE
+    path.write_text(path.read_text().replace("minimum_nodes: 4", "minimum_nodes: 3"))
+    code, _, err = command("node", "log", clinic.folder)
+    assert (code, "line 2 is not as it was written" in err) == (2, True)
+    assert "line 2 is not as it was written" in command("node", "check", clinic.folder)[2]
+    with pytest.raises(Exception, match="line 2 is not as it was written"):
+        clinic.again()
+
+
+def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:
+    """Neither what the data hold, nor how many there are, nor what an owner's own code says, nor a secret."""
+    clinic = Clinic(tmp_path / "clinic", "minimum_records = 977\nmost_bytes = 400\n")
+    (clinic.folder / "secret").write_text("31415926535\n")
+    assert refused(clinic) == "minimum_records: 977, and here are fewer"
+    (clinic.folder / "node.toml").write_text(NODE.replace("data.npz", "patient-4711.npz"))
+    np.savez(clinic.folder / "patient-4711.npz", images=np.full((40, 9, 9), 0.25), labels=np.zeros(40))
+    clinic.again()
+    assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "OwnDataError"
+    (clinic.folder / "node.toml").write_text(NODE + "most_bytes = 400\n")
+    clinic.again()
+    clinic.ready()
+    clinic.ask(0)
+    assert "most_bytes" in clinic.ask(1)["rule"]
+    text = (clinic.folder / FILE).read_text()
+    assert {"refused", "joined", "policy"} <= set(events(clinic))
+    for private in ("4711", "31415926535", "40 ", "0.25", str(tmp_path), "(40", "9, 9"):
+        assert private not in text, private

@@ -1,0 +1,128 @@
+"""The security log: each line once, whole and in order, over several files, and what is noticed otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedstill.node import security_log
+from fedstill.node.security_log import FILE, HEAD, SecurityLog, SecurityLogError
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> SecurityLog:
+    found = SecurityLog(tmp_path)
+    for number in range(5):
+        found.write("joined", "aa", f"reason {number}", run=f"run-{number}")
+    return found
+
+
+def change(old: str, new: str) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        text = (folder / FILE).read_text()
+        assert old in text
+        (folder / FILE).write_text(text.replace(old, new))
+
+    return apply
+
+
+def keep(*lines: int) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        text = (folder / FILE).read_text().splitlines(keepends=True)
+        (folder / FILE).write_text("".join(text[place] for place in lines))
+
+    return apply
+
+
+def test_lines_say_who_when_and_why(log: SecurityLog, tmp_path: Path) -> None:
+    lines = list(log.lines())
+    assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[2].items() >= {"event": "joined", "who": "aa", "why": "reason 2", "run": "run-2"}.items()
+    assert lines[0]["at"] <= lines[4]["at"]
+    assert log.verify() is None
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (change("reason 2", "reason 9"), "line 3 is not as it was written"),
+        (change('"who":"aa","why":"reason 4"', '"who":"bb","why":"reason 4"'), "line 5 is not as it was"),
+        (change('"line":3', '"line": 3'), "line 3 is not as it was written"),
+        (keep(0, 1, 3, 4), "line 3 is missing"),
+        (keep(0, 1, 3, 2, 4), "line 3 is missing"),
+        (keep(0, 1, 2), "ends at line 3, and its head at 5"),
+        (keep(), "ends at line 0, and its head at 5"),
+        (lambda folder: (folder / FILE).unlink(), "ends at line 0, and its head at 5"),
+        (lambda folder: (folder / HEAD).unlink(), "head is missing"),
+        (lambda folder: (folder / HEAD).write_text("{"), "damaged"),
+    ],
+)
+def test_what_was_tampered_with_is_noticed(
+    log: SecurityLog, tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    damage(tmp_path)
+    assert told in (log.verify() or "")
+
+
+def test_nothing_is_added_to_an_end_that_was_cut_off(log: SecurityLog, tmp_path: Path) -> None:
+    keep(0, 1, 2)(tmp_path)
+    with pytest.raises(SecurityLogError, match="does not end as its head says"):
+        log.write("joined", "aa", "more")
+
+
+def test_half_a_line_of_a_killed_process_goes(log: SecurityLog, tmp_path: Path) -> None:
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"line":6,"at"')
+    assert log.verify() is None
+    log.write("joined", "aa", "sixth")
+    assert [line["line"] for line in log.lines()] == [1, 2, 3, 4, 5, 6]
+    assert log.verify() is None
+
+
+def test_full_files_are_moved_and_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security_log, "MOST", 500)
+    log = SecurityLog(tmp_path)
+    for number in range(12):
+        log.write("joined", "aa", str(number))
+    older = sorted(tmp_path.glob("security-*.jsonl"))
+    assert len(older) > 2
+    assert [line["why"] for line in log.lines()] == [str(number) for number in range(12)]
+    assert log.verify() is None
+    first = min(older, key=lambda path: int(path.stem.partition("-")[2]))
+    first.unlink()  # as its owner may
+    assert log.verify() is None
+    text = older[-1].read_text()
+    older[-1].unlink()  # from the middle
+    assert "is missing" in (log.verify() or "")
+    older[-1].write_text(text.replace('"aa"', '"ab"', 1))
+    assert "is not as it was written" in (log.verify() or "")
+
+
+def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security_log, "REFUSALS", 4)
+    log = SecurityLog(tmp_path)
+    for number in (0, 0, 1, 2, 3, 4, 5):
+        log.refused("aa", f"rule {number}", run="one")
+    told = [line["why"] for line in log.lines()]
+    assert told == ["rule 0", "rule 1", "rule 2", "further refusals of this process stand in node.log alone"]
+
+
+def test_changed_rules_stand_there_once_and_by_name(tmp_path: Path) -> None:
+    log = SecurityLog(tmp_path)
+    for most in (1, 1, 2):
+        SecurityLog(tmp_path).note_policy({"policy.most_bytes": most, "policy.hours": ""})
+    first, second = log.lines()
+    assert (first["event"], first["why"], second["why"]) == ("policy", "first start", "policy.most_bytes = 2")
+
+
+def test_what_a_server_sends_is_one_line_and_not_a_long_one(tmp_path: Path) -> None:
+    log = SecurityLog(tmp_path)
+    log.refused("aa\n", "two\nlines\x1b[31m" + "x" * 10_000, run='r"}\n{')
+    (text,) = (tmp_path / FILE).read_text().splitlines()
+    assert len(text) < 2000
+    assert json.loads(text)["why"].startswith("two lines [31mxxx")
+    assert log.verify() is None
