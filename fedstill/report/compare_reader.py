@@ -51,7 +51,7 @@ def _setting(out: Path, comparison: Comparison, name: str) -> Setting:
         for place, label in enumerate(comparison.methods, start=1)
     )
     first = Place(name, next(iter(comparison.methods)), comparison.seeds[0])
-    figures = comparison.config(first).task.makes.figures
+    figures = comparison.config(first).task.figures
     return Setting(name, _context(comparison, name, entries), entries, figures)
 
 
@@ -59,7 +59,7 @@ def _entry(
     out: Path, comparison: Comparison, setting: str, number: int, label: str, reasons: Mapping[str, str]
 ) -> Entry:
     config = comparison.config(Place(setting, label, comparison.seeds[0]))
-    method, figures = config.method, config.task.makes.figures
+    method, figures = config.method, config.task.figures
     runs, not_run, missing = [], {}, []
     for seed in comparison.seeds:
         place = Place(setting, label, seed).folder

@@ -118,6 +118,10 @@ class Entry:
         """A figure over seeds."""
         return Spread.of([run.figure(figure) for run in self.runs])
 
+    def has(self, figure: str) -> bool:
+        """Whether any run has a figure."""
+        return any(run.figure(figure) is not None for run in self.runs)
+
     def shown(self, figure: str, digits: int = 1) -> str | None:
         """A figure over seeds, as tables have it; of one seed a nodes' mean has its deviation over them."""
         ours = self.spread(figure)
@@ -277,9 +281,10 @@ class Summary:
         return [first, f"{LOCAL}{first}", *others, *(f"{LOCAL}{key}" for key in others)]
 
     def shown(self) -> list[str]:
-        """Those in tables: of the central model, and of the nodes' own the first."""
-        first, local, *others = self.names()
-        return [first, local, *(name for name in others if not name.startswith(LOCAL))]
+        """Those in tables: of the central model what any run has, and of the nodes' own the first."""
+        first, local, *_ = self.names()
+        others = [figure.key for figure in self.figures[1:] if figure.brief]
+        return [first, local, *(key for key in others if any(entry.has(key) for entry in self.entries))]
 
     def compared(self) -> list[str]:
         """Those that a paper has for some row."""

@@ -74,6 +74,9 @@ class Result:
     standalone: Mapping[str, OverNodes] = field(default_factory=dict)
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     centralised: Mapping[str, float | None] = field(default_factory=dict)
+    majority: Mapping[str, float | None] = field(default_factory=dict)
+    confusion: tuple[tuple[int, ...], ...] = ()
+    calibration: tuple[parts.ConfidenceBin, ...] = ()
     sites: parts.Sites | None = None
     labels: parts.Findings | None = None
     pictures: tuple[parts.Case, ...] = ()

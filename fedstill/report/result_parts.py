@@ -179,6 +179,15 @@ class Findings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfidenceBin:
+    """One point of a reliability curve: answers of like confidence, in percent, and how many they are."""
+
+    confidence: float
+    accuracy: float
+    examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scored:
     name: str
     score: float | None = None

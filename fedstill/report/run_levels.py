@@ -74,7 +74,11 @@ def comparison(result: Result) -> list[Level]:
         together = _among(result, "the nodes' models, answering together", result.ensemble.get("nodes"))
         levels.append(Level("teachers' ensemble", together, _one(result, result.ensemble)))
     alone = "one model, if all data lay in one place"
-    return [*levels, Level("centralised", alone, _one(result, result.centralised))]
+    levels.append(Level("centralised", alone, _one(result, result.centralised)))
+    if result.majority:
+        blind = "always the most common class of the test data"
+        levels.append(Level("majority guess", blind, _one(result, result.majority)))
+    return levels
 
 
 def _one(result: Result, record: Mapping[str, Any]) -> tuple[OverNodes, ...]:
@@ -95,13 +99,15 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
     from rich.text import Text
 
     result = Result.of(record)
-    several = len(result.figures) > 1  # then units stand above, to make room
-    columns = [Column(in_a_sentence(head(figure, units=several))) for figure in result.figures]
+    shown = [place for place, figure in enumerate(result.figures) if figure.brief or not place]
+    figures = [result.figures[place] for place in shown]
+    several = len(figures) > 1  # then units stand above, to make room
+    columns = [Column(in_a_sentence(head(figure, units=several))) for figure in figures]
     write = bare_text if several else spread_text
     rows = [
         Row(
             level.name,
-            [Cell(write(figure, each)) for figure, each in zip(result.figures, level.measured, strict=True)],
+            [Cell(write(result.figures[place], level.measured[place])) for place in shown],
             accent=level.is_ours,
         )
         for level in comparison(result)

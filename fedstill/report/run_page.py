@@ -86,6 +86,9 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
         "findings": run_tables.findings(result),
         "sites": run_tables.sites(result),
+        "confusion": run_tables.confusion(result),
+        "reliability": result.calibration
+        and drawing.responsive(partial(run_figures.reliability, result.calibration), "reliability"),
         "pictures": pictures.section(folder, result),
         "noisy_counts": privacy_section.counts_are_noisy(result),
         "samples": samples,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from fedstill.core.text_format import percent
 from fedstill.report.bars import bar
 from fedstill.report.metric_text import bare, head, spread_text, told
 from fedstill.report.result import CENTRAL, OverNodes, Result
@@ -102,6 +103,22 @@ def findings(result: Result) -> Table | None:
     columns = [Column(name, style) for name, style, there in zip(heads, styles, has, strict=True) if there]
     columns.append(Column("0 to 100%", "drawn"))
     return Table(f"{figure.title} of each finding", "Finding", columns, rows, style="compare several")
+
+
+def confusion(result: Result) -> Table | None:
+    """What the central model takes each class for; None where that was not counted."""
+    if not result.confusion:
+        return None
+    classes = [*result.data.classes[: len(result.confusion)]]
+    classes += [str(place) for place in range(len(classes), len(result.confusion))]
+    rows = []
+    for place, (name, counts) in enumerate(zip(classes, result.confusion, strict=True)):
+        of = sum(counts)
+        cells = [Cell(_shaded(count, max(of, 1))) for count in counts]
+        rows.append(Row(name, [*cells, Cell(percent(100 * counts[place] / of) if of else "-")]))
+    columns = [*(Column(name, "") for name in classes), Column("Right")]
+    title = "How many test examples of each class (rows) are taken for each class (columns)"
+    return Table(title, "True class", columns, rows, style="heat")
 
 
 def holdings(result: Result, about: str, with_sum: bool) -> Table | None:

@@ -83,6 +83,19 @@ class Evaluation:
         data = test if rows is None else test.subset(rows)
         return self.task.metrics(outputs, data.targets, data.cases)
 
+    def leading(
+        self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
+    ) -> float:
+        """What models are judged by, alone."""
+        test = self._asked_of(node)
+        data = test if rows is None else test.subset(rows)
+        return self.task.leading(outputs, data.targets, data.cases)
+
+    def guess(self) -> dict[str, float | None] | None:
+        """Figures of who knows nothing of the inputs; None for tasks without such a mark."""
+        outputs = self.task.guess(self.test.targets)
+        return None if outputs is None else plain(self.metrics(outputs))
+
     def by_site(
         self, outputs: torch.Tensor, *, node: str | None = None
     ) -> Mapping[str, dict[str, float | None]]:
@@ -106,13 +119,15 @@ class Evaluation:
         return mine.to(self.test.inputs.device)
 
     def details(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any]:
-        """What a result says of sites and labels; None where the task or its test data have none.
+        """What a result says of sites and labels, and what a task says of the central model's answers; None
+        where the task or its test data have none.
 
         Args:
             told: what models answer.
             classes: names of the labels.
         """
-        return {"sites": self._sites(told), "labels": self._labels(told, classes)}
+        own = {} if told.central is None else self.task.details(told.central, self.test.targets)
+        return {"sites": self._sites(told), "labels": self._labels(told, classes), **own}
 
     def portray(
         self, told: Outputs, mean: Sequence[float], std: Sequence[float], records: Records

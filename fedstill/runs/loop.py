@@ -212,7 +212,9 @@ class Run(ABC):
         model = self.setting.student_name or type(self.setting.student).__name__
         student = {"model": model, "parameters": parameter_count(self.student), **reached}
         scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
-        notes = [*self.notes, *(self._best() if self.setting.best else ())]
+        names = tuple(self.setting.classes) or tuple(map(str, range(self.task.classes)))
+        advice = self.task.advice(self.test.targets, names)
+        notes = [*self.notes, *([advice] if advice else ()), *(self._best() if self.setting.best else ())]
         return {
             "method": method_name(self.method),
             "title": self.method.title,
@@ -255,6 +257,7 @@ class Run(ABC):
             ],
             "student": student if self.has_student else None,
             **self._beside(told),
+            "majority": look.guess(),
             **look.details(told, self.setting.classes),
             "pictures": look.portray(told, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -44,6 +44,7 @@ class Figure:
         unit: "%", "dB", "px" or nothing.
         digits: after the decimal point.
         better: whether a higher or a lower one is better.
+        brief: whether a terminal and a comparison's tables have it, too, and not only pages and files.
     """
 
     key: str
@@ -51,6 +52,7 @@ class Figure:
     unit: str = "%"
     digits: int = 1
     better: Literal["higher", "lower"] = "higher"
+    brief: bool = True
 
 
 class Task(ABC):
@@ -71,7 +73,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    figures: ClassVar[tuple[Figure, ...]]
+    figures: tuple[Figure, ...]
     kind: ClassVar[Kind]
     tokens: ClassVar[bool] = False
     least: ClassVar[int] = 2
@@ -83,8 +85,8 @@ class Task(ABC):
         self.classes = classes
 
     def options(self) -> str:
-        """The task with its options, the same text for equal ones."""
-        own = sorted(vars(self).items())
+        """The task with its options, the same text for equal ones; what leads among its figures is none."""
+        own = sorted((name, of) for name, of in vars(self).items() if name != "figures")
         told = {name: each.tolist() if isinstance(each, torch.Tensor) else each for name, each in own}
         return f"{self.name} {told}"
 
@@ -207,6 +209,23 @@ class Task(ABC):
         Args:
             cases: of which cases the examples are parts; None: each is a case of its own.
         """
+
+    def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
+        """The figure that models are judged by, alone: looked at often, while the others may take long."""
+        return self.metrics(outputs, targets, cases)[self.metric]
+
+    def guess(self, targets: torch.Tensor) -> torch.Tensor | None:
+        """Outputs ``(N, C, ...)`` of who knows how often each class is met in ``targets``, and nothing of the
+        inputs: a mark that models should pass. None for tasks without one."""
+        return None
+
+    def details(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
+        """What a result says of the central model's outputs beside its figures, by key."""
+        return {}
+
+    def advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
+        """What a reader should be told of test targets that make the leading figure say little."""
+        return None
 
     def measurable(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
         """Test targets, of ``targets``' shape, as far as a model that learned from ``data`` alone was taught

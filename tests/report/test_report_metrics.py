@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedstill.report.compare_files import latex, markdown, summarise, write_comp
 from fedstill.report.metric_text import gap_text, spread_text
 from fedstill.report.result import OverNodes, Result
 from fedstill.runs.config import PaperFigure
+from fedstill.tasks.classification import ClassificationConfig
 from tests.report.test_report_compare import printed as print_comparison
 from tests.report.test_report_compare import records
 from tests.report.test_report_page import Page, a_folder, a_result, measured, read
@@ -222,3 +224,48 @@ def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
     text = print_comparison(summarise(folder, a_plan(1)), width)
     for figure in ("99.6", "11.0", "24.0 ± 3.5", "111.8", "-100.8"):
         assert figure in text, figure
+
+
+# --- one class an input ---
+
+
+def classified() -> dict[str, Any]:
+    """Two classes, judged by AUC; 20 examples, most of them ill."""
+    task = ClassificationConfig(metric="auc").make(2)
+    figures = [asdict(figure) for figure in task.figures]
+    keys = [figure.key for figure in task.figures]
+    result = a_result()
+    student = dict(zip(keys, (88.0, 90.0, 77.0, 76.0, 85.0, 4.0), strict=True))
+    majority = dict(zip(keys, (50.0, 85.0, 50.0, 46.0, 85.0, 0.0), strict=True))
+    result.update(metric="auc", figures=figures, **student, majority=majority, standalone=None, ensemble=None)
+    result["centralised"] = dict.fromkeys(keys)
+    result["data"] |= {"classes": ["clear", "<ill>"]}
+    result["confusion"] = [[2, 1], [0, 17]]
+    result["calibration"] = [
+        {"confidence": 55.0, "accuracy": 50.0, "examples": 2},
+        {"confidence": 98.0, "accuracy": 100.0, "examples": 18},
+    ]
+    return result
+
+
+def test_the_chosen_figure_leads_and_the_majority_guess_is_a_mark(tmp_path: Path) -> None:
+    text = printed(classified())
+    # What is brief stands in a terminal: the leading figure first.
+    assert re.search(r"AUC % +accuracy % +balanced acc\. % +ECE ↓ %", text)
+    assert re.search(r"student \(FedIOD\) +88\.0 +90\.0 +77\.0 +4\.0", text)
+    assert re.search(r"majority guess +50\.0 +85\.0 +50\.0 +0\.0", text)
+    page = read(a_folder(tmp_path, classified()))
+    assert "Student AUC 88.0%" in page.text
+    assert "Model AUC Accuracy Balanced acc. Macro F1 AUPRC ECE ↓ AUC, 0 to 100%" in page.text
+    assert "always the most common class of the test data 50.0% 85.0% 50.0% 46.0% 85.0% 0.0%" in page.text
+
+
+def test_the_page_counts_answers_and_draws_how_sure_they_are(tmp_path: Path) -> None:
+    page = read(a_folder(tmp_path, classified()))
+    assert "True class clear <ill> Right clear 2 1 66.7% <ill> 0 17 100.0%" in page.text
+    told = "Share of right answers over confidence: 55.0% sure, 50.0% right; 98.0% sure, 100.0% right."
+    assert told in page.attributes("aria-label")
+    assert "18 answers, 98.0% sure: 100.0% right" in page.text
+    del (result := classified())["confusion"], result["calibration"]
+    (other := tmp_path / "older").mkdir()
+    assert "How the student answers" not in read(a_folder(other, result)).text

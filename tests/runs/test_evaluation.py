@@ -33,17 +33,19 @@ ALL_ZERO = torch.tensor([[1.0, 0.0]] * 8)  # class 0 for everyone
 def test_figures_of_all_and_of_each_site() -> None:
     look = evaluation(parted())
     assert look.sites == ["A", "B"]
-    assert look.metrics(ALL_ZERO) == {"accuracy": 50.0}
-    # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0)
-    assert look.by_site(ALL_ZERO) == {"A": {"accuracy": 50.0}, "B": {"accuracy": 100.0}}
+    assert look.metrics(ALL_ZERO)["accuracy"] == look.leading(ALL_ZERO) == 50.0
+    # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0): there is no AUC of one class
+    by_site = look.by_site(ALL_ZERO)
+    assert {site: (each["accuracy"], each["auc"]) for site, each in by_site.items()} == {
+        "A": (50.0, 50.0),
+        "B": (100.0, None),
+    }
 
 
 def test_data_without_cases_have_no_sites() -> None:
     data = parted()
-    assert evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ()) == {
-        "sites": None,
-        "labels": None,
-    }
+    told = evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ())
+    assert (told["sites"], told["labels"], told["confusion"]) == (None, None, [[4, 0], [4, 0]])
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 4])
@@ -109,7 +111,7 @@ def test_of_other_tasks_all_is_asked_of_all() -> None:
     data = parted()
     one_class = data.subset(torch.tensor([0]))
     look = Evaluation(Classification(2), data, Compute(), 0, {"a": one_class})
-    assert look.metrics(ALL_ZERO, node="a") == {"accuracy": 50.0}
+    assert look.metrics(ALL_ZERO, node="a")["accuracy"] == 50.0
 
 
 def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
