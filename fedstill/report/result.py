@@ -75,6 +75,7 @@ class Result:
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     centralised: Mapping[str, float | None] = field(default_factory=dict)
     majority: Mapping[str, float | None] = field(default_factory=dict)
+    intervals: parts.Intervals | None = None
     confusion: tuple[tuple[int, ...], ...] = ()
     calibration: tuple[parts.ConfidenceBin, ...] = ()
     sites: parts.Sites | None = None

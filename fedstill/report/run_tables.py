@@ -15,7 +15,7 @@ from fedstill.report.metric_text import bare, head, spread_text, told
 from fedstill.report.result import CENTRAL, OverNodes, Result
 from fedstill.report.result_parts import NodeRecord, StudentRecord
 from fedstill.report.run_files import Audited, Traffic
-from fedstill.report.run_levels import Level, comparison
+from fedstill.report.run_levels import Level, comparison, interval_text
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
 from fedstill.tasks.task import Figure
@@ -29,7 +29,11 @@ def reached(result: Result) -> Table:
     rows = []
     for level in comparison(result):
         cells = [
-            Cell(None if each.mean is None else spread_text(figure, each), style="other" if place else "")
+            Cell(
+                None if each.mean is None else spread_text(figure, each),
+                "" if place else interval_text(figure, level.interval),
+                style="other" if place else "",
+            )
             for place, (figure, each) in enumerate(zip(result.figures, level.measured, strict=True))
         ]
         rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_ours))

@@ -16,6 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.run_writer import Records
 from fedstill.core.seeds import torch_generator
 from fedstill.node import local_training
+from fedstill.runs import resampling
 from fedstill.runs.example_predictions import portray
 from fedstill.tasks import Task
 
@@ -30,11 +31,13 @@ class Outputs:
         central: the central model, or None where there is none.
         own: the nodes' own models, by name.
         marked: the centralised mark, or None.
+        ensembled: the teachers' ensemble, or None.
     """
 
     central: torch.Tensor | None
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     marked: torch.Tensor | None = None
+    ensembled: torch.Tensor | None = None
 
 
 class Evaluation:
@@ -128,6 +131,33 @@ class Evaluation:
         """
         own = {} if told.central is None else self.task.details(told.central, self.test.targets)
         return {"sites": self._sites(told), "labels": self._labels(told, classes), **own}
+
+    def resampled(self, told: Outputs, records: Records) -> dict[str, Any] | None:
+        """Between which values the leading figure lies by the choice of test cases, of each model; None where
+        there are no draws. Those of what the run is judged by are kept, to be compared with other runs'.
+        """
+        of = resampling.units(self.test)
+        if of.max() == 0:
+            return None
+        weights = resampling.weights(of)
+
+        def drawn(outputs: torch.Tensor | None, node: str | None = None) -> resampling.Floats | None:
+            if outputs is None:
+                return None
+            return self.task.resampled(outputs, self._asked_of(node).targets, self.test.cases, weights)
+
+        each = [draws for name, own in told.own.items() if (draws := drawn(own, name)) is not None]
+        # A draw that one node's model has no figure of has no mean over the nodes.
+        nodes = np.mean(each, axis=0) if each else None
+        found = {"central": drawn(told.central), "nodes": nodes, "ensemble": drawn(told.ensembled),
+                 "centralised": drawn(told.marked)}  # fmt: skip
+        judged = nodes if told.central is None else found["central"]
+        if judged is None:
+            return None
+        records.keep_draws(torch.from_numpy(judged))
+        ends = {who: None if draws is None else resampling.interval(draws) for who, draws in found.items()}
+        about = {"level": resampling.LEVEL, "draws": resampling.DRAWS, "cases": int(of.max()) + 1}
+        return {**about, **{who: None if pair is None else list(pair) for who, pair in ends.items()}}
 
     def portray(
         self, told: Outputs, mean: Sequence[float], std: Sequence[float], records: Records

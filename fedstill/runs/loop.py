@@ -258,6 +258,7 @@ class Run(ABC):
             "student": student if self.has_student else None,
             **self._beside(told),
             "majority": look.guess(),
+            "intervals": look.resampled(told, self.records),
             **look.details(told, self.setting.classes),
             "pictures": look.portray(told, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},

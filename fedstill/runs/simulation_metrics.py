@@ -51,10 +51,10 @@ class Measured(Prepared, ABC):
         look = self.evaluation
         own = {node.name: look.outputs(node.model) for node in self.known} if self.side.learns else {}
         marked = None if self.mark is None else look.outputs(self.mark.model)
-        return Outputs(self.answers(self.test.inputs), own, marked)
+        return Outputs(self.answers(self.test.inputs), own, marked, self._ensemble(self.test.inputs))
 
     def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
-        look, ensembled = self.evaluation, self._ensemble(self.test.inputs)
+        look, ensembled = self.evaluation, told.ensembled
         each = [look.metrics(outputs, node=name) for name, outputs in told.own.items()]
         return {
             "local": (

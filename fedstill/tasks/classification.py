@@ -114,6 +114,12 @@ class Classification(SoftmaxTask):
         """See :meth:`Task.leading`."""
         return classification_metrics.OF[self.metric](*_told(outputs, targets))
 
+    def resampled(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
+    ) -> Floats:
+        """See :meth:`Task.resampled`."""
+        return classification_metrics.weighted(self.metric, *_told(outputs, targets), weights)
+
     def guess(self, targets: torch.Tensor) -> torch.Tensor:
         """Log-shares of the classes in ``targets``, for every input: the majority guess, ``(N, C)``."""
         counts = torch.bincount(targets.flatten(), minlength=self.classes).double()

@@ -134,8 +134,8 @@ def weighted(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
     classes = p.shape[1]
     if metric in ("auc", "auprc"):
         ranked = range(classes) if metric == "auc" else _ranked(classes)
-        each = [_area(metric, p[:, c], true == c, weights) for c in ranked]
-        return 100.0 * _mean(np.stack(each, 1))
+        each = [area(metric, p[:, c], true == c, weights) for c in ranked]
+        return 100.0 * over_classes(np.stack(each, 1))
     guess = p.argmax(1)
     hit = (guess == true).astype(float)
     if metric == "accuracy":
@@ -144,11 +144,11 @@ def weighted(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
     is_true = np.eye(classes)[true]  # (N, C)
     right, there = weights @ (is_true * hit[:, None]), weights @ is_true  # (R, C)
     if metric == "balanced_accuracy":
-        return 100.0 * _mean(_ratio(right, there))
-    return 100.0 * _mean(_ratio(2 * right, there + weights @ np.eye(classes)[guess]))
+        return 100.0 * over_classes(_ratio(right, there))
+    return 100.0 * over_classes(_ratio(2 * right, there + weights @ np.eye(classes)[guess]))
 
 
-def _area(metric: str, score: Floats, positive: npt.NDArray[np.bool_], weights: Floats) -> Floats:
+def area(metric: str, score: Floats, positive: npt.NDArray[np.bool_], weights: Floats) -> Floats:
     """One class's area under the ROC curve, or its average precision: ``(R,)``, inputs of equal score taken
     together."""
     values, at = np.unique(-score, return_inverse=True)  # highest first
@@ -173,7 +173,7 @@ def _ratio(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.full_like(part, math.nan), where=whole > 0)
 
 
-def _mean(by_class: Floats) -> Floats:
-    """Over classes that can be said: ``(R, C)`` to ``(R,)``."""
+def over_classes(by_class: Floats) -> Floats:
+    """The mean over classes that can be said: ``(R, C)`` to ``(R,)``."""
     known = ~np.isnan(by_class)
     return _ratio(np.where(known, by_class, 0.0).sum(1), known.sum(1).astype(float))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedstill.core.dataset import Cases, TensorData, check_inputs, check_labels
@@ -214,6 +216,30 @@ class Task(ABC):
         """The figure that models are judged by, alone: looked at often, while the others may take long."""
         return self.metrics(outputs, targets, cases)[self.metric]
 
+    def resampled(
+        self,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        cases: Cases | None,
+        weights: npt.NDArray[np.float64],
+    ) -> npt.NDArray[np.float64] | None:
+        """The leading figure for each of R weightings, ``(R,)``: examples count several times or not at all.
+
+        Here the weighted mean of :meth:`scores`; None for tasks that have none.
+
+        Args:
+            weights: how often each example counts, ``(R, N)``; those of one case count alike.
+        """
+        scores = self.scores(outputs, targets, cases)
+        if scores is None:
+            return None
+        of, count = case_of(len(targets), cases)
+        by_case = np.empty((len(weights), count))
+        by_case[:, of.numpy()] = weights
+        told, known = scores.double().cpu().numpy(), ~scores.isnan().cpu().numpy()
+        means: npt.NDArray[np.float64] = by_case[:, known] @ told[known] / by_case[:, known].sum(1)
+        return means
+
     def guess(self, targets: torch.Tensor) -> torch.Tensor | None:
         """Outputs ``(N, C, ...)`` of who knows how often each class is met in ``targets``, and nothing of the
         inputs: a mark that models should pass. None for tasks without one."""
@@ -235,7 +261,8 @@ class Task(ABC):
     def scores(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> torch.Tensor | None:
-        """How good the prediction is of each case that there is an example of, for choosing which to show.
+        """How good the prediction is of each case that there is an example of, for choosing which to show;
+        the leading figure is their mean.
 
         In the order of ``Cases.present()``, ``(cases,)``; NaN where it cannot be said. None for tasks whose
         predictions are not pictures.

@@ -269,3 +269,17 @@ def test_the_page_counts_answers_and_draws_how_sure_they_are(tmp_path: Path) -> 
     del (result := classified())["confusion"], result["calibration"]
     (other := tmp_path / "older").mkdir()
     assert "How the student answers" not in read(a_folder(other, result)).text
+
+
+def test_intervals_stand_below_the_leading_figure_and_below_the_terminals_table(tmp_path: Path) -> None:
+    kept = {"level": 95, "draws": 400, "cases": 20, "central": [71.25, 97.04], "nodes": None,
+            "ensemble": None, "centralised": None}  # fmt: skip
+    result = {**classified(), "intervals": kept}
+    assert "by test cases: student (FedIOD) 71.2 to 97.0 (95% interval over 20 test cases)" in " ".join(
+        printed(result).split()
+    )
+    text = read(a_folder(tmp_path, result)).text
+    assert "Student AUC 88.0% on 360 test examples; 95% interval 71.2 to 97.0" in text
+    assert "the central model that the server trained 88.0% 71.2 to 97.0 90.0% 77.0%" in text
+    assert "Below each AUC: its 95% interval over 20 test cases" in text
+    assert "by test cases" not in printed(classified())

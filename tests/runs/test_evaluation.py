@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.run_writer import Records
+from fedstill.runs import resampling
 from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean, plain
+from fedstill.tasks import TASKS
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabelConfig
 
@@ -117,3 +124,68 @@ def test_of_other_tasks_all_is_asked_of_all() -> None:
 def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
     look = evaluation(parted())
     assert look.portray(Outputs(ALL_ZERO), (0.5,), (0.5,), Records(None)) is None
+
+
+# --- intervals ---
+
+
+def test_draws_take_whole_units_and_are_the_same_for_all_runs() -> None:
+    data = parted()
+    of = resampling.units(data)
+    assert of.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # patients
+    owned = replace(data, groups=torch.tensor([7, 7, 7, 7, 5, 5, 5, 5]))
+    assert resampling.units(owned).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    weights = resampling.weights(of)
+    assert weights.shape == (resampling.DRAWS, 8)
+    assert (weights.sum(1) == 8).all()
+    assert (weights[:, ::2] == weights[:, 1::2]).all()
+    assert (weights == resampling.weights(of)).all()
+
+
+def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
+    count = 400
+    targets = torch.arange(count) % 2
+    data = TensorData(torch.zeros(count, 1, 4, 4), targets)
+    right = F.one_hot(targets, 2).float()
+    wrong = torch.arange(count)[:, None] < 80  # 80 of 400 answers
+    told = Outputs(torch.where(wrong, 1 - right, right), {"a": right, "b": 1 - right}, right)
+    found = Evaluation(Classification(2), data, Compute(), 0).resampled(told, Records(tmp_path))
+    assert found is not None
+    assert (found["level"], found["cases"], found["ensemble"]) == (95, count, None)
+    assert found["centralised"] == [100.0, 100.0]
+    assert found["nodes"] == [50.0, 50.0]  # one always right, one never
+    # The standard error of 80 % over 400 cases is 2 points.
+    assert found["central"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
+    judged = load_file(tmp_path / "draws.safetensors")["judged"]
+    assert judged.shape == (resampling.DRAWS,)
+    assert judged.std().item() == pytest.approx(2.0, rel=0.1)
+
+
+def test_one_case_has_no_interval() -> None:
+    one = parted().subset(torch.tensor([0, 1]))
+    look = evaluation(one)
+    assert look.resampled(Outputs(ALL_ZERO[:2]), Records(None)) is None
+
+
+@pytest.mark.parametrize("name", ["segmentation", "reconstruction", "multi-label"])
+def test_other_tasks_leading_figures_are_weighed_as_they_are_counted(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    task = TASKS[name]().make(2 if name != "reconstruction" else 1)
+    cases = Cases(torch.tensor([0, 0, 0, 2, 2, 3]), NAMES, SITES)  # the second patient is elsewhere
+    if name == "multi-label":
+        outputs = torch.randn(6, 2, generator=generator)
+        targets = torch.tensor([[0, 1], [1, 0], [-1, 1], [1, 0], [0, -1], [1, 1]])
+    elif name == "segmentation":
+        outputs = torch.randn(6, 2, 16, 16, generator=generator)
+        targets = torch.randint(2, (6, 16, 16), generator=generator)
+    else:
+        outputs, targets = torch.randn(2, 6, 1, 16, 16, generator=generator)
+    even = task.resampled(outputs, targets, cases, np.ones((1, 6)))
+    assert even is not None
+    assert even[0] == pytest.approx(task.leading(outputs, targets, cases))
+    without = torch.tensor([0, 1, 2, 5])
+    weights = np.zeros((1, 6))
+    weights[0, without] = 2.0
+    left = task.resampled(outputs, targets, cases, weights)
+    assert left is not None
+    assert left[0] == pytest.approx(task.leading(outputs[without], targets[without], cases.subset(without)))
