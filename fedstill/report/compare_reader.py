@@ -68,7 +68,7 @@ def _entry(
         elif (out / place / "result.json").exists():
             files, leakage = RunFiles.read(out / place), comparison.leakage
             found = None if leakage is None else comparison_runner.attacked(out / place, leakage)
-            runs.append(Run(seed, place, files.result, files.metrics, found))
+            runs.append(Run(seed, place, files.result, files.metrics, found, files.draws))
         else:
             missing.append(seed)
     names = [f"{whose}{figure.key}" for figure in figures for whose in ("", LOCAL)]
@@ -135,7 +135,9 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
         "batch and number of local epochs; local data are shuffled. Statistics of batch norm are part of a "
         "network: they travel and are averaged with the parameters around them.",
         f"Bold is the {'highest' if len(figures) == 1 else 'best'} mean of those judged by the same kind of "
-        "model, where no data leave a node; methods stand as given.",
+        "model, where no data leave a node, if it is above every other by more than chance explains: by the "
+        "95% interval of their paired difference, over seeds and, of what models are judged by, test cases. "
+        "What is not is level; of one seed nothing is bold. Methods stand as given.",
     ]
     if any(entry.spread_is_over_nodes for entry in entries):
         notes.append("Behind the nodes' mean stands its deviation over the nodes, as there is one seed.")

@@ -58,6 +58,7 @@ def test_a_run_leaves_all_its_files_and_no_state(finished: Path) -> None:
         "config.toml",
         "audit.sqlite",
         "audit.sqlite.head",
+        "draws.safetensors",
         "metrics.jsonl",
         "report.html",
         "result.json",
