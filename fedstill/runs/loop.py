@@ -31,6 +31,7 @@ from fedstill.node.network_setup import fitted
 from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.questions import NodeSide
+from fedstill.runs.cautions import cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, plain
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 
@@ -214,7 +215,10 @@ class Run(ABC):
         scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
         names = tuple(self.setting.classes) or tuple(map(str, range(self.task.classes)))
         advice = self.task.advice(self.test.targets, names)
-        notes = [*self.notes, *([advice] if advice else ()), *(self._best() if self.setting.best else ())]
+        privacy = summary(self._statements(), self._spent())
+        told_of = cautions(self.setting, list(self.server.federation.nodes), privacy, told, names)
+        notes = [*self.notes, *told_of, *([advice] if advice else ())]
+        notes += self._best() if self.setting.best else ()
         return {
             "method": method_name(self.method),
             "title": self.method.title,
@@ -249,7 +253,7 @@ class Run(ABC):
                 "threads": torch.get_num_threads(),
                 **self._grouped(),
             },
-            "privacy": summary(self._statements(), self._spent()),
+            "privacy": privacy,
             **reached,
             **({"notes": notes} if notes else {}),
             "nodes": [

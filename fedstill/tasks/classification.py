@@ -79,7 +79,7 @@ class Classification(SoftmaxTask):
         Figure("macro_f1", "Macro F1", brief=False),
         Figure("auc", "AUC"),
         Figure("auprc", "AUPRC", brief=False),
-        Figure("ece", "ECE", better="lower"),
+        Figure("ece", "ECE", better="lower", brief=False),
     )
     kind = "class"
 
