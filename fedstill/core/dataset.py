@@ -110,6 +110,7 @@ class DataSet:
     std: tuple[float, ...]  # one per channel
     note: str = ""  # what a reader of a figure must know: a lossy copy, a split that is not the official one
     columns: Mapping[str, Column] = field(default_factory=dict)  # by name, in the order of train
+    test_columns: Mapping[str, Column] = field(default_factory=dict)  # the same, in the order of test
     # The column that says whose each example is (a patient): those of one value are never parted between
     # training, testing, public data and nodes. Empty: each example is by itself.
     unit: str = ""

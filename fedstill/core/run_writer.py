@@ -20,6 +20,7 @@ from fedstill.core.errors import RunFolderError
 
 STATE = "state.safetensors"
 PICTURES = "pictures.safetensors"
+DRAWS = "draws.safetensors"
 SECONDS_BETWEEN = 5.0  # between two saved states, and more where saving takes long
 
 
@@ -102,6 +103,11 @@ class Records:
         """Keep predictions beside the truth, for the report."""
         if self.folder is not None:
             save_file(dict(tensors), self.folder / PICTURES)
+
+    def keep_draws(self, draws: torch.Tensor) -> None:
+        """Keep what a run is judged by in each draw of test cases, ``(R,)``, to be compared with others."""
+        if self.folder is not None:
+            save_file({"judged": draws.contiguous()}, self.folder / DRAWS)
 
     def _write_metrics(self) -> None:
         if self.folder is None:

@@ -128,6 +128,7 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         std=(STD,) * source.channels,
         note=joined(source.note, drawn, told, scaled, limited),
         columns=columns,
+        test_columns={key: column[measured] for key, column in source.columns.items()},
         unit=source.unit,
     )
 

@@ -18,6 +18,7 @@ from fedstill.core.checked import Checked, Fraction
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
+from fedstill.core.text_format import times
 from fedstill.data.config import DATA, Limit, named
 from fedstill.data.loader import CLASSIFICATION, load
 from fedstill.data.preparation import taught
@@ -64,12 +65,14 @@ class Public:
         inputs: as the private data's, images normalised as those are.
         labels: as the private data's targets, ``(N,)`` int64 for classes; or None.
         note: what a reader of a figure must know.
+        reshaped: what was done to bring them into the private data's form; empty: nothing.
     """
 
     name: str
     inputs: torch.Tensor
     labels: torch.Tensor | None = None
     note: str = ""
+    reshaped: str = ""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -77,7 +80,7 @@ class Public:
     def to(self, device: torch.device | str) -> Public:
         """The same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Public(self.name, self.inputs.to(device), labels, self.note)
+        return Public(self.name, self.inputs.to(device), labels, self.note, self.reshaped)
 
 
 def load_public(
@@ -181,8 +184,13 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
             raise ArgumentError("public.name", config.name, allowed)
         return Public(other.name, part.inputs, part.targets, "; ".join(note for note in notes if note))
     images = conform(part.targets if served.makes.kind == "image" else part.inputs, other, data)
+    found, wanted = (tuple(each.shape[1:]) for each in (part.inputs, images))
+    reshaped = (
+        "" if found == wanted else f"images of {times(found)}, resized or recoloured to {times(wanted)}"
+    )
     inputs, labels = taught(images, part.targets, task)
-    return Public(other.name, inputs, labels if known else None, "; ".join(note for note in notes if note))
+    told = "; ".join(note for note in notes if note)
+    return Public(other.name, inputs, labels if known else None, told, reshaped)
 
 
 def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:

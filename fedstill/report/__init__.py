@@ -4,10 +4,10 @@
 ``table_formats`` is the one table that terminal, page, CSV, LaTeX and Markdown write; ``run_levels``,
 ``run_tables``, ``privacy_section``, ``leakage_section`` and ``link_costs`` make a run's; ``compare_reader``
 reads a comparison into its ``compare_summary``, of which ``compare_table``, ``compare_points`` and
-``compare_csv`` make tables and ``compare_files`` all files. ``run_page`` and ``compare_page`` fill the
-templates. ``paired_difference`` says how far two models are apart on the same cases. ``drawing`` is how all
-figures look, ``run_figures`` and ``compare_figures`` are the figures, ``pictures`` shows images. ``run_text``
-and ``metric_text`` say in plain words what happened.
+``compare_csv`` make tables and ``compare_files`` all files; ``paired`` tells an order from chance.
+``run_page`` and ``compare_page`` fill the templates. ``paired_difference`` says how far two models are apart
+on the same cases. ``drawing`` is how all figures look, ``run_figures`` and ``compare_figures`` are the
+figures, ``pictures`` shows images. ``run_text`` and ``metric_text`` say in plain words what happened.
 
 Reads a run's files; may import compare and what lies below. A newcomer adds a section: a function that makes
 its table, and a line in the page's template.

@@ -66,17 +66,17 @@ def markdown(summary: Summary) -> str:
             replace(table, columns=[Column("judged by"), *table.columns], rows=rows)
         )
         lines.append("")
-        left_out = [f"{row.name}: {row.says}." for row in table.rows if row.says]
-        lines += [*left_out, ""] if left_out else []
+        told = [f"{row.name}: {row.says}." for row in table.rows if row.says] + setting.verdicts()
+        lines += [*told, ""] if told else []
     return "\n".join(lines)
 
 
 def latex(summary: Summary) -> str:
     """The table for a paper."""
     papers = [f"Paper: {paper.method}, {paper.figure}: {paper.source}" for paper in summary.published]
-    text = table_formats.latex(
-        [whole_table(summary, setting) for setting in summary.settings], [*summary.notes, *papers]
-    )
+    told = [f"{setting.name}: {each}" for setting in summary.settings for each in setting.verdicts()]
+    tables = [whole_table(summary, setting) for setting in summary.settings]
+    text = table_formats.latex(tables, [*summary.notes, *told, *papers])
     return text.replace(" & Down & ", " & Bytes down & ", 1)
 
 
@@ -96,6 +96,8 @@ def print_comparison(summary: Summary, console: Console) -> None:
         console.print(Text(setting.context, style="dim"))
         for values in filter(None, parts):
             table_formats.print_rows(setting_table(setting, values), console, wrapped=["epsilon"])
+        for verdict in setting.verdicts():
+            console.print(Text(verdict))
         for entry in setting.entries:
             if entry.reason():
                 console.print(Text(f"{entry.name}: {entry.reason()}"))

@@ -109,6 +109,7 @@ def _setting(summary: Summary, setting: Setting) -> dict[str, Any]:
         "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],
         "got": [got for entry in setting.entries if (got := _got(entry))],
         "leaders": sorted({CENTRAL[entry.central][0] for entry in setting.entries if entry.label in best}),
+        "verdicts": setting.verdicts(),
     }
 
 

@@ -51,7 +51,7 @@ def _setting(out: Path, comparison: Comparison, name: str) -> Setting:
         for place, label in enumerate(comparison.methods, start=1)
     )
     first = Place(name, next(iter(comparison.methods)), comparison.seeds[0])
-    figures = comparison.config(first).task.makes.figures
+    figures = comparison.config(first).task.figures
     return Setting(name, _context(comparison, name, entries), entries, figures)
 
 
@@ -59,7 +59,7 @@ def _entry(
     out: Path, comparison: Comparison, setting: str, number: int, label: str, reasons: Mapping[str, str]
 ) -> Entry:
     config = comparison.config(Place(setting, label, comparison.seeds[0]))
-    method, figures = config.method, config.task.makes.figures
+    method, figures = config.method, config.task.figures
     runs, not_run, missing = [], {}, []
     for seed in comparison.seeds:
         place = Place(setting, label, seed).folder
@@ -68,7 +68,7 @@ def _entry(
         elif (out / place / "result.json").exists():
             files, leakage = RunFiles.read(out / place), comparison.leakage
             found = None if leakage is None else comparison_runner.attacked(out / place, leakage)
-            runs.append(Run(seed, place, files.result, files.metrics, found))
+            runs.append(Run(seed, place, files.result, files.metrics, found, files.draws))
         else:
             missing.append(seed)
     names = [f"{whose}{figure.key}" for figure in figures for whose in ("", LOCAL)]
@@ -136,7 +136,9 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
         "batch and number of local epochs; local data are shuffled. Statistics of batch norm are part of a "
         "network: they travel and are averaged with the parameters around them.",
         f"Bold is the {'highest' if len(figures) == 1 else 'best'} mean of those judged by the same kind of "
-        "model, where no data leave a node; methods stand as given.",
+        "model, where no data leave a node, if it is above every other by more than chance explains: by the "
+        "95% interval of their paired difference, over seeds and, of what models are judged by, test cases. "
+        "What is not is level; of one seed nothing is bold. Methods stand as given.",
     ]
     if any(entry.spread_is_over_nodes for entry in entries):
         notes.append("Behind the nodes' mean stands its deviation over the nodes, as there is one seed.")

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from fedstill.attacks.leakage_file import Leakage
 from fedstill.attacks.leakage_rows import Column
+from fedstill.core.text_format import listed
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.protocol.kinds import PRIVATE_DATA
-from fedstill.report.metric_text import in_a_sentence
+from fedstill.report.metric_text import bare, in_a_sentence
+from fedstill.report.paired import Difference, Draws, difference
 from fedstill.report.privacy_section import guaranteed, most
 from fedstill.report.result import ACCURACY, OverNodes, Result
 from fedstill.report.run_files import Metrics
@@ -72,6 +74,13 @@ class Run:
     result: Result
     metrics: Metrics
     leakage: Leakage | None = None  # what attacks with the comparison's options got
+    draws: Draws | None = None  # what it is judged by in each draw of test cases
+
+    @property
+    def tested(self) -> int | None:
+        """How many test cases were drawn from."""
+        kept = self.result.intervals
+        return None if kept is None else kept.cases
 
     def figure(self, name: str) -> float | None:
         """One of :data:`TRAFFIC`; or by a figure's key, of the central model; or by "local <key>", of the
@@ -117,6 +126,10 @@ class Entry:
     def spread(self, figure: str) -> Spread | None:
         """A figure over seeds."""
         return Spread.of([run.figure(figure) for run in self.runs])
+
+    def has(self, figure: str) -> bool:
+        """Whether any run has a figure."""
+        return any(run.figure(figure) is not None for run in self.runs)
 
     def shown(self, figure: str, digits: int = 1) -> str | None:
         """A figure over seeds, as tables have it; of one seed a nodes' mean has its deviation over them."""
@@ -211,17 +224,61 @@ class Setting:
         return self.figures[0]
 
     def best(self, figure: Figure) -> set[str]:
-        """Labels with the best mean among those that are judged by the same kind of model.
+        """Labels that are above all others judged by the same kind of model, by more than chance explains."""
+        return {
+            first.label
+            for first, *others in self.ranked(figure)
+            if all(self.above(first, other, figure).told for other in others)
+        }
+
+    def ranked(self, figure: Figure) -> list[list[Entry]]:
+        """Those judged by the same kind of model, by their means, the best first; of each kind two or more.
 
         Where the data themselves leave the nodes there is no federation, but a mark to reach.
         """
         sign = 1 if figure.better == "higher" else -1
-        kinds: dict[str, list[tuple[float, str]]] = {}
+        kinds: dict[str, list[tuple[float, Entry]]] = {}
         for entry in self.entries:
             ours = entry.spread(figure.key)
             if ours is not None and PRIVATE_DATA not in entry.leaves:
-                kinds.setdefault(entry.central, []).append((sign * ours.mean, entry.label))
-        return {max(alike, key=lambda each: each[0])[1] for alike in kinds.values() if len(alike) > 1}
+                kinds.setdefault(entry.central, []).append((sign * ours.mean, entry))
+        lists = [sorted(alike, key=lambda each: -each[0]) for alike in kinds.values() if len(alike) > 1]
+        return [[entry for _, entry in alike] for alike in lists]
+
+    def above(self, first: Entry, second: Entry, figure: Figure) -> Difference:
+        """The paired difference of two methods that have the figure, over the seeds that both have."""
+        others = {run.seed: run for run in second.runs}
+        pairs = [(run, others[run.seed]) for run in first.runs if run.seed in others]
+        ours = [[run.figure(figure.key) or 0.0 for run in pair] for pair in pairs]
+        if not pairs:
+            return Difference(math.nan, None)
+        drawn = [
+            one.draws - other.draws
+            for one, other in pairs
+            if one.draws is not None and other.draws is not None and one.tested == other.tested
+        ]
+        paired = figure.key == self.metric.key and len(drawn) == len(pairs)
+        return difference([one - other for one, other in ours], drawn if paired else ())
+
+    def verdicts(self) -> list[str]:
+        """What may be said of the order of methods by what they are judged by: a sentence for each kind."""
+        figure, told = self.metric, []
+        for first, *others in self.ranked(figure):
+            found = {other.name: self.above(first, other, figure) for other in others}
+            level = {name: each for name, each in found.items() if not each.told}
+            if any(each.half is None for each in found.values()):
+                told.append(f"{figure.title}: one seed alone, so no order is told.")
+            elif level:
+                gaps = listed([f"{name} ({_gap(figure, each)})" for name, each in level.items()])
+                told.append(f"{figure.title}: {first.name} is level with {gaps}.")
+            else:
+                name, each = min(found.items(), key=lambda item: abs(item[1].mean))
+                told.append(f"{figure.title}: {first.name} is first, {_gap(figure, each)} above {name}.")
+        return list(dict.fromkeys(told))
+
+
+def _gap(figure: Figure, each: Difference) -> str:
+    return f"{bare(figure, abs(each.mean))} \u00b1 {bare(figure, each.half or 0.0)}"
 
 
 @dataclass(frozen=True)
@@ -277,9 +334,10 @@ class Summary:
         return [first, f"{LOCAL}{first}", *others, *(f"{LOCAL}{key}" for key in others)]
 
     def shown(self) -> list[str]:
-        """Those in tables: of the central model, and of the nodes' own the first."""
-        first, local, *others = self.names()
-        return [first, local, *(name for name in others if not name.startswith(LOCAL))]
+        """Those in tables: of the central model what any run has, and of the nodes' own the first."""
+        first, local, *_ = self.names()
+        others = [figure.key for figure in self.figures[1:] if figure.brief]
+        return [first, local, *(key for key in others if any(entry.has(key) for entry in self.entries))]
 
     def compared(self) -> list[str]:
         """Those that a paper has for some row."""

@@ -75,6 +75,10 @@ class Result:
     ensemble: Mapping[str, Any] = field(default_factory=dict)
     centralised: Mapping[str, float | None] = field(default_factory=dict)
     cases: parts.CaseScores | None = None
+    majority: Mapping[str, float | None] = field(default_factory=dict)
+    intervals: parts.Intervals | None = None
+    confusion: tuple[tuple[int, ...], ...] = ()
+    calibration: tuple[parts.ConfidenceBin, ...] = ()
     sites: parts.Sites | None = None
     labels: parts.Findings | None = None
     pictures: tuple[parts.Case, ...] = ()

@@ -191,6 +191,28 @@ class CaseScores:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Intervals:
+    """Between which values the leading figure lies by the choice of test cases, by model."""
+
+    level: int = 95
+    draws: int = 0
+    cases: int = 0
+    central: tuple[float, ...] | None = None
+    nodes: tuple[float, ...] | None = None
+    ensemble: tuple[float, ...] | None = None
+    centralised: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceBin:
+    """One point of a reliability curve: answers of like confidence, in percent, and how many they are."""
+
+    confidence: float
+    accuracy: float
+    examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scored:
     name: str
     score: float | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.core.text_format import percent
 from fedstill.report import drawing
 from fedstill.report.drawing import ACCENT, CARD, MUTED, PAPER, Points
+from fedstill.report.result_parts import ConfidenceBin
 from fedstill.report.run_files import RunFiles
 from fedstill.report.run_levels import comparison
 
@@ -52,7 +53,7 @@ def course_of(run: RunFiles) -> Course | None:
     levels = [
         (row.name, STROKES_OF[row.name], row.value)
         for row in comparison(run.result)
-        if row.value is not None and not row.is_ours and not (own and row.name == "nodes' own models")
+        if row.value is not None and row.name in STROKES_OF and not (own and row.name == "nodes' own models")
     ]
     return Course(line, run.result.judged, levels, own, turn, figures[0].title)
 
@@ -93,6 +94,26 @@ def course(course: Course, width: float = PAPER) -> Figure:
                 textcoords="offset points", va="center", color=ink, annotation_clip=False,
                 fontweight=650 if ink == ACCENT else 400,
             )  # fmt: skip
+    return figure
+
+
+def reliability(bins: Sequence[ConfidenceBin], width: float = PAPER) -> Figure:
+    """The reliability curve: how often answers are right over how sure they are; on the dashed line the two
+    agree. A point is a bin, the larger the more answers are in it."""
+    figure, axes = drawing.sheet(width, 330, bottom=48)
+    for axis in ("x", "y"):
+        drawing.percent_axis(axes, (0.0, 100.0), axis)
+    axes.set_xlabel("how sure the model is of its answer")
+    axes.plot((0, 100), (0, 100), color=MUTED, lw=1.5, ls=STROKES["dashed"])
+    line = [(each.confidence, each.accuracy) for each in bins]
+    axes.plot(*zip(*line, strict=True), color=ACCENT, lw=2.25, clip_on=False, zorder=4)
+    most = max(each.examples for each in bins)
+    for (x, y), each in zip(line, bins, strict=True):
+        size = 5 + 9 * (each.examples / most) ** 0.5
+        (dot,) = axes.plot(x, y, "o", ms=size, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
+        drawing.tip(dot, f"{each.examples:,} answers, {percent(x)} sure: {percent(y)} right")
+    told = "; ".join(f"{percent(each.confidence)} sure, {percent(each.accuracy)} right" for each in bins)
+    figure.set_label(f"Share of right answers over confidence: {told}.")
     return figure
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.errors import RunFolderError
+from fedstill.core.run_writer import DRAWS
 from fedstill.core.text_format import number
 from fedstill.node.audit_entries import RELEASES
 from fedstill.node.audit_log import FILE, AuditLog
@@ -143,6 +144,12 @@ class RunFiles:
     def metrics(self) -> Metrics:
         """What was measured on its way."""
         return Metrics.read(self.folder / "metrics.jsonl", self.result.metric.key)
+
+    @cached_property
+    def draws(self) -> npt.NDArray[np.float64] | None:
+        """What the run is judged by in each draw of test cases, ``(R,)``; None without the file."""
+        kept = read_tensors(self.folder / DRAWS) or {}
+        return kept["judged"].astype(np.float64) if "judged" in kept else None
 
     @cached_property
     def audited(self) -> Audited | None:

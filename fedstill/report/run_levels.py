@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.core.text_format import MISSING, human_bytes, human_seconds, number
 from fedstill.report import table_formats
-from fedstill.report.metric_text import bare_text, head, in_a_sentence, spread_text
+from fedstill.report.metric_text import bare, bare_text, head, in_a_sentence, spread_text
 from fedstill.report.result import CENTRAL, OverNodes, Result
+from fedstill.report.result_parts import Intervals
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
+from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +44,7 @@ class Level:
     meaning: str
     measured: tuple[OverNodes, ...]
     is_ours: bool = False  # what the method is judged by
+    interval: tuple[float, ...] | None = None  # of what models are judged by, over test cases
 
     @property
     def value(self) -> float | None:
@@ -74,7 +77,29 @@ def comparison(result: Result) -> list[Level]:
         together = _among(result, "the nodes' models, answering together", result.ensemble.get("nodes"))
         levels.append(Level("teachers' ensemble", together, _one(result, result.ensemble)))
     alone = "one model, if all data lay in one place"
-    return [*levels, Level("centralised", alone, _one(result, result.centralised))]
+    levels.append(Level("centralised", alone, _one(result, result.centralised)))
+    if result.majority:
+        blind = "always the most common class of the test data"
+        levels.append(Level("majority guess", blind, _one(result, result.majority)))
+    kept = result.intervals or Intervals()
+    of = {"standalone mean": kept.nodes, "nodes' own models": kept.nodes, "teachers' ensemble": kept.ensemble,
+          "centralised": kept.centralised}  # fmt: skip
+    judged = kept.nodes if result.central == "nodes" else kept.central
+    return [
+        dataclasses.replace(level, interval=judged if level.is_ours else of.get(level.name))
+        for level in levels
+    ]
+
+
+def interval_text(figure: Figure, ends: tuple[float, ...] | None) -> str:
+    """The ends of an interval, in the figure's digits: "90.1 to 93.2"; empty: there is none."""
+    return "" if ends is None else " to ".join(bare(figure, end) for end in ends)
+
+
+def tested(result: Result) -> str:
+    """What an interval is over: "95% interval over 360 test cases"."""
+    kept = result.intervals
+    return "" if kept is None else f"{kept.level}% interval over {kept.cases:,} test cases"
 
 
 def _one(result: Result, record: Mapping[str, Any]) -> tuple[OverNodes, ...]:
@@ -95,13 +120,15 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
     from rich.text import Text
 
     result = Result.of(record)
-    several = len(result.figures) > 1  # then units stand above, to make room
-    columns = [Column(in_a_sentence(head(figure, units=several))) for figure in result.figures]
+    shown = [place for place, figure in enumerate(result.figures) if figure.brief or not place]
+    figures = [result.figures[place] for place in shown]
+    several = len(figures) > 1  # then units stand above, to make room
+    columns = [Column(in_a_sentence(head(figure, units=several))) for figure in figures]
     write = bare_text if several else spread_text
     rows = [
         Row(
             level.name,
-            [Cell(write(figure, each)) for figure, each in zip(result.figures, level.measured, strict=True)],
+            [Cell(write(result.figures[place], level.measured[place])) for place in shown],
             accent=level.is_ours,
         )
         for level in comparison(result)
@@ -126,7 +153,11 @@ def totals(result: Result) -> list[Fact]:
     from fedstill.report.privacy_section import in_words
 
     up, down, seconds = result.bytes.up, result.came_down, result.seconds.total
+    ends = {level.name: interval_text(result.metric, level.interval) for level in comparison(result)}
+    each = "; ".join(f"{name} {text}" for name, text in ends.items() if text)
+    named = f"{each} ({tested(result)})" if each else None
     told = [
+        Fact("by test cases", named),
         Fact("left the nodes", MISSING if up is None else human_bytes(up)),
         Fact("came to the nodes", MISSING if down is None else human_bytes(down)),
         Fact("privacy", in_words(result) or MISSING),

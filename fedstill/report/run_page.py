@@ -29,7 +29,7 @@ from fedstill.report import (
 from fedstill.report.metric_text import bare, in_a_sentence, spread_text, told
 from fedstill.report.result import OverNodes, Result
 from fedstill.report.run_files import RunFiles
-from fedstill.report.run_levels import comparison
+from fedstill.report.run_levels import comparison, interval_text, tested
 from fedstill.report.run_text import facts, plain_sentence
 from fedstill.report.table_formats import Fact
 from fedstill.report.templates import environment, size
@@ -81,6 +81,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "key_figures": _key_figures(result),
         "metric": {"title": result.metric.title, "name": in_a_sentence(result.metric.title)},
         "levels": levels,
+        "intervals": tested(result),
         "reached": run_tables.reached(result),
         "course": course,
         "course_drawn": course and drawing.responsive(partial(run_figures.course, course), "course"),
@@ -89,6 +90,9 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
         "findings": run_tables.findings(result),
         "sites": run_tables.sites(result),
+        "confusion": run_tables.confusion(result),
+        "reliability": result.calibration
+        and drawing.responsive(partial(run_figures.reliability, result.calibration), "reliability"),
         "pictures": pictures.section(folder, result),
         "noisy_counts": privacy_section.counts_are_noisy(result),
         "samples": samples,
@@ -126,7 +130,7 @@ def _key_figures(result: Result) -> list[Fact]:
         Fact(
             title[result.central],
             None if reached is None else told(metric, reached),
-            "" if tests is None else f"on {_tested(result, tests)}",
+            "" if tests is None else f"on {_tested(result, tests)}{_interval(result)}",
         ),
         _gain(result),
         Fact("Crossed the wire", wire, ways),
@@ -152,6 +156,15 @@ def _tested(result: Result, examples: int) -> str:
     if cases is None:
         return f"{examples:,} test examples"
     return f"{cases:,} test {case}{'' if cases == 1 else 's'} ({examples:,} examples)"
+
+
+def _interval(result: Result) -> str:
+    ends = next((level.interval for level in comparison(result) if level.is_ours), None)
+    return (
+        f"; {result.intervals.level}% interval {_unbroken(interval_text(result.metric, ends))}"
+        if ends and result.intervals
+        else ""
+    )
 
 
 def _unbroken(figure: str) -> str:

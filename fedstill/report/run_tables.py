@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from fedstill.core.text_format import percent
 from fedstill.report.bars import bar
 from fedstill.report.metric_text import bare, head, spread_text, told
 from fedstill.report.result import CENTRAL, OverNodes, Result
 from fedstill.report.result_parts import NodeRecord, StudentRecord
 from fedstill.report.run_files import Audited, Traffic
-from fedstill.report.run_levels import Level, comparison
+from fedstill.report.run_levels import Level, comparison, interval_text
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
 from fedstill.tasks.task import Figure
@@ -28,7 +29,11 @@ def reached(result: Result) -> Table:
     rows = []
     for level in comparison(result):
         cells = [
-            Cell(None if each.mean is None else spread_text(figure, each), style="other" if place else "")
+            Cell(
+                None if each.mean is None else spread_text(figure, each),
+                "" if place else interval_text(figure, level.interval),
+                style="other" if place else "",
+            )
             for place, (figure, each) in enumerate(zip(result.figures, level.measured, strict=True))
         ]
         rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_ours))
@@ -102,6 +107,22 @@ def findings(result: Result) -> Table | None:
     columns = [Column(name, style) for name, style, there in zip(heads, styles, has, strict=True) if there]
     columns.append(Column("0 to 100%", "drawn"))
     return Table(f"{figure.title} of each finding", "Finding", columns, rows, style="compare several")
+
+
+def confusion(result: Result) -> Table | None:
+    """What the central model takes each class for; None where that was not counted."""
+    if not result.confusion:
+        return None
+    classes = [*result.data.classes[: len(result.confusion)]]
+    classes += [str(place) for place in range(len(classes), len(result.confusion))]
+    rows = []
+    for place, (name, counts) in enumerate(zip(classes, result.confusion, strict=True)):
+        of = sum(counts)
+        cells = [Cell(_shaded(count, max(of, 1))) for count in counts]
+        rows.append(Row(name, [*cells, Cell(percent(100 * counts[place] / of) if of else "-")]))
+    columns = [*(Column(name, "") for name in classes), Column("Right")]
+    title = "How many test examples of each class (rows) are taken for each class (columns)"
+    return Table(title, "True class", columns, rows, style="heat")
 
 
 def holdings(result: Result, about: str, with_sum: bool) -> Table | None:

@@ -10,14 +10,16 @@ import torch
 
 from fedstill import models
 from fedstill.core.config_tables import as_table
-from fedstill.core.dataset import Column, DataSet, TensorData
+from fedstill.core.dataset import Cases, Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import numpy_generator
 from fedstill.core.version import __version__
 from fedstill.data.loader import load
+from fedstill.data.preparation import SITE
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.split_base import split
-from fedstill.data.splits import conceal
+from fedstill.data.splits import ByColumn, conceal
+from fedstill.data.stratified_sampling import numbered
 from fedstill.protocol.method import refusal
 from fedstill.runs.config import RunConfig
 from fedstill.runs.setting import Setting
@@ -125,7 +127,7 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         parts=(),
         models=(),
         student=_network(config, data, config.student.model, "student"),
-        test=data.test,
+        test=_tested(config, data),
         method=config.method,
         local=config.nodes.local,
         engine=config.engine,
@@ -142,6 +144,23 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         schema=data.schema,
         student_name=config.student.model,
     )
+
+
+def _tested(config: RunConfig, data: DataSet) -> TensorData:
+    """The test part, with what figures heed of it: of which site each example is, and whose.
+
+    A site is a value of the column that the nodes are divided by, or else of the column "site". Examples that
+    their reader put together to cases (slices to patients) keep those.
+    """
+    test, columns = data.test, data.test_columns
+    if data.unit in columns:
+        test = replace(test, groups=numbered(columns[data.unit].tolist()))
+    column = config.split.column if isinstance(config.split, ByColumn) else SITE
+    if test.cases is not None or column not in columns or column == data.unit:
+        return test
+    sites = tuple(map(str, columns[column].tolist()))
+    each = torch.arange(len(test))
+    return replace(test, cases=Cases(each, tuple(map(str, each.tolist())), sites))
 
 
 def _network(config: RunConfig, data: DataSet, spec: str, *purpose: str | int) -> torch.nn.Module:

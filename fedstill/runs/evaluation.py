@@ -16,6 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.run_writer import Records
 from fedstill.core.seeds import torch_generator
 from fedstill.node import local_training
+from fedstill.runs import resampling
 from fedstill.runs.example_predictions import portray
 from fedstill.tasks import Task
 
@@ -30,13 +31,13 @@ class Outputs:
         central: the central model, or None where there is none.
         own: the nodes' own models, by name.
         marked: the centralised mark, or None.
-        ensemble: the teachers' ensemble, or None.
+        ensembled: the teachers' ensemble, or None.
     """
 
     central: torch.Tensor | None
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     marked: torch.Tensor | None = None
-    ensemble: torch.Tensor | None = None
+    ensembled: torch.Tensor | None = None
 
 
 class Evaluation:
@@ -85,6 +86,19 @@ class Evaluation:
         data = test if rows is None else test.subset(rows)
         return self.task.metrics(outputs, data.targets, data.cases)
 
+    def leading(
+        self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
+    ) -> float:
+        """What models are judged by, alone."""
+        test = self._asked_of(node)
+        data = test if rows is None else test.subset(rows)
+        return self.task.leading(outputs, data.targets, data.cases)
+
+    def guess(self) -> dict[str, float | None] | None:
+        """Figures of who knows nothing of the inputs; None for tasks without such a mark."""
+        outputs = self.task.guess(self.test.targets)
+        return None if outputs is None else plain(self.metrics(outputs))
+
     def by_site(
         self, outputs: torch.Tensor, *, node: str | None = None
     ) -> Mapping[str, dict[str, float | None]]:
@@ -108,17 +122,47 @@ class Evaluation:
         return mine.to(self.test.inputs.device)
 
     def details(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any]:
-        """What a result says of cases, sites and labels; None where the task or its test data have none.
+        """What a result says of cases, sites and labels, and what a task says of the central model's answers;
+        None where the task or its test data have none.
 
         Args:
             told: what models answer.
             classes: names of the labels.
         """
-        return {
+        own = {} if told.central is None else self.task.details(told.central, self.test.targets)
+        found = {
             "cases": self._cases(told),
             "sites": self._sites(told),
             "labels": self._labels(told, classes),
         }
+        return {**found, **own}
+
+    def resampled(self, told: Outputs, records: Records) -> dict[str, Any] | None:
+        """Between which values the leading figure lies by the choice of test cases, of each model; None where
+        there are no draws. Those of what the run is judged by are kept, to be compared with other runs'.
+        """
+        of = resampling.units(self.test)
+        if of.max() == 0:
+            return None
+        weights = resampling.weights(of)
+
+        def drawn(outputs: torch.Tensor | None, node: str | None = None) -> resampling.Floats | None:
+            if outputs is None:
+                return None
+            return self.task.resampled(outputs, self._asked_of(node).targets, self.test.cases, weights)
+
+        each = [draws for name, own in told.own.items() if (draws := drawn(own, name)) is not None]
+        # A draw that one node's model has no figure of has no mean over the nodes.
+        nodes = np.mean(each, axis=0) if each else None
+        found = {"central": drawn(told.central), "nodes": nodes, "ensemble": drawn(told.ensembled),
+                 "centralised": drawn(told.marked)}  # fmt: skip
+        judged = nodes if told.central is None else found["central"]
+        if judged is None:
+            return None
+        records.keep_draws(torch.from_numpy(judged))
+        ends = {who: None if draws is None else resampling.interval(draws) for who, draws in found.items()}
+        about = {"level": resampling.LEVEL, "draws": resampling.DRAWS, "cases": int(of.max()) + 1}
+        return {**about, **{who: None if pair is None else list(pair) for who, pair in ends.items()}}
 
     def portray(
         self, told: Outputs, mean: Sequence[float], std: Sequence[float], records: Records
@@ -139,7 +183,7 @@ class Evaluation:
             return None if scores is None else [number(score) for score in scores.tolist()]
 
         cases = self.test.cases
-        whole = {"central": told.central, "ensemble": told.ensemble, "centralised": told.marked}
+        whole = {"central": told.central, "ensemble": told.ensembled, "centralised": told.marked}
         found = {name: each(outputs) for name, outputs in whole.items()}
         if cases is None or not any(found.values()):
             return None

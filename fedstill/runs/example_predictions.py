@@ -132,7 +132,7 @@ def _picture(
 
 def _score(task: Task, outputs: torch.Tensor, here: TensorData) -> float | None:
     """What models are judged by, of one case; None where it cannot be said."""
-    value = task.metrics(outputs, here.targets, here.cases)[task.metric]
+    value = task.leading(outputs, here.targets, here.cases)
     return value if math.isfinite(value) else None
 
 

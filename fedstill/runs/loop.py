@@ -31,6 +31,7 @@ from fedstill.node.network_setup import fitted
 from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.questions import NodeSide
+from fedstill.runs.cautions import cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, plain
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 
@@ -213,7 +214,12 @@ class Run(ABC):
         model = self.setting.student_name or type(self.setting.student).__name__
         student = {"model": model, "parameters": parameter_count(self.student), **reached}
         scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
-        notes = [*self.notes, *(self._best() if self.setting.best else ())]
+        names = tuple(self.setting.classes) or tuple(map(str, range(self.task.classes)))
+        advice = self.task.advice(self.test.targets, names)
+        privacy = summary(self._statements(), self._spent())
+        told_of = cautions(self.setting, list(self.server.federation.nodes), privacy, told, names)
+        notes = [*self.notes, *told_of, *([advice] if advice else ())]
+        notes += self._best() if self.setting.best else ()
         return {
             "method": method_name(self.method),
             "title": self.method.title,
@@ -248,7 +254,7 @@ class Run(ABC):
                 "threads": torch.get_num_threads(),
                 **self._grouped(),
             },
-            "privacy": summary(self._statements(), self._spent()),
+            "privacy": privacy,
             **reached,
             **({"notes": notes} if notes else {}),
             "nodes": [
@@ -256,6 +262,8 @@ class Run(ABC):
             ],
             "student": student if self.has_student else None,
             **self._beside(told),
+            "majority": look.guess(),
+            "intervals": look.resampled(told, self.records),
             **look.details(told, self.setting.classes),
             "pictures": look.portray(told, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},

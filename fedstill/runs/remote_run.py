@@ -131,8 +131,7 @@ class Served(Run):
         """What the server can measure by itself: its student on its own test data."""
         if not self.has_student:
             return {}
-        metric = self.task.metric
-        return {metric: self.evaluation.metrics(self.evaluation.outputs(self.student))[metric]}
+        return {self.task.metric: self.evaluation.leading(self.evaluation.outputs(self.student))}
 
     # --- what the result says -------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Measured(Prepared, ABC):
     def look(self) -> Mapping[str, float]:
         """What the method is judged by, and the nodes' own models, as they are now."""
         metric = self.task.metric
-        told = {metric: self._central()[metric]}
+        told = {metric: self._central()}
         if self.side.learns:
             told[f"local_{metric}"] = mean([{metric: value} for value in self._score_shares()])[metric]
         return told
@@ -54,7 +54,7 @@ class Measured(Prepared, ABC):
         return Outputs(self.answers(self.test.inputs), own, marked, self._ensemble(self.test.inputs))
 
     def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
-        look, ensembled = self.evaluation, told.ensemble
+        look, ensembled = self.evaluation, told.ensembled
         each = [look.metrics(outputs, node=name) for name, outputs in told.own.items()]
         return {
             "local": (
@@ -98,13 +98,13 @@ class Measured(Prepared, ABC):
 
     # --- models ---------------------------------------------------------------------------------------
 
-    def _central(self) -> Metrics:
-        """The central model's metrics, or of what stands for it."""
-        outputs = self.answers(self.test.inputs)
+    def _central(self) -> float:
+        """What the central model, or what stands for it, is judged by."""
+        look, outputs = self.evaluation, self.answers(self.test.inputs)
         if outputs is not None:
-            return self.evaluation.metrics(outputs)
-        look = self.evaluation
-        return mean([look.metrics(look.outputs(node.model), node=node.name) for node in self.known])
+            return look.leading(outputs)
+        each = [look.leading(look.outputs(node.model), node=node.name) for node in self.known]
+        return mean([{"it": value} for value in each])["it"]
 
     def _average(self) -> torch.Tensor:
         """All local models as one, weighed by their data (FedMD-CG, section 3.1): made only to evaluate."""
@@ -118,7 +118,7 @@ class Measured(Prepared, ABC):
         for node in self.known:
             rows = shares[node.name]
             outputs = look.outputs(node.model, rows) if own is None else own[node.name][rows]
-            found.append(look.metrics(outputs, rows, node=node.name)[self.task.metric])
+            found.append(look.leading(outputs, rows, node=node.name))
         return found
 
     def _ensemble(self, inputs: torch.Tensor) -> torch.Tensor | None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.tasks import formulas
+from fedstill.tasks import classification_metrics, formulas
+from fedstill.tasks.classification_metrics import Floats, Ints
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Figure, Task
+
+Leading = Literal["accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"]
+UNEVEN = 1.5  # times its even share that a class has, or has less than an even share over
+MOST_CLASSES = 30  # a larger confusion matrix is no table for people
 
 
 class SoftmaxTask(Task):
@@ -59,11 +65,27 @@ class SoftmaxTask(Task):
 
 
 class Classification(SoftmaxTask):
-    """Single-label classification of images: outputs are logits ``(B, classes)``."""
+    """Single-label classification of images: outputs are logits ``(B, classes)``.
+
+    Args:
+        classes: C.
+        metric: the key of the figure that models are judged by; it comes first, the others as they stand.
+    """
 
     name = "classification"
-    figures = (Figure("accuracy", "Accuracy"),)
+    figures: tuple[Figure, ...] = (
+        Figure("accuracy", "Accuracy"),
+        Figure("balanced_accuracy", "Balanced acc."),
+        Figure("macro_f1", "Macro F1", brief=False),
+        Figure("auc", "AUC"),
+        Figure("auprc", "AUPRC", brief=False),
+        Figure("ece", "ECE", better="lower", brief=False),
+    )
     kind = "class"
+
+    def __init__(self, classes: int, metric: Leading = "accuracy") -> None:
+        super().__init__(classes)
+        self.figures = tuple(sorted(self.figures, key=lambda figure: figure.key != metric))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
         """Cross-entropy of G models on G batches: ``(G, B, C)`` and ``(G, B)`` to ``(G,)``.
@@ -79,11 +101,57 @@ class Classification(SoftmaxTask):
         """How many examples of each class: ``(C,)`` float32."""
         return torch.bincount(data.targets.flatten(), minlength=self.classes).float()
 
+    # --- evaluation ---
+
     def metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
-        """Accuracy in percent."""
-        return {"accuracy": 100.0 * outputs.argmax(1).eq(targets).double().mean().item()}
+        """In percent, as :mod:`fedstill.tasks.classification_metrics`; each example counts by itself."""
+        p, true = _told(outputs, targets)
+        return {figure.key: classification_metrics.OF[figure.key](p, true) for figure in self.figures}
+
+    def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
+        """See :meth:`Task.leading`."""
+        return classification_metrics.OF[self.metric](*_told(outputs, targets))
+
+    def resampled(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
+    ) -> Floats:
+        """See :meth:`Task.resampled`."""
+        return classification_metrics.weighted(self.metric, *_told(outputs, targets), weights)
+
+    def guess(self, targets: torch.Tensor) -> torch.Tensor:
+        """Log-shares of the classes in ``targets``, for every input: the majority guess, ``(N, C)``."""
+        counts = torch.bincount(targets.flatten(), minlength=self.classes).double()
+        return (counts / counts.sum()).log().expand(len(targets), -1)
+
+    def details(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
+        """The confusion matrix, of no more than :data:`MOST_CLASSES` classes, and the reliability curve."""
+        p, true = _told(outputs, targets)
+        few = self.classes <= MOST_CLASSES
+        return {
+            "confusion": classification_metrics.confusion(p, true) if few else None,
+            "calibration": classification_metrics.calibration(p, true),
+        }
+
+    def advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
+        """Another figure to be judged by, where classes are uneven and accuracy leads."""
+        counts = torch.bincount(targets.flatten().cpu(), minlength=self.classes)
+        shares = counts.double() / len(targets)
+        most, least, even = int(shares.argmax()), int(shares.argmin()), 1 / self.classes
+        if self.metric != "accuracy" or (shares[most] < UNEVEN * even and shares[least] > even / UNEVEN):
+            return None
+        return (
+            f"test classes are uneven: {names[most]} is {shares[most]:.1%} of the examples and "
+            f"{names[least]} {shares[least]:.1%}, where an even share is {even:.1%}; accuracy tells little "
+            "of rare classes, so consider task.metric = auc or balanced_accuracy"
+        )
+
+
+def _told(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
+    """Probabilities of logits, and true classes."""
+    logits = outputs.detach().cpu().double().clamp(-1e300, 1e300)  # of infinity there is no softmax
+    return logits.softmax(1).numpy(), targets.cpu().numpy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +159,10 @@ class ClassificationConfig(TaskConfig):
     """One label an image."""
 
     makes = Classification
+
+    metric: Leading = "accuracy"
+    """The figure that models are judged by, which leads in tables, drawings and comparisons; the others stand
+    beside it. Where classes are uneven, auc or balanced_accuracy says more than accuracy."""
 
 
 class TextClassification(Classification):
@@ -104,7 +176,7 @@ class TextClassification(Classification):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig(TaskConfig):
+class TextConfig(ClassificationConfig):
     """One label a text."""
 
     makes = TextClassification

@@ -63,6 +63,11 @@ class TaskConfig(Registered):
         return self.make(self.makes.least)
 
     @property
+    def figures(self) -> tuple[Figure, ...]:
+        """The task's metrics; what models are judged by first."""
+        return self.example().figures
+
+    @property
     def targets(self) -> Targets:
         """What examples must teach: data that serve one task serve all with the same targets."""
         if self.makes.like == "instances":

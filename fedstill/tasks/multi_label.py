@@ -14,11 +14,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import formulas
+from fedstill.tasks.classification_metrics import Floats, area, over_classes
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Figure, Task
 
@@ -117,6 +119,17 @@ class MultiLabel(Task):
         """
         known = [one for one, sayable in zip(*_aucs(outputs, targets), strict=True) if sayable]
         return {"auc": sum(known) / len(known) if known else math.nan}
+
+    def resampled(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
+    ) -> Floats:
+        """See :meth:`Task.resampled`."""
+        p, truth = outputs.detach().double().cpu().numpy(), targets.cpu().numpy()
+        each = [
+            area("auc", p[rows, label], truth[rows, label] == 1, weights[:, rows])
+            for label, rows in enumerate((truth != UNKNOWN).T)
+        ]
+        return 100.0 * over_classes(np.stack(each, 1))
 
     def measurable(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
         """Test targets ``(N, C)`` with -1 for each label of which ``data`` know no example, there or absent:

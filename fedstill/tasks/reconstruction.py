@@ -25,6 +25,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
 from fedstill.tasks import reconstruction_metrics
 from fedstill.tasks.body_mask import outline
+from fedstill.tasks.classification_metrics import Floats
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.synthetic_maps import regions
 from fedstill.tasks.task import Figure, Task, case_of, mean_by
@@ -189,6 +190,12 @@ class Reconstruction(Task):
         """Mean SSIM of each case that there is an example of, by number: ``(cases,)``."""
         each = reconstruction_metrics.ssim(pixels(outputs), pixels(targets)).cpu()
         return mean_by(each, *case_of(len(each), cases))
+
+    def resampled(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
+    ) -> Floats | None:
+        """See :meth:`Task.resampled`; every image counts by itself, as in SSIM's mean."""
+        return super().resampled(outputs, targets, None, weights)
 
     # --- inputs made to order ---
 

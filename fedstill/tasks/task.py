@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedstill.core.dataset import Cases, Form, TensorData, check_inputs, check_labels
@@ -44,6 +46,7 @@ class Figure:
         unit: "%", "dB", "px" or nothing.
         digits: after the decimal point.
         better: whether a higher or a lower one is better.
+        brief: whether a terminal and a comparison's tables have it, too, and not only pages and files.
     """
 
     key: str
@@ -51,6 +54,7 @@ class Figure:
     unit: str = "%"
     digits: int = 1
     better: Literal["higher", "lower"] = "higher"
+    brief: bool = True
 
 
 class Task(ABC):
@@ -73,7 +77,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    figures: ClassVar[tuple[Figure, ...]]
+    figures: tuple[Figure, ...]
     kind: ClassVar[Kind]
     form: ClassVar[Form] = "images"
     least: ClassVar[int] = 2
@@ -85,8 +89,8 @@ class Task(ABC):
         self.classes = classes
 
     def options(self) -> str:
-        """The task with its options, the same text for equal ones."""
-        own = sorted(vars(self).items())
+        """The task with its options, the same text for equal ones; what leads among its figures is none."""
+        own = sorted((name, of) for name, of in vars(self).items() if name != "figures")
         told = {name: each.tolist() if isinstance(each, torch.Tensor) else each for name, each in own}
         return f"{self.name} {told}"
 
@@ -210,6 +214,47 @@ class Task(ABC):
             cases: of which cases the examples are parts; None: each is a case of its own.
         """
 
+    def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
+        """The figure that models are judged by, alone: looked at often, while the others may take long."""
+        return self.metrics(outputs, targets, cases)[self.metric]
+
+    def resampled(
+        self,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        cases: Cases | None,
+        weights: npt.NDArray[np.float64],
+    ) -> npt.NDArray[np.float64] | None:
+        """The leading figure for each of R weightings, ``(R,)``: examples count several times or not at all.
+
+        Here the weighted mean of :meth:`scores`; None for tasks that have none.
+
+        Args:
+            weights: how often each example counts, ``(R, N)``; those of one case count alike.
+        """
+        scores = self.scores(outputs, targets, cases)
+        if scores is None:
+            return None
+        of, count = case_of(len(targets), cases)
+        by_case = np.empty((len(weights), count))
+        by_case[:, of.numpy()] = weights
+        told, known = scores.double().cpu().numpy(), ~scores.isnan().cpu().numpy()
+        means: npt.NDArray[np.float64] = by_case[:, known] @ told[known] / by_case[:, known].sum(1)
+        return means
+
+    def guess(self, targets: torch.Tensor) -> torch.Tensor | None:
+        """Outputs ``(N, C, ...)`` of who knows how often each class is met in ``targets``, and nothing of the
+        inputs: a mark that models should pass. None for tasks without one."""
+        return None
+
+    def details(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
+        """What a result says of the central model's outputs beside its figures, by key."""
+        return {}
+
+    def advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
+        """What a reader should be told of test targets that make the leading figure say little."""
+        return None
+
     def measurable(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
         """Test targets, of ``targets``' shape, as far as a model that learned from ``data`` alone was taught
         what they ask: all of them, but for tasks some of whose labels can be unknown."""
@@ -218,7 +263,8 @@ class Task(ABC):
     def scores(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> torch.Tensor | None:
-        """How good the prediction is of each case that there is an example of, for choosing which to show.
+        """How good the prediction is of each case that there is an example of, for choosing which to show;
+        the leading figure is their mean.
 
         In the order of ``Cases.present()``, ``(cases,)``; NaN where it cannot be said. None for tasks whose
         predictions are not pictures.

@@ -208,3 +208,13 @@ def test_neighbouring_pixels_are_alike_and_contrast_varies() -> None:
     along = (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
     assert (down > 1.3 * along).float().mean() > 0.1
     assert (along > 1.3 * down).float().mean() > 0.1
+
+
+def test_public_images_of_another_shape_say_what_was_done_to_them(tmp_path: Path) -> None:
+    pictures = np.zeros((20, 12, 12, 3), dtype=np.uint8)
+    np.savez(tmp_path / "colour.npz", images=pictures, labels=np.arange(20) % 2)
+    _, public = wanted(PublicConfig(str(tmp_path / "colour.npz")))
+    assert public.reshaped == "images of 3 x 12 x 12, resized or recoloured to 1 x 8 x 8"
+    assert public.to("cpu").reshaped == public.reshaped
+    np.savez(tmp_path / "grey.npz", images=pictures[:, :8, :8, 0], labels=np.arange(20) % 2)
+    assert wanted(PublicConfig(str(tmp_path / "grey.npz")))[1].reshaped == ""

@@ -10,20 +10,22 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_files import latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.compare_summary import Spread, Summary
+from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarise, write_comparison
+from fedstill.report.compare_summary import Setting, Spread, Summary
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page, refuse_loading
 
 # Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.
 FEDAVG = [(80.0, 70.0, 1000, 500), (84.0, 72.0, 1000, 500), (88.0, 74.0, 4000, 500)]
-FEDIOD = [(90.0, 60.0, 30_000, 10_000), (91.0, 60.0, 30_000, 10_000), (92.0, 60.0, 30_000, 10_000)]
+FEDIOD = [(87.0, 60.0, 30_000, 10_000), (91.0, 60.0, 30_000, 10_000), (95.0, 60.0, 30_000, 10_000)]
 ALONE = [(60.0, 60.0, 0, 0), (61.0, 61.0, 0, 0), (65.0, 65.0, 0, 0)]
 
 
@@ -221,7 +223,7 @@ def test_latex_is_one_booktabs_table(folder: Path) -> None:
     assert "\\emph{50\\% skew\\_ed}" in text
     ours = "FedAvg & 84.0 $\\pm$ 4.0 & 72.0 $\\pm$ 2.0 & 2.0 kB & 500 B & 41 & 12.5"
     assert f"{ours} & 82.5 $\\pm$ 0.7 & $+1.5$ & 75.0 & $-3.0$ " in text
-    assert "FedIOD & \\textbf{91.0 $\\pm$ 1.0}" in text
+    assert "FedIOD & \\textbf{91.0 $\\pm$ 4.0}" in text
     assert "few & \\multicolumn{10}{l}{refused: few cannot run: node-1: <no> \\& never}" in text
 
 
@@ -232,7 +234,7 @@ def test_markdown_holds_the_same_table(folder: Path) -> None:
     assert {line.count("|") for line in table} == {13}
     ours = "| FedAvg | student | 84.0 ± 4.0 | 72.0 ± 2.0 | 2.0 kB | 500 B | 41 | 12.5 |"
     assert f"{ours} 82.5 ± 0.7 | +1.5 | 75.0 | -3.0 |" in table
-    assert any(line.startswith("| FedIOD | student | **91.0 ± 1.0** |") for line in table)
+    assert any(line.startswith("| FedIOD | student | **91.0 ± 4.0** |") for line in table)
 
 
 def test_the_page_holds_what_the_folders_hold(folder: Path) -> None:
@@ -334,3 +336,63 @@ def test_all_forms_have_a_column_where_there_is_an_epsilon(folder: Path) -> None
     assert any(row.startswith("| FedAvg |") and "| 12.5 | 2 |" in row for row in rows)
     assert all("epsilon" in printed(summary, width) for width in (80, 200))
     assert any(note.startswith("Epsilon: ") and "delta 1e-05" in note for note in summary.notes)
+
+
+# --- chance ---
+
+
+def drawn(folder: Path, run: str, draws: list[float], cases: int = 20) -> None:
+    """Give a run draws of its test cases."""
+    save_file({"judged": np.array(draws)}, folder / run / "draws.safetensors")
+    file = folder / run / "result.json"
+    kept = {"level": 95, "draws": len(draws), "cases": cases, "central": [0.0, 1.0]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "intervals": kept}))
+
+
+def two_methods(folder: Path, first: list[float], second: list[float]) -> Setting:
+    for seed, values in enumerate(zip(first, second, strict=True)):
+        for label, value in zip(("fedavg", "fediod"), values, strict=True):
+            a_run(folder, f"{label}-seed{seed}", (value, value, 1, 1), {1: 50.0})
+    plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
+    [setting] = summarise(folder, plan).settings
+    return setting
+
+
+def test_no_method_is_bold_where_seeds_explain_it(folder: Path) -> None:
+    # Differences 4, 1 and 7: 4 +- 4.303 * 3 / sqrt(3)
+    level = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 85.0, 95.0])
+    assert level.best(level.metric) == set()
+    assert level.verdicts() == ["Accuracy: FedIOD is level with FedAvg (4.0 ± 7.5)."]
+
+
+def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
+    # Differences 4, 3 and 5: 4 +- 4.303 / sqrt(3), though both methods vary by more from seed to seed
+    first = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 87.0, 93.0])
+    assert first.best(first.metric) == {"fediod"}
+    assert first.verdicts() == ["Accuracy: FedIOD is first, 4.0 ± 2.5 above FedAvg."]
+    plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
+    summary = summarise(folder, plan)
+    assert first.verdicts()[0] in printed(summary, 80)
+    assert first.verdicts()[0] in markdown(summary)
+    assert first.verdicts()[0] in latex(summary)
+    assert first.verdicts()[0] in Page(html(summary)).text
+
+
+def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
+    same = [80.0, 84.0, 88.0]
+    for_all = {"fedavg": [80.0, 90.0, 70.0], "fediod": [83.0, 93.0, 73.0]}
+    two_methods(folder, same, [value + 3.0 for value in same])
+    for seed in range(3):  # hard draws are hard for both: the difference is 3 in each
+        for label, draws in for_all.items():
+            drawn(folder, f"{label}-seed{seed}", draws)
+    plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
+    [setting] = summarise(folder, plan).settings
+    assert setting.best(setting.metric) == {"fediod"}
+    for seed in range(3):  # and now by draw 1, 3 and 5: a standard error of 2, times 4.303
+        drawn(folder, f"fediod-seed{seed}", [81.0, 93.0, 75.0])
+    [setting] = summarise(folder, plan).settings
+    assert setting.best(setting.metric) == set()
+    assert setting.verdicts() == ["Accuracy: FedIOD is level with FedAvg (3.0 ± 8.6)."]
+    drawn(folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19)  # of other cases: nothing pairs them
+    [setting] = summarise(folder, plan).settings
+    assert setting.best(setting.metric) == {"fediod"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fedstill.report.compare_files import latex, markdown, summarise, write_comp
 from fedstill.report.metric_text import gap_text, spread_text
 from fedstill.report.result import OverNodes, Result
 from fedstill.runs.config import PaperFigure
+from fedstill.tasks.classification import ClassificationConfig
 from tests.report.test_report_compare import printed as print_comparison
 from tests.report.test_report_compare import records
 from tests.report.test_report_page import Page, a_folder, a_result, measured, read
@@ -170,7 +173,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_each_figure_has_its_own_best(folder: Path) -> None:
-    [setting] = summarise(folder, a_plan(1)).settings
+    for method in ("standalone", "fedavg", "fediod"):  # the same again: no chance between seeds
+        shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed1")
+    [setting] = summarise(folder, a_plan(2)).settings
     best = {figure.key: setting.best(figure) for figure in setting.figures}
     # HD95 is better where it is lower; only one student has a specificity, so there is no best.
     assert best == {"dice": {"fediod"}, "sensitivity": {"fedavg"}, "specificity": set(), "hd95": {"fedavg"}}
@@ -184,9 +189,8 @@ def test_markdown_has_all_figures_and_the_papers(folder: Path) -> None:
     assert any(line.startswith(head) and "paper, HD95 | gap, HD95 |" in line for line in lines)
     start = "| Standalone | nodes | 65.0 ± 3.0 | - | 69.0 ± 4.0 | 99.0 ± 0.5 | 24.0 ± 3.5 |"
     assert any(line.startswith(start) for line in lines)  # over the nodes, as there is one seed
-    assert any(
-        line.startswith("| FedAvg | student | 74.0 | 72.5 | **79.0** | - | **10.0** |") for line in lines
-    )
+    assert any(line.startswith("| FedAvg | student | 74.0 | 72.5 | 79.0 | - | 10.0 |") for line in lines)
+    assert "Dice: one seed alone, so no order is told." in lines
     [fediod] = [line for line in lines if line.startswith("| FedIOD |")]
     assert fediod.endswith(" 75.4 | -0.4 | 111.8 | -100.8 |")
 
@@ -195,7 +199,7 @@ def test_latex_and_page_have_as_many_columns_as_figures(folder: Path) -> None:
     summary = summarise(folder, a_plan(1))
     text = latex(summary)
     assert "Method & Dice & Local Dice & Sens. & Spec. & HD95 $\\downarrow$ px" in text
-    assert "\\textbf{75.0}" in text
+    assert "\\textbf" not in text  # of one seed there is no order
     path = write_comparison(folder, a_plan(1))
     page = Page(path.read_text(encoding="utf-8"))
     assert "Dice % Local Dice % Sens. % Spec. % HD95 ↓ px Bytes up" in page.text
@@ -222,3 +226,62 @@ def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
     text = print_comparison(summarise(folder, a_plan(1)), width)
     for figure in ("99.6", "11.0", "24.0 ± 3.5", "111.8", "-100.8"):
         assert figure in text, figure
+
+
+# --- one class an input ---
+
+
+def classified() -> dict[str, Any]:
+    """Two classes, judged by AUC; 20 examples, most of them ill."""
+    task = ClassificationConfig(metric="auc").make(2)
+    figures = [asdict(figure) for figure in task.figures]
+    keys = [figure.key for figure in task.figures]
+    result = a_result()
+    student = dict(zip(keys, (88.0, 90.0, 77.0, 76.0, 85.0, 4.0), strict=True))
+    majority = dict(zip(keys, (50.0, 85.0, 50.0, 46.0, 85.0, 0.0), strict=True))
+    result.update(metric="auc", figures=figures, **student, majority=majority, standalone=None, ensemble=None)
+    result["centralised"] = dict.fromkeys(keys)
+    result["data"] |= {"classes": ["clear", "<ill>"]}
+    result["confusion"] = [[2, 1], [0, 17]]
+    result["calibration"] = [
+        {"confidence": 55.0, "accuracy": 50.0, "examples": 2},
+        {"confidence": 98.0, "accuracy": 100.0, "examples": 18},
+    ]
+    return result
+
+
+def test_the_chosen_figure_leads_and_the_majority_guess_is_a_mark(tmp_path: Path) -> None:
+    text = printed(classified())
+    # What is brief stands in a terminal: the leading figure first.
+    assert re.search(r"AUC % +accuracy % +balanced acc\. %\s", text)
+    assert re.search(r"student \(FedIOD\) +88\.0 +90\.0 +77\.0\s", text)
+    assert re.search(r"majority guess +50\.0 +85\.0 +50\.0\s", text)
+    page = read(a_folder(tmp_path, classified()))
+    assert "Student AUC 88.0%" in page.text
+    assert "Model AUC Accuracy Balanced acc. Macro F1 AUPRC ECE ↓ AUC, 0 to 100%" in page.text
+    assert "always the most common class of the test data 50.0% 85.0% 50.0% 46.0% 85.0% 0.0%" in page.text
+
+
+def test_the_page_counts_answers_and_draws_how_sure_they_are(tmp_path: Path) -> None:
+    page = read(a_folder(tmp_path, classified()))
+    assert "True class clear <ill> Right clear 2 1 66.7% <ill> 0 17 100.0%" in page.text
+    told = "Share of right answers over confidence: 55.0% sure, 50.0% right; 98.0% sure, 100.0% right."
+    assert told in page.attributes("aria-label")
+    assert "18 answers, 98.0% sure: 100.0% right" in page.text
+    del (result := classified())["confusion"], result["calibration"]
+    (other := tmp_path / "older").mkdir()
+    assert "How the student answers" not in read(a_folder(other, result)).text
+
+
+def test_intervals_stand_below_the_leading_figure_and_below_the_terminals_table(tmp_path: Path) -> None:
+    kept = {"level": 95, "draws": 400, "cases": 20, "central": [71.25, 97.04], "nodes": None,
+            "ensemble": None, "centralised": None}  # fmt: skip
+    result = {**classified(), "intervals": kept}
+    assert "by test cases: student (FedIOD) 71.2 to 97.0 (95% interval over 20 test cases)" in " ".join(
+        printed(result).split()
+    )
+    text = read(a_folder(tmp_path, result)).text
+    assert "Student AUC 88.0% on 360 test examples; 95% interval 71.2 to 97.0" in text
+    assert "the central model that the server trained 88.0% 71.2 to 97.0 90.0% 77.0%" in text
+    assert "Below each AUC: its 95% interval over 20 test cases" in text
+    assert "by test cases" not in printed(classified())

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.run_writer import Records
+from fedstill.runs import resampling
 from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean, plain
+from fedstill.tasks import TASKS
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.segmentation import SegmentationConfig
@@ -34,18 +41,20 @@ ALL_ZERO = torch.tensor([[1.0, 0.0]] * 8)  # class 0 for everyone
 def test_figures_of_all_and_of_each_site() -> None:
     look = evaluation(parted())
     assert look.sites == ["A", "B"]
-    assert look.metrics(ALL_ZERO) == {"accuracy": 50.0}
-    # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0)
-    assert look.by_site(ALL_ZERO) == {"A": {"accuracy": 50.0}, "B": {"accuracy": 100.0}}
+    assert look.metrics(ALL_ZERO)["accuracy"] == look.leading(ALL_ZERO) == 50.0
+    # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0): there is no AUC of one class
+    by_site = look.by_site(ALL_ZERO)
+    assert {site: (each["accuracy"], each["auc"]) for site, each in by_site.items()} == {
+        "A": (50.0, 50.0),
+        "B": (100.0, None),
+    }
 
 
 def test_data_without_cases_have_no_sites() -> None:
     data = parted()
-    assert evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ()) == {
-        "cases": None,
-        "sites": None,
-        "labels": None,
-    }
+    told = evaluation(TensorData(data.inputs, data.targets)).details(Outputs(ALL_ZERO), ())
+    assert [told[name] for name in ("cases", "sites", "labels")] == [None] * 3
+    assert told["confusion"] == [[4, 0], [4, 0]]
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 4])
@@ -81,7 +90,7 @@ def test_models_are_told_apart_case_by_case() -> None:
     data = TensorData(torch.zeros(4, 1, 2, 2), truth, cases=cases)
     look = Evaluation(SegmentationConfig().make(2), data, Compute(), seed=0)
     everything = torch.stack([torch.zeros(4, 2, 2), torch.ones(4, 2, 2)], 1)
-    told = look.details(Outputs(everything, ensemble=-everything), ())["cases"]
+    told = look.details(Outputs(everything, ensembled=-everything), ())["cases"]
     assert told["names"] == ["p1", "p3"]
     assert told["central"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
     assert told["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
@@ -126,9 +135,74 @@ def test_of_other_tasks_all_is_asked_of_all() -> None:
     data = parted()
     one_class = data.subset(torch.tensor([0]))
     look = Evaluation(Classification(2), data, Compute(), 0, {"a": one_class})
-    assert look.metrics(ALL_ZERO, node="a") == {"accuracy": 50.0}
+    assert look.metrics(ALL_ZERO, node="a")["accuracy"] == 50.0
 
 
 def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
     look = evaluation(parted())
     assert look.portray(Outputs(ALL_ZERO), (0.5,), (0.5,), Records(None)) is None
+
+
+# --- intervals ---
+
+
+def test_draws_take_whole_units_and_are_the_same_for_all_runs() -> None:
+    data = parted()
+    of = resampling.units(data)
+    assert of.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # patients
+    owned = replace(data, groups=torch.tensor([7, 7, 7, 7, 5, 5, 5, 5]))
+    assert resampling.units(owned).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    weights = resampling.weights(of)
+    assert weights.shape == (resampling.DRAWS, 8)
+    assert (weights.sum(1) == 8).all()
+    assert (weights[:, ::2] == weights[:, 1::2]).all()
+    assert (weights == resampling.weights(of)).all()
+
+
+def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
+    count = 400
+    targets = torch.arange(count) % 2
+    data = TensorData(torch.zeros(count, 1, 4, 4), targets)
+    right = F.one_hot(targets, 2).float()
+    wrong = torch.arange(count)[:, None] < 80  # 80 of 400 answers
+    told = Outputs(torch.where(wrong, 1 - right, right), {"a": right, "b": 1 - right}, right)
+    found = Evaluation(Classification(2), data, Compute(), 0).resampled(told, Records(tmp_path))
+    assert found is not None
+    assert (found["level"], found["cases"], found["ensemble"]) == (95, count, None)
+    assert found["centralised"] == [100.0, 100.0]
+    assert found["nodes"] == [50.0, 50.0]  # one always right, one never
+    # The standard error of 80 % over 400 cases is 2 points.
+    assert found["central"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
+    judged = load_file(tmp_path / "draws.safetensors")["judged"]
+    assert judged.shape == (resampling.DRAWS,)
+    assert judged.std().item() == pytest.approx(2.0, rel=0.1)
+
+
+def test_one_case_has_no_interval() -> None:
+    one = parted().subset(torch.tensor([0, 1]))
+    look = evaluation(one)
+    assert look.resampled(Outputs(ALL_ZERO[:2]), Records(None)) is None
+
+
+@pytest.mark.parametrize("name", ["segmentation", "reconstruction", "multi-label"])
+def test_other_tasks_leading_figures_are_weighed_as_they_are_counted(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    task = TASKS[name]().make(2 if name != "reconstruction" else 1)
+    cases = Cases(torch.tensor([0, 0, 0, 2, 2, 3]), NAMES, SITES)  # the second patient is elsewhere
+    if name == "multi-label":
+        outputs = torch.randn(6, 2, generator=generator)
+        targets = torch.tensor([[0, 1], [1, 0], [-1, 1], [1, 0], [0, -1], [1, 1]])
+    elif name == "segmentation":
+        outputs = torch.randn(6, 2, 16, 16, generator=generator)
+        targets = torch.randint(2, (6, 16, 16), generator=generator)
+    else:
+        outputs, targets = torch.randn(2, 6, 1, 16, 16, generator=generator)
+    even = task.resampled(outputs, targets, cases, np.ones((1, 6)))
+    assert even is not None
+    assert even[0] == pytest.approx(task.leading(outputs, targets, cases))
+    without = torch.tensor([0, 1, 2, 5])
+    weights = np.zeros((1, 6))
+    weights[0, without] = 2.0
+    left = task.resampled(outputs, targets, cases, weights)
+    assert left is not None
+    assert left[0] == pytest.approx(task.leading(outputs[without], targets[without], cases.subset(without)))

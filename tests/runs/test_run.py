@@ -58,6 +58,7 @@ def test_a_run_leaves_all_its_files_and_no_state(finished: Path) -> None:
         "config.toml",
         "audit.sqlite",
         "audit.sqlite.head",
+        "draws.safetensors",
         "metrics.jsonl",
         "report.html",
         "result.json",
@@ -289,3 +290,32 @@ def test_resuming_a_finished_run_gives_its_result_again(finished: Path) -> None:
     before = result_of(finished)
     assert fedstill_run("--resume", str(finished)) == 0
     assert result_of(finished) == before
+
+
+@pytest.mark.parametrize(("column", "names"), [("ward", ["a", "b"]), ("site", ["north", "south"])])
+def test_classes_are_measured_site_by_site_of_the_column_that_parts_the_nodes(
+    tmp_path: Path, column: str, names: list[str]
+) -> None:
+    """Or else by the column "site"; whose each test example is, is known too."""
+    count = np.arange(80)
+    np.savez(
+        tmp_path / "data.npz",
+        images=np.zeros((80, 8, 8), dtype=np.uint8),
+        labels=count % 2,
+        ward=np.array(["a", "b"])[count // 4 % 2],
+        site=np.array(["north", "south"])[count // 40],
+        patient=count // 4,
+    )
+    split = (
+        {"how": "column", "column": column, "nodes": 0} if column == "ward" else {"how": "iid", "nodes": 2}
+    )
+    run, about = prepare(
+        from_dict(
+            {"method": {"name": "fediod"}, "data": {"name": str(tmp_path / "data.npz")}, "split": split}
+        )
+    )
+    assert run.evaluation.sites == names
+    assert "test_cases" not in about["data"]  # each example counts by itself
+    groups = run.test.groups
+    assert groups is not None
+    assert 1 < len(set(groups.tolist())) < len(run.test)

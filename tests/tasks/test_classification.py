@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import UnknownName
-from fedstill.tasks import TASKS
+from fedstill.tasks import TASKS, classification_metrics
 from fedstill.tasks.classification import Classification, ClassificationConfig, TextClassification, TextConfig
 
 TASK = Classification(3)
@@ -66,9 +67,84 @@ def test_expertise_by_hand() -> None:
     torch.testing.assert_close(expertise, torch.tensor([[0.625, 0.5], [0.375, 0.5]]))
 
 
-def test_accuracy_is_in_percent() -> None:
-    outputs = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 5.0], [1.0, 0.0, 0.0]])
-    assert TASK.metrics(outputs, torch.tensor([0, 1, 2, 2])) == {"accuracy": 75.0}
+# Three classes; the last example of class 2 is taken for class 0.
+OUTPUTS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 5.0], [1.0, 0.0, 0.0]])
+TARGETS = torch.tensor([0, 1, 2, 2])
+
+
+def test_figures_by_hand() -> None:
+    told = TASK.metrics(OUTPUTS, TARGETS)
+    assert list(told) == [figure.key for figure in TASK.figures]
+    assert told["accuracy"] == 75.0
+    assert told["balanced_accuracy"] == pytest.approx(100 * (1 + 1 + 1 / 2) / 3)
+    assert told["macro_f1"] == pytest.approx(100 * (2 / 3 + 1 + 2 / 3) / 3)
+    # Classes 0 and 1 are above all others. Of class 2 one of four pairs ties (0.212 both).
+    assert told["auc"] == pytest.approx(100 * (1 + 1 + 3.5 / 4) / 3)
+    sure = OUTPUTS.double().softmax(1).amax(1)  # the second and the last in one bin, half of them right
+    off = (1 - sure[0]) + (1 - sure[2]) + 2 * (sure[1] - 0.5)
+    assert told["ece"] == pytest.approx(100 * off.item() / 4)
+
+
+def test_of_two_classes_auprc_is_of_the_second() -> None:
+    p = torch.tensor([0.9, 0.8, 0.3, 0.1])  # of class 1; the first and the third are: 1 and 2/3
+    outputs = torch.stack([(1 - p).log(), p.log()], 1)
+    told = Classification(2).metrics(outputs, torch.tensor([1, 0, 1, 0]))
+    assert told["auprc"] == pytest.approx(100 * (1 + 2 / 3) / 2)
+    assert told["auc"] == pytest.approx(75.0)
+
+
+def test_what_cannot_be_said_is_nan() -> None:
+    one_class = TASK.metrics(OUTPUTS, torch.zeros(4, dtype=torch.int64))
+    assert math.isnan(one_class["auc"])
+    assert math.isnan(one_class["auprc"])
+    assert one_class["balanced_accuracy"] == one_class["accuracy"] == 50.0
+    broken = TASK.metrics(torch.full((4, 3), math.nan), TARGETS)
+    assert math.isnan(broken["auc"])
+    assert math.isnan(broken["ece"])
+    assert TASK.metrics(torch.tensor([[math.inf, 0.0, 0.0]]), torch.tensor([0]))["accuracy"] == 100.0
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"])
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric: str, classes: int) -> None:
+    task = ClassificationConfig(metric=metric).make(classes)  # type: ignore[arg-type]
+    assert (task.metric, len(task.figures)) == (metric, 6)
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.integers(-1, 2, (40, classes))).double()  # few values, so that scores tie
+    p, true = logits.softmax(1).numpy(), rng.integers(0, classes, 40)
+    assert task.leading(logits, torch.from_numpy(true)) == classification_metrics.OF[metric](p, true)
+    weights = rng.integers(0, 3, (5, 40))
+    weights[0, true == 0] = 0  # a draw without a class
+    found = classification_metrics.weighted(metric, p, true, weights.astype(float))
+    each = [classification_metrics.OF[metric](p.repeat(times, 0), true.repeat(times)) for times in weights]
+    assert found == pytest.approx(each, nan_ok=True)
+
+
+def test_the_majority_guess_knows_shares_and_no_input() -> None:
+    told = TASK.metrics(TASK.guess(TARGETS), TARGETS)
+    assert told == pytest.approx(
+        {"accuracy": 50.0, "balanced_accuracy": 100 / 3, "macro_f1": 200 / 9, "auc": 50.0,
+         "auprc": 100 / 3, "ece": 0.0}
+    )  # fmt: skip
+
+
+def test_answers_are_counted_by_true_class_and_by_confidence() -> None:
+    told = TASK.details(OUTPUTS, TARGETS)
+    assert told["confusion"] == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+    assert [each["examples"] for each in told["calibration"]] == [2, 1, 1]  # two are 58 % sure
+    assert [each["accuracy"] for each in told["calibration"]] == [50.0, 100.0, 100.0]
+    assert Classification(31).details(torch.zeros(1, 31), torch.tensor([0]))["confusion"] is None
+
+
+def test_uneven_classes_are_told_with_their_shares() -> None:
+    names = ("clear", "ill")
+    assert Classification(2).advice(torch.tensor([0, 1, 1, 0, 1]), names) is None
+    uneven = torch.tensor([1] * 9 + [0])
+    told = Classification(2).advice(uneven, names)
+    assert told is not None
+    assert "ill is 90.0% of the examples and clear 10.0%, where an even share is 50.0%" in told
+    assert "task.metric = auc or balanced_accuracy" in told
+    assert Classification(2, "auc").advice(uneven, names) is None
 
 
 def test_tasks_are_made_by_name() -> None:

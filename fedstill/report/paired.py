@@ -1,0 +1,58 @@
+"""Whether chance explains that one method is above another: their paired difference, over seeds and cases.
+
+Runs of one seed share split, first weights and test part, so they are compared pair by pair. The standard
+error of the mean difference has two parts that add up: what it varies by from seed to seed, and what it
+varies by from draw to draw of test cases, the same for both methods (:mod:`fedstill.runs.resampling`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Draws = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference, and half of its 95 % interval; None of one seed, whose chance nobody knows."""
+
+    mean: float
+    half: float | None
+
+    @property
+    def told(self) -> bool:
+        """Whether the interval is on one side of 0: more than chance explains."""
+        return self.half is not None and abs(self.mean) > self.half
+
+
+def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Difference:
+    """Of paired differences.
+
+    Student's t with one degree of freedom less than there are seeds; two seeds alone hardly tell anything.
+
+    Args:
+        by_seed: one a seed.
+        draws: one ``(R,)`` a seed, the same difference in each draw of test cases; none: not known.
+
+    >>> difference([1.0, 2.0, 3.0])
+    Difference(mean=2.0, half=2.484...)
+    >>> difference([1.0, 2.0, 3.0]).told, difference([2.0]).told
+    (False, False)
+    """
+    from scipy.stats import t
+
+    seeds, mean = len(by_seed), statistics.fmean(by_seed)
+    if seeds < 2:
+        return Difference(mean, None)
+    variance = statistics.variance(by_seed) / seeds
+    if draws:
+        over_cases = np.mean(np.stack(list(draws)), axis=0)
+        known = over_cases[~np.isnan(over_cases)]
+        variance += float(known.var(ddof=1)) if len(known) > 1 else 0.0
+    return Difference(mean, float(t.ppf(0.975, seeds - 1)) * math.sqrt(variance))

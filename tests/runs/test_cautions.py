@@ -1,0 +1,114 @@
+"""What a run accepts and its reader should know of: each caution where it is due, and not where it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.core.dataset import TensorData
+from fedstill.data.public import Public
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fediod import FedIOD
+from fedstill.runs import cautions
+from fedstill.runs.evaluation import Outputs
+from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabel
+from fedstill.tasks.reconstruction import ReconstructionConfig
+from tests.runs.test_run import SHORT, fedstill_run
+
+
+def images(first: int, count: int, *labels: int) -> TensorData:
+    """Images that are each of one number, from ``first`` on."""
+    each = torch.arange(first, first + count).float().view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
+    return TensorData(each, torch.tensor(labels or [0] * count))
+
+
+def test_one_node_alone() -> None:
+    assert cautions.single(["a"]) == "there is one node alone: nothing is federated"
+    assert cautions.single(["a", "b"]) is None
+
+
+def test_learning_rates_of_zero_are_named() -> None:
+    assert cautions.idle(FedAvg(), 0.001) == []
+    told = cautions.idle(FedIOD(student_lr=0.0), 0.0)
+    assert told == [
+        f"{name} is 0: what it trains learns nothing" for name in ("nodes.local.lr", "method.student_lr")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        ({"epsilon": 20.0, "budget": 20.0}, None),
+        ({"epsilon": None, "budget": None}, None),
+        ({"epsilon": 3.0, "budget": 50.0}, "epsilon is up to 50 at a"),
+        ({"epsilon": 20.5, "budget": None}, "epsilon is up to 20.5 at a"),
+    ],
+)
+def test_an_epsilon_above_20_hardly_bounds_anything(node: dict[str, float | None], told: str | None) -> None:
+    found = cautions.weak({"nodes": [{"name": "a", **node}, {"name": "b", "epsilon": 1.0}]})
+    assert (found is None) if told is None else (found is not None and found.startswith(f"{told}: above 20 "))
+
+
+def test_classes_that_no_node_holds_are_named() -> None:
+    task, classes = Classification(4), ("p", "q", "r", "s")
+    assert cautions.unheld(task, [images(0, 3, 0, 1, 3), images(0, 1, 2)], classes) is None
+    told = cautions.unheld(task, [images(0, 2, 0, 0), images(0, 1, 2)], classes)
+    assert told == "no node holds an example of q and s: nothing teaches it"
+    findings = TensorData(torch.zeros(2, 1, 4, 4), torch.tensor([[1, 0], [-1, 0]]))
+    assert cautions.unheld(MultiLabel(2), [findings], ("Edema", "Mass")) == (
+        "no node holds an example of Mass: nothing teaches it"
+    )
+    assert cautions.unheld(task, [], classes) is None  # nodes elsewhere: theirs to know
+
+
+def test_the_same_inputs_in_two_of_test_public_and_private_data_are_counted() -> None:
+    test, public = images(0, 10), Public("other", images(8, 6).inputs)  # 0..9 and 8..13
+    assert cautions.shared(test, public, [images(100, 3), images(9, 1), images(12, 2)]) == [
+        "1 of 10 test examples are among the private data, too: figures flatter",
+        "2 of 10 test examples are among the public data, too: figures flatter",
+        "3 different public inputs are among the private data, too: these are no secret",
+    ]
+    assert cautions.shared(test, None, [images(10, 5)]) == []
+
+
+def test_outputs_that_are_probabilities_are_found() -> None:
+    logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    task = Classification(3)
+    assert cautions.probabilities(task, Outputs(logits, {"a": logits.log_softmax(1)})) is None
+    told = cautions.probabilities(task, Outputs(logits.softmax(1), {"a": logits, "b": logits.softmax(1)}))
+    assert told == (
+        "outputs of b and the student are probabilities already, and logits are expected: leave the softmax "
+        "out"
+    )
+    assert "sigmoid" in (cautions.probabilities(MultiLabel(3), Outputs(logits.sigmoid())) or "")
+    assert cautions.probabilities(ReconstructionConfig().make(1), Outputs(logits.sigmoid())) is None
+
+
+def test_a_run_tells_them_in_result_terminal_and_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--split.nodes", "1", "--split.how", "iid", "--method.student_lr", "0"]
+    assert fedstill_run("digits-fediod", *SHORT, *words, "--out", str(out)) == 0
+    notes = json.loads((out / "result.json").read_text())["notes"]
+    told = [
+        "there is one node alone: nothing is federated",
+        "method.student_lr is 0: what it trains learns nothing",
+    ]
+    assert [note for note in notes if note in told] == told
+    printed, page = capsys.readouterr().out, (out / "report.html").read_text(encoding="utf-8")
+    for note in told:
+        assert f"Note: {note}" in printed
+        assert note in page
+
+
+def test_public_data_of_another_shape_are_told() -> None:
+    done = "images of 3 x 12 x 12, resized or recoloured to 1 x 8 x 8"
+    public = Public("colour", torch.zeros(1, 1, 8, 8), reshaped=done)
+    assert cautions.reshaped(public) == f"public data colour are {done}"
+    assert cautions.reshaped(Public("grey", torch.zeros(1, 1, 8, 8))) is None
+    assert cautions.reshaped(None) is None
