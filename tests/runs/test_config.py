@@ -147,7 +147,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"seed": "1"}, "seed is '1': allowed is a whole number"),
         ({"seed": -1}, "seed is -1: allowed is 0 or more"),
         ({"name": "a/b"}, "name is 'a/b': allowed is letters, digits"),
-        ({"task": {"name": "regression"}}, "unknown task 'regression': allowed are classification, text"),
+        ({"task": {"name": "ranking"}}, "unknown task 'ranking': allowed are classification, text"),
         ({"split": {"alpha": "0.5"}}, "split.alpha is '0.5': allowed is a number"),
         ({"split": {"alpha": math.nan}}, "split.alpha is nan: allowed is a number"),
         ({"split": {"alpha": 10**400}}, "split.alpha is 1000"),

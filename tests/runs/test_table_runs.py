@@ -211,7 +211,7 @@ def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> No
     data = (x, (x[:, 0] > 0).long())
     models = [MLP((3,), 2, 8) for _ in range(2)]
     assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).figures["accuracy"] > 80
-    with pytest.raises(ArgumentError, match="schema is '': allowed is a table's columns, within which"):
+    with pytest.raises(ArgumentError, match="schema is empty: allowed is a table's columns, within which"):
         fedstill.distil([data], models[:1], MLP((3,), 2, 8), data, 2, task="tabular")
 
 
