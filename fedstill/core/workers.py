@@ -1,9 +1,8 @@
-"""Runs independent pieces of work at once, each in a thread of its own: many on a core each, few on several.
+"""Runs independent pieces of work at once: each in a thread of its own, on one core.
 
 Nodes are independent of each other, and torch lets other threads run while it computes. So many small
-networks on a few cores are best computed one a core, and those that are left at the end, fewer than there
-are cores, share these out. How many cores a piece of work has follows from its place among the others, so
-that it gives the same each time.
+networks on a few cores are best computed one a core. What a piece of work gives does not depend on how many
+others are computed beside it.
 """
 
 from __future__ import annotations
@@ -22,20 +21,8 @@ R = TypeVar("R")
 How = Callable[..., Any]
 
 
-def shares(count: int, cores: int) -> list[int]:
-    """How many cores each of ``count`` pieces of work has: one, and of those in the last row more.
-
-    >>> shares(5, 2)
-    [1, 1, 1, 1, 2]
-    >>> shares(3, 8)
-    [2, 2, 2]
-    """
-    last = count % cores
-    return [1] * (count - last) + [cores // last] * last if last else [1] * count
-
-
 class Workers:
-    """Threads that compute with a core each, or a few.
+    """Threads that compute with one core each.
 
     Args:
         count: how many; with 1, work is done where it is asked for.
@@ -59,23 +46,21 @@ class Workers:
         Raises:
             RuntimeError: work drew from torch's global generator that had not done so the first time.
         """
-        if self.count == 1 or _thread.works:  # whoever works in a thread has its own cores
+        if self.count == 1 or _thread.works:  # whoever works in a thread has that one core
             return [work(item) for item in items]
         done: dict[int, R] = {}
-        # Who is alone for a while has no more cores for it: which work was the first of its kind, or that its
-        # kind draws, would show in the last digits.
-        each = list(zip(items, shares(len(items), self.count), strict=True))
-        for place, kind in enumerate(kinds):
+        for place, (item, kind) in enumerate(zip(items, kinds, strict=True)):
             if kind not in self._draws:
                 with seeds.watched() as watch:
-                    done[place] = self._begun(_alone, work, {place: each[place]})[place].result()
+                    done[place] = self._begun(_alone, work, {place: item})[place].result()
                 self._draws[kind] = watch.drawn
-        for place, kind in enumerate(kinds):
-            if place not in done and self._draws[kind]:
-                done[place] = self._begun(_alone, work, {place: each[place]})[place].result()
+        for place, item in enumerate(items):
+            if place not in done and self._draws[kinds[place]]:
+                # On one core, too: which work was the first of its kind would show in the last digits.
+                done[place] = self._begun(_alone, work, {place: item})[place].result()
         left = [place for place in range(len(items)) if place not in done]
         before = torch.get_rng_state()
-        futures = self._begun(_apart, work, {place: each[place] for place in left})
+        futures = self._begun(_apart, work, {place: items[place] for place in left})
         done |= {place: future.result() for place, future in futures.items()}
         if not torch.equal(torch.get_rng_state(), before):
             raise RuntimeError(
@@ -84,25 +69,18 @@ class Workers:
             )
         return [done[place] for place in range(len(items))]
 
-    def _begun(
-        self, how: How, work: Callable[[T], R], each: Mapping[int, tuple[T, int]]
-    ) -> Mapping[int, Future[R]]:
-        """Work of some items on so many cores, ended.
-
-        Whoever is interrupted has all of it ended soon, between two steps.
-        """
-        end, pool, here = Event(), self._threads(), torch.get_num_threads()
-        futures: dict[int, Future[R]] = {}
+    def _begun(self, how: How, work: Callable[[T], R], items: Mapping[int, T]) -> Mapping[int, Future[R]]:
+        """Work of some items, ended. Whoever is interrupted has all of it ended soon, between two steps."""
+        end = Event()
+        pool, futures = self._threads(), dict[int, Future[R]]()
         try:
-            for place, (item, cores) in each.items():
-                futures[place] = pool.submit(_on, cores, how, work, item, end)
+            for place, item in items.items():
+                futures[place] = pool.submit(how, work, item, end)
             wait(futures.values())
         except BaseException:
             end.set()
             wait(futures.values())
             raise
-        finally:
-            torch.set_num_threads(here)  # for threads that are yet to come: see _one_core
         return futures
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -135,17 +113,6 @@ def _one_core() -> None:
     _thread.works = True
     torch.set_num_threads(1)
     torch.get_num_threads()
-
-
-def _on(cores: int, how: How, *about: Any) -> Any:
-    """Something done in a thread, on so many cores."""
-    if cores == 1:
-        return how(*about)
-    torch.set_num_threads(cores)
-    try:
-        return how(*about)
-    finally:
-        torch.set_num_threads(1)
 
 
 def _alone(work: Callable[[T], R], item: T, end: Event) -> R:

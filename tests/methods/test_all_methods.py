@@ -174,11 +174,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", NAMES)
-def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On one core each, to the last bit, traffic and audit log with it. And at once they are: none draws."""
-    monkeypatch.setattr("fedstill.core.workers.shares", lambda count, cores: [1] * count)
+def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(name: str) -> None:
+    """To the last bit, traffic and audit log with it. And at once they are: none draws, to be done alone."""
     one = setting(name, {})
     experiment, alone = Simulation(one), ran(setting(name, {}))
     experiment.compute.workers = Workers(2)
