@@ -19,7 +19,7 @@ from fedstill.core.text_format import listed
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.report.metric_text import bare, in_a_sentence
-from fedstill.report.paired import Difference, Draws, difference
+from fedstill.report.paired import Draws, Gap, difference
 from fedstill.report.privacy_section import guaranteed, most
 from fedstill.report.result import ACCURACY, OverNodes, Result
 from fedstill.report.run_files import Metrics
@@ -245,13 +245,13 @@ class Setting:
         lists = [sorted(alike, key=lambda each: -each[0]) for alike in kinds.values() if len(alike) > 1]
         return [[entry for _, entry in alike] for alike in lists]
 
-    def above(self, first: Entry, second: Entry, figure: Figure) -> Difference:
+    def above(self, first: Entry, second: Entry, figure: Figure) -> Gap:
         """The paired difference of two methods that have the figure, over the seeds that both have."""
         others = {run.seed: run for run in second.runs}
         pairs = [(run, others[run.seed]) for run in first.runs if run.seed in others]
         ours = [[run.figure(figure.key) or 0.0 for run in pair] for pair in pairs]
         if not pairs:
-            return Difference(math.nan, None)
+            return Gap(math.nan, None)
         drawn = [
             one.draws - other.draws
             for one, other in pairs
@@ -277,7 +277,7 @@ class Setting:
         return list(dict.fromkeys(told))
 
 
-def _gap(figure: Figure, each: Difference) -> str:
+def _gap(figure: Figure, each: Gap) -> str:
     return f"{bare(figure, abs(each.mean))} \u00b1 {bare(figure, each.half or 0.0)}"
 
 

@@ -19,7 +19,7 @@ Draws = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Difference:
+class Gap:
     """A mean difference, and half of its 95 % interval; None of one seed, whose chance nobody knows."""
 
     mean: float
@@ -31,7 +31,7 @@ class Difference:
         return self.half is not None and abs(self.mean) > self.half
 
 
-def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Difference:
+def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
     """Of paired differences.
 
     Student's t with one degree of freedom less than there are seeds; two seeds alone hardly tell anything.
@@ -41,7 +41,7 @@ def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Differe
         draws: one ``(R,)`` a seed, the same difference in each draw of test cases; none: not known.
 
     >>> difference([1.0, 2.0, 3.0])
-    Difference(mean=2.0, half=2.484...)
+    Gap(mean=2.0, half=2.484...)
     >>> difference([1.0, 2.0, 3.0]).told, difference([2.0]).told
     (False, False)
     """
@@ -49,10 +49,10 @@ def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Differe
 
     seeds, mean = len(by_seed), statistics.fmean(by_seed)
     if seeds < 2:
-        return Difference(mean, None)
+        return Gap(mean, None)
     variance = statistics.variance(by_seed) / seeds
     if draws:
         over_cases = np.mean(np.stack(list(draws)), axis=0)
         known = over_cases[~np.isnan(over_cases)]
         variance += float(known.var(ddof=1)) if len(known) > 1 else 0.0
-    return Difference(mean, float(t.ppf(0.975, seeds - 1)) * math.sqrt(variance))
+    return Gap(mean, float(t.ppf(0.975, seeds - 1)) * math.sqrt(variance))
