@@ -31,10 +31,11 @@ from fedstill.node import admission, owner_folder
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
+from fedstill.node.refusal_text import OWN_TROUBLES, short, telling
 from fedstill.node.requests import Requests, asks
 from fedstill.node.run_folder import RunFolder
 from fedstill.node.security_log import SecurityLog, SecurityLogError
-from fedstill.node.session import MOST, OWN_TROUBLES, Session, short, telling
+from fedstill.node.session import MOST, Session
 from fedstill.protocol.run_description import Description, describe
 from fedstill.protocol.run_plan import PROTOCOL, Plan, read_public
 from fedstill.protocol.wire_format import Tensors, header_size, pack, size, unpack

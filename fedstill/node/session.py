@@ -22,7 +22,6 @@ from fedstill.core.errors import (
     ModelError,
     NodeFault,
     OwnDataError,
-    PluginError,
     QuestionRefused,
     RunFolderError,
     TooLarge,
@@ -44,9 +43,9 @@ from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import Group
 from fedstill.node.protection import check_priced, protect
+from fedstill.node.refusal_text import short, telling
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
-from fedstill.node.security_log import SecurityLogError
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
@@ -60,13 +59,6 @@ logger = logging.getLogger("fedstill.node")
 MOST = 2**31  # numbers of questions are below it
 MOST_PARTS = 100_000  # of the local training before the first question
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
-OWN_TROUBLES = (
-    AuditError,
-    OwnDataError,
-    PluginError,
-    RunFolderError,
-    SecurityLogError,
-)  # whose texts are the owner's alone
 
 
 class Session:
@@ -339,17 +331,3 @@ class Session:
             raise NodeFault(self.node.name, "join", f"{lost}: it can be asked in a new run alone")
         elif self.training.done:  # to go back to: nothing is trained before the first question
             self.kept.save(LEARNING, self._state(True))
-
-
-def telling(error: Exception) -> str:
-    """What a server may be told of an error: of the node's own troubles only that there are some."""
-    if isinstance(error, OWN_TROUBLES):
-        return "its data or model fail here: its own log says more"
-    if isinstance(error, FedstillError):
-        return " ".join(str(error).split()) or type(error).__name__
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
-
-
-def short(value: object, most: int = 200) -> str:
-    """What a server sent, for a line of a log: never more than one line, and not a long one."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(value)[:most]).split())
