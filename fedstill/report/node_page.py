@@ -40,7 +40,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         Fact("Budget left", node.costs[0].left if node.costs else "all", "epsilon, over all runs"),
         Fact("Logs", "sound" if sound else "not sound", f"{node.entries:,} entries in the audit log"),
     ]
-    runs = "is not at work: fedstill node start" if process is None else f"runs as process {process}"
+    runs = "is not joined to a federation" if process is None else f"runs as process {process}"
     sections = [
         _asking(waiting, folder),
         Section(
@@ -75,8 +75,8 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
 
 def _asking(waiting: Mapping[str, Request], folder: Path) -> Section:
     about = (
-        "Compare the digits with the server's people by phone. A command below a request lets it in; "
-        "with reject in the place of approve it does not."
+        "Each under the SHA-256 of its description: compare the digits with the server's people by phone. "
+        "The command below a request lets it in; with reject in the place of approve it does not."
     )
     commands = {name: shlex.join(["fedstill", "node", "approve", str(folder), name[:16]]) for name in waiting}
     return Section(
@@ -124,5 +124,5 @@ def _log(node: Overview) -> Table:
         why = "; ".join(clip(part) for part in (about, str(line["why"]), sha256) if part)
         cells = [Cell(clip(line["event"])), Cell(clip(line["who"]) or "not proven"), Cell(why)]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))
-    heads = [Column(head, "") for head in ("What", "Who", "Why")]
+    heads = [Column("What", "model"), Column("Who", ""), Column("Why", "")]
     return Table("The security log", "When (UTC)", heads, rows, style="price")

@@ -20,8 +20,12 @@ from fedstill.core.errors import FedstillError
 from fedstill.report import live_page
 
 HOSTS = ("127.0.0.1", "localhost")
-LEAST, SHARE = 2.0, 0.05  # seconds for which a page is as new as ever, and the share of time to make it anew
-MOST = 100  # pages that are kept for so long
+LEAST, MOST, SHARE = (
+    2.0,
+    30.0,
+    0.05,
+)  # seconds for which a page is kept, so that a share of time makes it anew
+PAGES = 100  # that are kept
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -69,9 +73,9 @@ class PageServer(ThreadingHTTPServer):
             if start >= until:
                 status, html = self._made(path)
                 took = time.monotonic() - start
-                if len(self._kept) >= MOST:
+                if len(self._kept) >= PAGES:
                     self._kept.clear()
-                self._kept[path] = time.monotonic() + max(LEAST, took / SHARE), status, html
+                self._kept[path] = time.monotonic() + min(max(LEAST, took / SHARE), MOST), status, html
         return status, html.replace(self._nonce, nonce)
 
     def _made(self, path: str) -> tuple[HTTPStatus, str]:

@@ -59,8 +59,10 @@ class SoFar:
     @property
     def reached(self) -> str | None:
         """The main figure so far, in words."""
-        told = self.metrics.central
-        return self._told(told[max(told)]) if told else self.note.note.strip() or None
+        told, newest = self.metrics.central, self.note.note.strip()
+        if newest:  # what was measured is in its file with the next saved state
+            return newest.removeprefix(f"{self.note.about.get('metric')} ")
+        return self._told(told[max(told)]) if told else None
 
     @property
     def message(self) -> str | None:
@@ -92,7 +94,7 @@ class SoFar:
         course = self._panels({figure: metrics.central, f"{figure}, nodes' own": metrics.own})
         local = {**metrics.local, **({"centralised": metrics.centralised} if metrics.centralised else {})}
         about = "From left to right: steps or rounds; each line from its lowest value to its highest."
-        none = "Not measured yet."
+        none = "Nothing of this is here yet."
         return [
             Section(f"{figure} on the test data", about, panels=course, empty=none),
             Section("Losses at the server", about, panels=self._panels(metrics.losses), empty=none),
