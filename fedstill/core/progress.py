@@ -71,6 +71,8 @@ class Bars:
     def follow(self, noted: Note) -> None:
         """Show what another process has noted."""
         if noted.total:
+            for task in self._progress.tasks if noted.phase not in self._bars else ():
+                self._progress.update(task.id, completed=task.total, note=" ")  # done since the last look
             self._move(noted.phase, noted.done, noted.total, noted.waiting() or noted.note or " ")
 
 

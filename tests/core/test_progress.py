@@ -87,3 +87,11 @@ def test_who_asks_whether_a_run_is_at_work_does_not_keep_it_from_beginning(tmp_p
         with pytest.raises(RunFolderError), holding(tmp_path, "run"):
             pass
     assert not is_locked(tmp_path)
+
+
+def test_a_phase_that_was_not_looked_at_to_its_end_is_done() -> None:
+    bars = progress.Bars(False)
+    bars.follow(Note("local training", 70, 100, waits_for=("north",)))
+    bars.follow(Note("distillation", 1, 9))
+    shown = [(task.description, task.completed, task.fields["note"]) for task in bars._progress.tasks]
+    assert shown == [("local training", 100, " "), ("distillation", 1, " ")]
