@@ -25,7 +25,7 @@ from fedstill.data.csv_tables import as_column, rows, told_part
 
 SCHEMA = "schema.toml"
 EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
 Where = Callable[[int], str]  # in which file and line a row stands
 
 
@@ -71,7 +71,8 @@ def read_schema(path: str | Path) -> Schema:
 
 
 def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: Where) -> TensorData:
-    """Columns of cells as features ``(N, F)`` and targets: classes ``(N,)``, or numbers ``(N, 1)`` in -1..1.
+    """Columns of cells as features ``(N, F)`` and targets: classes ``(N,)``, numbers ``(N, 1)`` in -1..1, or
+    times until an event, in intervals, and whether it came ``(N, 2)``.
 
     Columns that the schema does not have are passed over.
 
@@ -96,15 +97,25 @@ def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where
         if column.name not in cells:
             raise DataError(f"{what}: has no column {column.name!r}: allowed are those of the schema")
     parts = [_features(cells[column.name], column, where) for column in schema.inputs]
-    answers = cells[schema.target]
-    inputs = torch.from_numpy(np.concatenate(parts, axis=1))
-    target = torch.from_numpy(_features(answers, schema.answer, where))
-    return TensorData(inputs, target.argmax(1) if schema.answer.categories else target)
+    inputs = torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32))
+    return TensorData(inputs, _targets(cells, schema, where))
+
+
+def _targets(cells: Mapping[str, Sequence[Any]], schema: Schema, where: Where) -> torch.Tensor:
+    target = torch.from_numpy(_features(cells[schema.target], schema.answer, where))
+    if schema.answer.categories:
+        return target.argmax(1)
+    if not schema.event:
+        return target.float()
+    event = next(column for column in schema.columns if column.name == schema.event)
+    came = torch.from_numpy(_features(cells[schema.event], event, where))[:, 1:]
+    # Rounded to float32 only now: a time at which two intervals meet is a whole number of them.
+    return torch.cat([(target + 1) / 2 * schema.intervals, came], 1).float()
 
 
 def _features(cells: Sequence[Any], column: SchemaColumn, where: Where) -> Floats:
-    """One column's features, ``(N, features)`` float32."""
-    made = np.zeros((len(cells), len(column.features)), dtype=np.float32)
+    """One column's features, ``(N, features)``."""
+    made = np.zeros((len(cells), len(column.features)))
     numbers = column.type == "number"
     place = {name: number for number, name in enumerate(column.categories)}
     for row, cell in enumerate(cells):

@@ -40,7 +40,8 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
         raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
     if place is None:
         raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
-    suffixes = {"labels": (".npz", ".csv"), "rows": (".csv",), "values": (".csv",)}.get(targets, (".npz",))
+    table = (".csv",) if targets in ("rows", "values", "times") else (".npz",)
+    suffixes = (".npz", ".csv") if targets == "labels" else table
     if place.is_file() and targets != "texts" and place.suffix not in suffixes:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}")
@@ -86,6 +87,7 @@ SERVING: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
         "texts": ("csv",),
         "rows": ("csv",),
         "values": ("csv",),
+        "times": ("csv",),
     }
 )
 
@@ -155,6 +157,7 @@ _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
         "texts": ("length", "words", "vocabulary"),
         "rows": ("schema",),
         "values": ("schema",),
+        "times": ("schema",),
     }
 )
 
