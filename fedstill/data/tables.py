@@ -22,6 +22,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
 from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import as_column, rows, told_part
+from fedstill.data.parquet_tables import SUFFIX, read_parquet
 
 SCHEMA = "schema.toml"
 EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
@@ -161,7 +162,7 @@ def _wrong(row: int, column: SchemaColumn, found: str, where: Where) -> DataErro
 
 
 def read_rows(path: Path, schema: Schema) -> Table:
-    """The rows of one csv.
+    """The rows of one csv or Parquet file, which its ending tells apart.
 
     Beside the schema's columns it may have ``split`` (train or test) and any others, of which ``patient`` and
     ``site`` are heeded.
@@ -169,25 +170,38 @@ def read_rows(path: Path, schema: Schema) -> Table:
     Raises:
         DataError: it cannot be read, or breaks the schema.
     """
+    cells, where = _parquet(path) if path.suffix == SUFFIX else _csv(path)
+    data = encoded(cells, schema, str(path), where)
+    test = told_part(cells, path)
+    return Table(schema, data, test, {name: as_column(name, column) for name, column in cells.items()})
+
+
+def _csv(path: Path) -> tuple[dict[str, list[str]], Where]:
     (_, header), *below = rows(path)
     if twice := named_twice(header):
         raise DataError(f"{path}: has column {twice!r} twice: allowed is once")
     cells = {name: [row[place] for _, row in below] for place, name in enumerate(header)}
     lines = [line for line, _ in below]
-    data = encoded(cells, schema, str(path), lambda row: f"{path}, line {lines[row]}")
-    test = told_part(cells, path)
-    return Table(schema, data, test, {name: as_column(name, column) for name, column in cells.items()})
+    return cells, lambda row: f"{path}, line {lines[row]}"
+
+
+def _parquet(path: Path) -> tuple[dict[str, list[str]], Where]:
+    cells = {name: [_text(cell) for cell in column] for name, column in read_parquet(path).items()}
+    return cells, lambda row: f"{path}, row {row + 1}"
 
 
 def read_folder(path: Path, schema: Schema) -> Table:
-    """The rows of all csv files of a folder, each a site by its name.
+    """The rows of all csv and Parquet files of a folder, each a site by its name.
 
     Raises:
-        DataError: there are none, or as :func:`read_rows`; some with a column ``split`` and some without.
+        DataError: there are none, or two of one site, or as :func:`read_rows`; some with a column ``split``
+            and some without.
     """
-    files = sorted(file for file in path.iterdir() if file.suffix == ".csv")
+    files = sorted(file for file in path.iterdir() if file.suffix in (".csv", SUFFIX))
     if not files:
-        raise DataError(f"{path}: has no csv file: allowed is one for each site")
+        raise DataError(f"{path}: has no csv or Parquet file: allowed is one for each site")
+    if twice := named_twice([file.stem for file in files]):
+        raise DataError(f"{path}: has {twice}.csv and {twice}{SUFFIX}: allowed is one file for each site")
     parts = [read_rows(file, schema) for file in files]
     tests = [part.test for part in parts if part.test is not None]
     if 0 < len(tests) < len(parts):
