@@ -1,4 +1,4 @@
-"""Containers and services of the examples: each command in them is one that fedstill takes, and each sees what
+"""Containers and services of the examples: each command in them is one that fedstill takes; each sees what
 it needs and no more."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.cli import arguments, audit_log, node, server
+from fedstill.cli import arguments, audit_log, node, privacy, server
 from fedstill.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
@@ -35,8 +35,8 @@ def compose() -> dict[str, Any]:
 
 def takes(words: list[str]) -> None:
     """Fail if fedstill does not take a command; ``run`` is tried by itself, below."""
-    rooms = {"node": node.HELP, "server": server.HELP, "audit": audit_log.HELP}
-    if words[0] == "run":
+    rooms = {"node": node.HELP, "server": server.HELP, "audit": audit_log.HELP, "privacy": privacy.HELP}
+    if words[0] in ("run", "attack"):
         return
     name = " ".join(words[:2])
     usages = arguments._usages(name, rooms[words[0]])
@@ -72,6 +72,15 @@ def test_the_commands_of_the_pages_are_fedstills(compose: dict[str, Any]) -> Non
         "server",
         "run",
     }
+
+
+def test_the_commands_that_answer_the_law_are_fedstills() -> None:
+    page = (ROOT / "docs" / "compliance.md").read_text(encoding="utf-8")
+    typed = [shlex.split(found) for found in re.findall(r"`fedstill ([^`]+)`", page)]
+    for words in typed:
+        takes(words)
+    named = {tuple(words[:2]) for words in typed}
+    assert named >= {("audit", "export"), ("audit", "verify"), ("node", "approve"), ("node", "log")}
 
 
 def test_the_run_of_the_page_is_one_that_begins(
