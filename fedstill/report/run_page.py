@@ -54,6 +54,11 @@ HELD: Mapping[str, tuple[str, str, bool]] = {
     ),
     "image": ("The images each node holds", "Training images at each node", True),
     "number": ("The rows each node holds", "Training rows at each node", True),
+    "time": (
+        "How long each node's rows were followed",
+        "Training rows at each node that say whether the event came in an interval",
+        False,
+    ),
 }
 
 

@@ -159,7 +159,7 @@ def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line}
     assert lines["fedavg"] == "all"
     assert lines["fedmd-cg"] == "classification, text, tabular"
-    assert lines["fl-mrcm"] == "all but text, tabular, regression"
+    assert lines["fl-mrcm"] == "all but text, tabular, regression, survival"
 
 
 # --- from words to a configuration ------------------------------------------------------------------
