@@ -65,6 +65,17 @@ def test_what_is_no_note_is_refused(text: str) -> None:
         Note.parse(text, Path("progress.json"))
 
 
+def test_no_number_of_another_machine_is_too_large_to_be_shown() -> None:
+    for told in (
+        {"done": 10**400, "total": 1},
+        {"done": -(10**400), "total": 10**400},
+        {"first": -(10**400)},
+    ):
+        for times in ({"since": 1e308, "began": -1e308}, {"since": 9.0, "began": 0.0}):
+            text = json.dumps({"phase": "rounds", "done": 5, "total": 9, **told, **times})
+            assert len(Note.parse(text, Path("progress.json")).words()) < 100
+
+
 def test_what_another_process_notes_is_noted_here_too(tmp_path: Path) -> None:
     there, here = tmp_path / "there.json", tmp_path / "here.json"
     noted = Noted(there)
