@@ -126,8 +126,8 @@ class Note:
             raise RunFolderError(f"{source} does not hold how far a run is")
         found = load(cls, table, source)
         done, total, first = (min(max(count, 0), MOST) for count in (found.done, found.total, found.first))
-        words = {"phase": clip(found.phase), "note": clip(found.note)}
-        return replace(found, done=done, total=total, first=first, **words)
+        phase, note = clip(found.phase), clip(found.note)
+        return replace(found, phase=phase, note=note, done=done, total=total, first=first)
 
     def text(self) -> str:
         """As a file holds it."""
