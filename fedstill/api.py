@@ -28,7 +28,7 @@ from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.report import write_report
-from fedstill.runs.run import REHEARSED, check_folder, finish
+from fedstill.runs.run import REHEARSED, check_folder, finish, noted
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS, Task, TaskConfig
@@ -183,7 +183,8 @@ def distil(
     else:
         folder = Path(out)
         _open_folder(folder, _fingerprint(setting))
-        figures = finish(simulation, {}, simulation.run(folder, bars=Bars(progress)), folder)
+        bars = noted(folder, progress, write_report)
+        figures = finish(simulation, {}, simulation.run(folder, bars=bars), folder)
         write_report(folder)
     return Outcome(student if simulation.has_student else None, figures)
 
