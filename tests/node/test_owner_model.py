@@ -14,7 +14,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.input_spec import InputSpec
 from fedstill.models.vgg import PLACES
 from fedstill.node import owner_folder, owner_model
-from fedstill.node.node_file import NodeFile
+from fedstill.node.node_file import NodeFile, OwnModelConfig
 from fedstill.protocol.method import METHODS
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from tests.models.test_vgg import weights
@@ -23,7 +23,7 @@ TEXTS = InputSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
 
 
 def named(name: str) -> NodeFile:
-    return NodeFile(name="clinic", model=owner_model.OwnModelConfig(name=name))
+    return NodeFile(name="clinic", model=OwnModelConfig(name=name))
 
 
 @pytest.mark.parametrize(
