@@ -15,15 +15,19 @@ from torch import nn
 import fedstill
 from fedstill import models
 from fedstill.core.errors import ArgumentError, MethodRefused, QuestionRefused
-from fedstill.core.toml import parse
 from fedstill.data import named
+from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
-from fedstill.methods._public import LocalConfig
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node import owner_folder, owner_model
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import assemble
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.local_processes import write_nodes
 from fedstill.tasks import TASKS
 from tests.predictors import serving, write_onnx
+from tests.runs.test_remote_run import Heard, changed, live
+from tests.runs.test_table_nodes import hosts, run_of
 
 WINE = load(named("wine"), TASKS["tabular"]())
 X, Y = WINE.train.inputs, WINE.train.targets
@@ -79,6 +83,14 @@ def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more()
         distil([forest()], fedstill.FedAvg(), policies=[fedstill.PolicyConfig(outputs_only=False)])
 
 
+@pytest.mark.parametrize("option", ["batch", "critic_batch"])
+def test_batch_norm_is_given_two_rows_at_least(option: str) -> None:
+    options = {"steps": 3, "batch": 8} | {option: 1}
+    line = rf"method\.{option} is 1: allowed is 2 or more for rows of a table"
+    with pytest.raises(ArgumentError, match=line):
+        distil([models.build("mlp:8", (13,), 3, 0)], fedstill.FedIOD(**options))
+
+
 def test_a_module_around_a_forest_is_found_out_before_anything_is_trained() -> None:
     class Wrapped(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -115,12 +127,28 @@ def test_a_run_names_a_model_by_its_file_and_so_does_each_nodes_own_file(tmp_pat
     mapped, own = (each.nodes[0].model(TEST[0]) for each in (simulation, plain))
     torch.testing.assert_close(mapped, own.flip(1))
     write_nodes(config, simulation, tmp_path / "nodes")
-    first, second = (
-        parse((tmp_path / "nodes" / node.name / "node.toml").read_text())["model"]
-        for node in simulation.nodes
-    )
-    assert (first["name"], first["classes"]) == (str(tmp_path / "graph.onnx"), list(reversed(WINE.classes)))
-    assert (first["weights"], second["weights"]) == ("", "model.safetensors")
+    spec = InputSpec.of(config.task, WINE)
+    for node in simulation.nodes:
+        folder = tmp_path / "nodes" / node.name
+        made = owner_model.make_model(owner_folder.read(folder), folder, spec)
+        assert torch.equal(made(TEST[0]), node.model(TEST[0]))
+
+
+def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_simulation(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("onnxruntime")
+    write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(5, 2)))
+    config = changed(run_of(tmp_path, "fediod"), nodes={"models": [str(tmp_path / "graph.onnx")]})
+    answering = changed(config, method={"through": False})
+    link = Heard(hosts(answering, tmp_path))
+    with pytest.raises(QuestionRefused, match=r"'node-2' refuse .* no gradient goes through it"):
+        live(config, link, tmp_path).run()
+    simulation, _ = assemble.prepare(answering)
+    simulation.run()
+    server = live(answering, link, tmp_path)
+    server.run()
+    assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
 
 
 def test_a_run_asks_only_addresses_of_this_machine() -> None:
