@@ -24,6 +24,7 @@ from fedstill.data.tables import is_frame, of_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import own_model
+from fedstill.models.hugging_face import adapted
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, OwnModel, read
 from fedstill.node.policy import PolicyConfig
@@ -198,7 +199,7 @@ def distil(
 
 def _model(model: Any, to: Interface, index: int, seed: int) -> nn.Module:
     """A node's model: a module as it is, and whatever else is there already as one."""
-    if isinstance(model, nn.Module):
+    if isinstance(model, nn.Module) and adapted(model) is model:
         return model
     whose = f"models[{index}]"
     if isinstance(model, str | Path):

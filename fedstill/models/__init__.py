@@ -108,7 +108,8 @@ def made(
         spec: ``"resnet8"``, ``"resnet8:16"`` (width 16), the name of one that an installed package offers, or
             ``"package.module:factory"``, where ``factory(shape, classes)`` (for texts ``factory(shape,
             classes, vocabulary)``, and after a name with a width also ``width=16``) gives your own module.
-            For texts ``"transformer"``, ``"bag"`` or ``"hf:folder"`` (:mod:`fedstill.models.hugging_face`).
+            For texts ``"transformer"`` or ``"bag"``. For texts and images ``"hf:folder"``
+            (:mod:`fedstill.models.hugging_face`).
         shape: ``(channels, H, W)`` of an image, ``(L,)`` of a text, or ``(F,)`` of a row of a table.
         classes: number of logits, an input or a pixel; of channels where outputs are images.
         seed, names: what the first weights are drawn from.
@@ -119,7 +120,7 @@ def made(
         ModelError: one's own cannot be made.
     """
     name, _, folder = spec.partition(":")
-    if name == "hf" and folder and vocabulary:
+    if name == "hf" and folder and (vocabulary or len(shape) > 1):
         from fedstill.models.hugging_face import classifier  # heavy, and an extra
 
         with seeded(seed, *names):
@@ -158,7 +159,7 @@ def _parsed(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
         return name, {"width": int(width)} if colon else {}
     if is_path(spec) and name not in (*MODELS.own, "hf"):
         return spec, {}
-    folders = form in (None, "texts")
+    folders = form != "rows"
     own = ", hf:folder or package.module:factory" if folders else " or package.module:factory"
     inputs = "" if form is None else f", as inputs are {'rows of a table' if form == 'rows' else form}"
     raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){own}{inputs}")

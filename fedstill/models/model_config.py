@@ -72,21 +72,38 @@ def read(name: str, folder: Path, whose: str) -> ModelConfig:
         FedstillError: it is not TOML.
     """
     if not name.endswith(".toml"):
-        return _anchored(ModelConfig(name=name), folder)
-    path = folder / Path(name).expanduser()
+        return _anchored(ModelConfig(name=name), folder, whose)
+    path = placed(name, folder, whose)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         allowed = f"a file that says which model it is ({first_line(error)})"
         raise ArgumentError(whose, name, allowed) from error
-    return _anchored(read_table(ModelConfig, toml.parse(text, str(path)), f"{path.name}: "), path.parent)
+    said = read_table(ModelConfig, toml.parse(text, str(path)), f"{path.name}: ")
+    return _anchored(said, path.parent, whose)
 
 
-def _anchored(config: ModelConfig, folder: Path) -> ModelConfig:
+def placed(path: str, folder: Path, whose: str) -> Path:
+    """A path from a folder, where it does not begin elsewhere.
+
+    Raises:
+        ArgumentError: it cannot be one.
+    """
+    try:
+        sound = "\0" not in path and Path(path).expanduser()
+    except RuntimeError:  # there is no such user
+        sound = False
+    if not sound:
+        allowed = "a path without zero characters, after ~ a user of this machine"
+        raise ArgumentError(whose, path, allowed)
+    return folder / sound
+
+
+def _anchored(config: ModelConfig, folder: Path, whose: str) -> ModelConfig:
     """The same from whatever folder it is looked at."""
     name, weights = config.name, config.weights
     if name.endswith(FILES):
-        name = str((folder / Path(name).expanduser()).resolve())
-    return replace(
-        config, name=name, weights=weights and str((folder / Path(weights).expanduser()).resolve())
-    )
+        name = str(placed(name, folder, whose).resolve())
+    if weights:
+        weights = str(placed(weights, folder, f"{whose}: weights").resolve())
+    return replace(config, name=name, weights=weights)

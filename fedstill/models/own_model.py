@@ -20,8 +20,9 @@ from fedstill.core.user_functions import first_line
 from fedstill.models import onnx_graph, skops_file
 from fedstill.models.class_map import ClassMap, Mapped
 from fedstill.models.endpoint import SCHEMES, Endpoint
+from fedstill.models.hugging_face import HuggingFace, adapted
 from fedstill.models.interface import Interface
-from fedstill.models.model_config import FILES, PICKLES, ModelConfig, OwnModel
+from fedstill.models.model_config import FILES, PICKLES, ModelConfig, OwnModel, placed
 from fedstill.models.non_torch import Predictor
 
 LOADERS = {".onnx": onnx_graph.load, ".skops": skops_file.load}
@@ -47,16 +48,18 @@ def make(
         source = _named(config, to, folder, whose, seed, names)
         whose = f"{whose} {config.name!r}"
     if isinstance(source, nn.Module):
+        source = adapted(source)
         for option, allowed in {"takes": ("inputs",), "gives": ("auto", "logits")}.items():
             value = getattr(config, option)
             if value not in allowed:
                 told = f"{' or '.join(allowed)}, for a torch.nn.Module"
                 raise ArgumentError(f"model.{option}", value, told)
         if config.weights:
-            _load_weights(source, folder / Path(config.weights).expanduser())
+            _load_weights(source, placed(config.weights, folder, "model.weights"))
         model: nn.Module = source
-        if config.classes and to.task.kind == "class":
-            mapped = ClassMap(config.classes, to.classes)
+        own = config.classes or _told(source, to)
+        if own and to.task.kind == "class":
+            mapped = ClassMap(own, to.classes)
             model = Mapped(source, mapped) if mapped.changes else source
     else:
         if config.weights:
@@ -66,6 +69,12 @@ def make(
         model.requires_grad_(False)
     models.check(model, to.shape, to.outputs, whose, to.task.form)
     return model
+
+
+def _told(source: nn.Module, to: Interface) -> list[str]:
+    """A network's outputs by the federation's classes, where it names some of these itself."""
+    labels = source.labels if isinstance(source, HuggingFace) else []
+    return [label if label in to.classes else "" for label in labels] if {*labels} & {*to.classes} else []
 
 
 def check_name(name: str, folder: Path, whose: str) -> None:
@@ -114,7 +123,7 @@ def _file(name: str, folder: Path, whose: str) -> Path:
     if name.endswith(PICKLES):
         allowed = f"a {' or '.join(FILES)} file, or .safetensors weights: no pickle is read"
         raise ArgumentError(whose, name, allowed)
-    path = folder / Path(name).expanduser()
+    path = placed(name, folder, whose)
     if not path.is_file():
         raise ModelError(f"{whose} {name!r}: there is no file {path}")
     return path

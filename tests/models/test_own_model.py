@@ -210,6 +210,7 @@ def test_a_missing_library_is_named_with_its_extra(
     [
         ("forest.pkl", "model.name is 'forest.pkl': allowed is a .skops or .onnx file, .* no pickle is read"),
         ("forest.skops", "model.name 'forest.skops': there is no file"),
+        ("~nosuchuser/f.onnx", "allowed is a path without zero characters, after ~ a user of this machine"),
         ("http://user:word@127.0.0.1/", "allowed is http://host:port/path, without name and password"),
         ("http://127.0.0.1:99999/", "allowed is http://host:port/path"),
     ],
