@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedmd_cg import FedMDCG as FedMDCG
     from fedstill.methods.fedper import FedPer as FedPer
     from fedstill.methods.fedprox import FedProx as FedProx
+    from fedstill.methods.fedzge import FedZGE as FedZGE
     from fedstill.methods.fl_mrcm import FLMRCM as FLMRCM
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
@@ -92,6 +93,7 @@ _OFFERED = {
     "methods.fedmd_cg": "FedMDCG",
     "methods.fedper": "FedPer",
     "methods.fedprox": "FedProx",
+    "methods.fedzge": "FedZGE",
     "methods.fl_mrcm": "FLMRCM",
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",

@@ -239,6 +239,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedper": "fedstill.methods.fedper:FedPer",
         "lg-fedavg": "fedstill.methods.lg_fedavg:LGFedAvg",
         "fedcg": "fedstill.methods.fedcg:FedCG",
+        "fedzge": "fedstill.methods.fedzge:FedZGE",
         "fl-mrcm": "fedstill.methods.fl_mrcm:FLMRCM",
         "fedad": "fedstill.methods.fedad:FedAD",
     },

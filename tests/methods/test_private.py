@@ -45,6 +45,7 @@ ASKING = [
         ("fediod", {"gan": 0.0, "through": False}),
         ("fediod", {"student_inputs": "fresh"}),
         ("fedkd", {}),
+        ("fedzge", {}),
         ("ensemble", {}),
     )
     for mechanism in MECHANISMS
