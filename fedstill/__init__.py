@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.federation.link_config import LinkConfig as LinkConfig
     from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
     from fedstill.methods.centralised import Centralised as Centralised
+    from fedstill.methods.co_boosting import CoBoosting as CoBoosting
+    from fedstill.methods.dense import DENSE as DENSE
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
     from fedstill.methods.fedad import FedAD as FedAD
     from fedstill.methods.fedavg import FedAvg as FedAvg
@@ -79,6 +81,8 @@ _OFFERED = {
     "federation.link_config": "LinkConfig",
     "methods.asyndgan": "AsynDGAN",
     "methods.centralised": "Centralised",
+    "methods.co_boosting": "CoBoosting",
+    "methods.dense": "DENSE",
     "methods.ensemble": "NodeEnsemble",
     "methods.fedad": "FedAD",
     "methods.fedavg": "FedAvg",

@@ -240,6 +240,8 @@ METHODS: Registry[type[Method]] = Registry(
         "lg-fedavg": "fedstill.methods.lg_fedavg:LGFedAvg",
         "fedcg": "fedstill.methods.fedcg:FedCG",
         "fedzge": "fedstill.methods.fedzge:FedZGE",
+        "dense": "fedstill.methods.dense:DENSE",
+        "co-boosting": "fedstill.methods.co_boosting:CoBoosting",
         "fl-mrcm": "fedstill.methods.fl_mrcm:FLMRCM",
         "fedad": "fedstill.methods.fedad:FedAD",
     },
