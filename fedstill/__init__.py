@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
     from fedstill.methods.centralised import Centralised as Centralised
     from fedstill.methods.co_boosting import CoBoosting as CoBoosting
+    from fedstill.methods.co_dream import CoDream as CoDream
     from fedstill.methods.dense import DENSE as DENSE
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
     from fedstill.methods.fedad import FedAD as FedAD
@@ -82,6 +83,7 @@ _OFFERED = {
     "methods.asyndgan": "AsynDGAN",
     "methods.centralised": "Centralised",
     "methods.co_boosting": "CoBoosting",
+    "methods.co_dream": "CoDream",
     "methods.dense": "DENSE",
     "methods.ensemble": "NodeEnsemble",
     "methods.fedad": "FedAD",

@@ -58,7 +58,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
     """q, random directions in which each input is moved."""
     epsilon: PositiveFloat = 1e-3
     """How far: the smoothing parameter, in units of the inputs as models get them. Models whose answers have
-    steps, as forests, want more (1 and above)."""
+    steps, as forests, want more (0.5)."""
     weights: Literal["counts", "equal"] = "counts"
     """How nodes are weighed: by their shares of each class's examples, or equally."""
     ensemble: Ensemble = "logits"

@@ -242,6 +242,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedzge": "fedstill.methods.fedzge:FedZGE",
         "dense": "fedstill.methods.dense:DENSE",
         "co-boosting": "fedstill.methods.co_boosting:CoBoosting",
+        "co-dream": "fedstill.methods.co_dream:CoDream",
         "fl-mrcm": "fedstill.methods.fl_mrcm:FLMRCM",
         "fedad": "fedstill.methods.fedad:FedAD",
     },
