@@ -32,6 +32,9 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.federation.link_config import LinkConfig as LinkConfig
     from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
     from fedstill.methods.centralised import Centralised as Centralised
+    from fedstill.methods.co_boosting import CoBoosting as CoBoosting
+    from fedstill.methods.co_dream import CoDream as CoDream
+    from fedstill.methods.dense import DENSE as DENSE
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
     from fedstill.methods.fedad import FedAD as FedAD
     from fedstill.methods.fedavg import FedAvg as FedAvg
@@ -46,6 +49,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedmd_cg import FedMDCG as FedMDCG
     from fedstill.methods.fedper import FedPer as FedPer
     from fedstill.methods.fedprox import FedProx as FedProx
+    from fedstill.methods.fedzge import FedZGE as FedZGE
     from fedstill.methods.fl_mrcm import FLMRCM as FLMRCM
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
@@ -79,6 +83,9 @@ _OFFERED = {
     "federation.link_config": "LinkConfig",
     "methods.asyndgan": "AsynDGAN",
     "methods.centralised": "Centralised",
+    "methods.co_boosting": "CoBoosting",
+    "methods.co_dream": "CoDream",
+    "methods.dense": "DENSE",
     "methods.ensemble": "NodeEnsemble",
     "methods.fedad": "FedAD",
     "methods.fedavg": "FedAvg",
@@ -93,6 +100,7 @@ _OFFERED = {
     "methods.fedmd_cg": "FedMDCG",
     "methods.fedper": "FedPer",
     "methods.fedprox": "FedProx",
+    "methods.fedzge": "FedZGE",
     "methods.fl_mrcm": "FLMRCM",
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",

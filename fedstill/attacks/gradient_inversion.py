@@ -78,9 +78,12 @@ class GradientInversion(Attack):
             raise ArgumentError("inversion.attacks", list(self.attacks), f"some of {', '.join(TITLES)}")
 
     def refusal(self, side: NodeSide) -> str | None:
-        if set(PARTS) & set(side.leaves()):
-            return None
-        return "gradient inversion needs parameters, and none leave"
+        shared = set(PARTS) & set(side.leaves())
+        if not shared:
+            return "gradient inversion needs parameters, and none leave"
+        if not any(shared & {*q.releases.values()} & {*q.sends.values()} for q in side.questions.values()):
+            return "gradient inversion needs the weights that nodes began with, and none are sent"
+        return None
 
     def run(self, target: Target) -> Found:
         return inverted(target.replay, self, target.seed)

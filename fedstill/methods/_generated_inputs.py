@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge
 from torch import nn
 
@@ -24,11 +25,13 @@ class Wish:
         told: the generator's argument, ``(B, ...)``.
         maps: the maps ``(B, H, W)`` uint8, where there are any.
         source: of each map its owner, its place among what that node told, and its pose: ``(B, 3)`` int64.
+        labels: the class that each is to show ``(B,)`` int64, where the generator is told one.
     """
 
     told: torch.Tensor
     maps: torch.Tensor | None = None
     source: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
 
     def sent(self, question: Question) -> dict[str, Any]:
         """What goes down with a question beside the images themselves, as it declares."""
@@ -64,6 +67,25 @@ class Noise:
 
     def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
         """Nothing."""
+
+
+@dataclass
+class LabelledNoise(Noise):
+    """Noise w beside the one-hot code of a label y, drawn evenly.
+
+    Args:
+        classes: labels to draw from.
+    """
+
+    classes: int
+
+    def draw(self, count: int, *purpose: str | int) -> Wish:
+        """``[w; y]`` (count, size + classes), and y."""
+        draw = torch_generator(self.seed, *purpose)
+        w = torch.randn(count, self.size, generator=draw)
+        y = torch.randint(self.classes, (count,), generator=draw)
+        told = torch.cat([w, F.one_hot(y, self.classes)], 1)
+        return Wish(told.to(self.device), labels=y.to(self.device))
 
 
 class Imagines(Method):
@@ -109,10 +131,26 @@ class FromNoise(Method):
     def source(self, server: Server) -> Any:
         return Noise(self.noise, server.seed, server.device)
 
+    def told(self, server: Server) -> int:
+        """Values that G is told of each input."""
+        return self.noise
+
     def generator(self, server: Server) -> nn.Module:
         if server.task.form == "rows":
             if not server.schema:
                 raise ArgumentError("schema", "", f"a table's columns, within which {self.title} makes rows")
-            return TableGenerator(server.schema, self.noise, self.generator_width)
+            return TableGenerator(server.schema, self.told(server), self.generator_width)
         channels, height, width = server.shape
-        return Generator((channels, height, width), self.noise, self.generator_width, server.mean, server.std)
+        form, told = (channels, height, width), self.told(server)
+        return Generator(form, told, self.generator_width, server.mean, server.std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromLabels(FromNoise):
+    """A generator G that makes inputs x from noise w and the label y that they are to show."""
+
+    def source(self, server: Server) -> Any:
+        return LabelledNoise(self.noise, server.seed, server.device, server.task.classes)
+
+    def told(self, server: Server) -> int:
+        return self.noise + server.task.classes

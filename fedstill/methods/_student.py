@@ -26,9 +26,7 @@ class StudentOptions(Method):
     """How answers are ensembled: logits (Eq. 9), log_probs, probs, consensus, which listens to those who
     know the classes that an input shows, or one of your own."""
     tau: PositiveOrInf = 1.0
-    """Temperature of L_mimic; inf is the l2 limit of Eq. 10."""
-    student_inputs: Literal["remembered", "fresh"] = "remembered"
-    """What S learns on: remembered questions, or (published code) a fresh question for each step."""
+    """Temperature of S's distance to the ensemble; inf is its l2 limit (FedIOD Eq. 10)."""
     memory: int = 100_000
     """Remembered inputs with their ensembled answers; at least one batch."""
     student_steps: PositiveInt = 5

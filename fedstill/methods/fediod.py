@@ -22,12 +22,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
 from fedstill.methods._student import Known, Student
+from fedstill.methods._zeroth_order import ask_around
 from fedstill.protocol.kinds import INPUTS, LOGITS
 
 
@@ -68,11 +69,19 @@ class FedIOD(Importance, FromNoise, Imagines):
     """Pull losses back through the nodes; false: they only answer, and G learns from S (and from what else
     is known without them), as models that have no gradients, or gates that withhold them, allow."""
 
+    directions: NonNegativeInt = 0
+    """With through = false: random directions along which answers are differenced in its place (FedZGE's q;
+    published: 10), each as many further inputs in a question as there are; 0: none."""
+    epsilon: PositiveFloat = 1e-3
+    """How far along them."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.through and self.mimic == 0:
+        if not self.through and self.mimic == 0 and not self.directions:
             allowed = "above 0, where nothing else teaches the generator"
             raise ArgumentError("method.mimic", self.mimic, allowed)
+        if self.through and self.directions:
+            raise ArgumentError("method.directions", self.directions, "0 where through = true")
         if self.memory < self.batch:
             raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
@@ -90,7 +99,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         releases=lambda self, at: {"logits": LOGITS, **self.critics(at).releases, **self.ratings},
         differentiable=lambda self, at: ("x",) if self.through else (),
         times=lambda self, at: self.steps,
-        rows=lambda self, at: self.batch,
+        rows=lambda self, at: (1 + self.directions) * self.batch,
         reads=lambda self, at: (*(("critic_real",) if self.relative else ()), *self.critics(at).reads),
         trains=lambda self, at: ("critic",) if self.critical else (),
     )
@@ -161,7 +170,11 @@ class FedIOD(Importance, FromNoise, Imagines):
         x = state.generator(w.told).float()  # (B, C, H, W)
         sent = w.sent(server.federation.questions[question])
         asked = x if self.through else x.detach()
-        return x, server.ask(question, of=state.histogram.names, x=asked, **sent)
+        names = state.histogram.names
+        if self.directions:
+            around = self.directions, self.epsilon, server.done
+            return x, ask_around(server, question, x, *around, of=names, **sent)
+        return x, server.ask(question, of=names, x=asked, **sent)
 
     def ask_afresh(self, server: Server, state: Distilling, t: int) -> list[Known]:
         """New inputs and their ensembled answers for all of this step's turns of S: one more question.

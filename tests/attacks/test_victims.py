@@ -105,6 +105,11 @@ def test_adams_first_step_is_attacked_by_direction_alone() -> None:
 def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
     side = replay(FEDKD, outputs_only=True, public={"name": "held-out"}).experiment().side
     assert ONE.refusal(side) == "gradient inversion needs parameters, and none leave"
+    uploaded = {"name": "dense", "models": "uploaded"}
+    side = replay(uploaded).experiment().side
+    assert ONE.refusal(side) == (
+        "gradient inversion needs the weights that nodes began with, and none are sent"
+    )
     assert ONE.refusal(replay(PER).experiment().side) is None
     with pytest.raises(ArgumentError, match=r"inversion\.round is 2: allowed is 0 \.\. 1"):
         inverted(replay(FEDAVG), GradientInversion(round=2), 0)

@@ -42,6 +42,7 @@ TINY: dict[str, Any] = {
     "critic_width": 4,
     "attention": 0.0,  # FedAD's needs convolutions: see test_fedad.py
     "told": 12,
+    "dream_steps": 2,
 }
 
 

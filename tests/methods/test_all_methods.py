@@ -63,6 +63,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "fedcg": [{"aggregation": "kdc"}],
     "fl-mrcm": [{"target": "node-2", "participation": 0.67}],
     "fedad": [{"weights": "equal"}],
+    "dense": [{"models": "uploaded", "weights": "counts"}],
 }
 
 

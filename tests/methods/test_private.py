@@ -45,6 +45,8 @@ ASKING = [
         ("fediod", {"gan": 0.0, "through": False}),
         ("fediod", {"student_inputs": "fresh"}),
         ("fedkd", {}),
+        ("fedzge", {}),
+        ("dense", {"bn": 0.0}),
         ("ensemble", {}),
     )
     for mechanism in MECHANISMS
@@ -225,6 +227,13 @@ def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
 def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:
     bare = setting("fediod", {"importance": "realness"}, [privately("pate", epsilon=1e6)] * 3)
     with pytest.raises(QuestionRefused, match="guarantee"):
+        Simulation(bare)
+
+
+@pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
+def test_a_distance_to_batch_norm_that_no_noise_covers_is_refused_under_a_budget(mechanism: str) -> None:
+    bare = setting("dense", {}, [privately(mechanism, epsilon=1e6)] * 3)
+    with pytest.raises(QuestionRefused, match="no guarantee for batch norm distance"):
         Simulation(bare)
 
 

@@ -1,0 +1,88 @@
+"""Nodes' models examined: what they answer about the server's inputs, and what batch norm makes of these.
+
+Both are differentiable in the inputs; by them DENSE, Co-Boosting and Co-Dream learn what to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.methods import ArgumentError, Group, Node, NodeSetting, Tensors, question
+from fedstill.methods._student import StudentOptions
+from fedstill.models.batch_norm import remembered
+from fedstill.protocol.kinds import INPUTS, LOGITS, Kind
+
+STATISTICS = Kind(
+    "batch norm distance",
+    "how far the server's inputs are, inside a node's model, from the means and variances that it has kept "
+    "of its training data: one number for all of them",
+    of="answers",
+    without="with method.bn = 0 none is told",
+)
+
+
+def examined(model: nn.Module, x: torch.Tensor, bn: float) -> dict[str, torch.Tensor]:
+    """What one model says of inputs ``(B, ...)``: ``logits`` (B, C), and ``statistics`` () if they count."""
+    z, apart = remembered(model, x)
+    return {"logits": z, **({"statistics": apart} if bn else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examines(StudentOptions):
+    """A student, and a question to models about inputs that the server makes for it."""
+
+    unit: ClassVar[Literal["step"]] = "step"
+    longer: ClassVar[tuple[str, ...]] = ("steps",)
+
+    steps: PositiveInt = 400
+    """Batches of inputs, from each of which the student learns."""
+    batch: PositiveInt = 64
+    """Inputs x in a question."""
+    bn: NonNegativeFloat = 0.0
+    """Weight of the distance of inputs to what the nodes' batch norm has kept; 0: none is told."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory < self.batch:
+            raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
+
+    @property
+    def turns(self) -> int:
+        return self.steps
+
+    @property
+    def examines(self) -> bool:
+        """Whether nodes are asked at all."""
+        return True
+
+    @property
+    def questions_a_step(self) -> int:
+        """Questions to all nodes in a step."""
+        return 1
+
+    @question(
+        sends={"x": INPUTS},
+        releases=lambda self, at: {"logits": LOGITS, **({"statistics": STATISTICS} if self.bn else {})},
+        differentiable=("x",),
+        times=lambda self, at: self.steps * self.questions_a_step,
+        rows=lambda self, at: self.batch,
+        reads=(),
+        when=lambda self, at: self.examines,
+    )
+    def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
+        """z_k = f_k(x) ``(G, B, C)``, and the distance to what batch norm has kept ``(G,)``."""
+        seen, bench = nodes.at.task.observe(x), nodes.bench("model")
+        if not self.bn:
+            return {"logits": bench(seen)}
+        bench.train(False)  # what flows inside is seen only where a model is computed by itself
+        each = [examined(node.model, mine, self.bn) for node, mine in zip(nodes.nodes, seen, strict=True)]
+        return {name: torch.stack([told[name] for told in each]) for name in each[0]}
+
+    def look(self, nodes: Sequence[Node], x: torch.Tensor, at: NodeSetting) -> Tensors:
+        return {"logits": torch.cat([Group([node]).bench("model")(x.unsqueeze(0)) for node in nodes])}

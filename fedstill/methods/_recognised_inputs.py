@@ -1,0 +1,175 @@
+"""Inputs that the nodes' models recognise as of a given class: what DENSE and Co-Boosting share.
+
+A generator G is told a label y and makes x that the nodes' ensemble takes for y and the student does not yet;
+the student learns from the ensemble's answers. Nodes are asked about each x; or, as published, they give
+their models away once, and the server asks these.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.methods import (
+    Answers,
+    ArgumentError,
+    Group,
+    Needs,
+    Server,
+    cosine,
+    descend,
+    question,
+    set_lr,
+)
+from fedstill.methods._examining import Examines, examined
+from fedstill.methods._generated_inputs import FromLabels, Imagines
+from fedstill.methods._student import Known, Student
+from fedstill.models.parameter_vector import load_vector
+from fedstill.protocol.kinds import PARAMETERS
+
+
+@dataclass
+class Recognising:
+    """What changes from step to step."""
+
+    source: Any  # of noise and labels
+    generator: nn.Module  # G
+    adam: torch.optim.Optimizer  # G's
+    student: Student  # with what it remembers
+    models: dict[str, nn.Module]  # the nodes', where they are given away
+    given: bool = False  # whether they have been
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognises(Examines, FromLabels, Imagines, ABC):
+    """What both have."""
+
+    longer: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")
+
+    generator_steps: PositiveInt = 1
+    """Steps of G on a batch's noise and labels, each with a question to all nodes (published: 30, each time
+    with a new G)."""
+    adversary: NonNegativeFloat = 1.0
+    """Weight of the loss that seeks what the student does not know yet."""
+    models: Literal["asked", "uploaded"] = "asked"
+    """Nodes are asked about each x, and give answers; or they give their models to the server once
+    (published), which a policy of outputs only refuses."""
+
+    def needs(self) -> Needs:
+        return Needs(makes=True, one_label=True, student_kind=self.models == "uploaded")
+
+    @property
+    def examines(self) -> bool:
+        return self.models == "asked"
+
+    @property
+    def questions_a_step(self) -> int:
+        """Questions to all nodes in a step."""
+        return self.generator_steps
+
+    # --- what a method says -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def together(self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]) -> torch.Tensor:
+        """The ensemble's answers ``(B, C)`` of some nodes' ``(K, B, C)``."""
+
+    @abstractmethod
+    def recognised(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """What G loses where the ensemble ``(B, C)`` does not take its inputs for y ``(B,)``."""
+
+    @abstractmethod
+    def sought(self, apart: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
+        """What G wins where ensemble and student ``(B, C)`` are so far apart ``(B,)``."""
+
+    def taught(self, server: Server, state: Any, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> Known:
+        """What the student remembers of a batch: x and the ensemble's answers, unless a method does more."""
+        return x.detach(), z.detach()
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    @question(
+        releases={"parameters": PARAMETERS},
+        times=1,
+        reads=(),
+        ragged=("parameters",),
+        when=lambda self, at: self.models == "uploaded",
+    )
+    def upload(self, nodes: Group) -> Mapping[str, Any]:
+        """Each node's model."""
+        return {"parameters": list(nodes.vectors("model"))}
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def begun(self, server: Server) -> dict[str, Any]:
+        """All that :class:`Recognising` holds, by name."""
+        G, adam = self.first_generator(server)
+        models = self.blank(server) if self.models == "uploaded" else {}
+        student = Student(self, server)
+        return {
+            "source": self.source(server),
+            "generator": G,
+            "adam": adam,
+            "student": student,
+            "models": models,
+        }
+
+    def blank(self, server: Server) -> dict[str, nn.Module]:
+        """A network of each node's architecture, for its parameters to be put into."""
+        models = {name: copy.deepcopy(like) for names, like in server.kinds for name in names}
+        for name, model in models.items():
+            if not len(model.state_dict()):
+                allowed = f"asked, where a model has no parameters to give away, as that of {name}"
+                raise ArgumentError("method.models", self.models, allowed)
+            server.compute.place(model).eval().requires_grad_(False)
+        return models
+
+    def meet(self, server: Server, state: Any) -> None:
+        """Before the first step: take the nodes' models, where they give them away."""
+        if self.models == "uploaded" and not state.given:
+            told = server.ask("upload").by_node("parameters")
+            state.models = {name: model for name, model in state.models.items() if name in told}
+            for name, model in state.models.items():
+                load_vector(model, told[name])
+            state.given = True
+
+    def answers(self, server: Server, state: Any, x: torch.Tensor) -> Answers:
+        """What the nodes say of x ``(B, ...)``, or what their models do."""
+        if self.models == "asked":
+            return server.ask("examine", x=x)
+        seen = server.task.observe(x)
+        each = [examined(model, seen, self.bn) for model in state.models.values()]
+        told = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        return Answers(-1, tuple(state.models), told)
+
+    def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
+        """Some steps of G on one batch, and some of the student on what it remembers."""
+        task = server.task
+        self.meet(server, state)
+        set_lr(state.adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))
+        wish = state.source.draw(self.batch, "w", t)
+        for step in range(self.generator_steps):
+            with server.compute.step(server.seed, "server", t, step):
+                x = state.generator(wish.told).float()
+                told = self.answers(server, state, x)
+                z = self.together(server, state, told["logits"], told.nodes)  # (B, C)
+                z_S = state.student.watching(x)
+                apart = task.distance(z_S, z, self.tau)  # (B,)
+                losses = {
+                    "recognised": self.recognised(z, wish.labels),
+                    "sought": -self.sought(apart, z, z_S),
+                }
+                L_G = losses["recognised"] + self.adversary * losses["sought"]
+                if self.bn:
+                    losses["statistics"] = told["statistics"].mean()
+                    L_G = L_G + self.bn * losses["statistics"]
+            descend(state.adam, L_G)
+        state.student.replay.add(*self.taught(server, state, x, z, wish.labels))
+        losses["student"] = state.student.learn(t, self.steps, [])
+        return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))

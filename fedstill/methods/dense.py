@@ -1,0 +1,73 @@
+"""DENSE: inputs that the nodes' ensemble recognises and the student does not, made by a generator.
+
+Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
+Symbols are the paper's, but for noise, which is w here, as z are logits: nodes' models f_k, their ensemble D,
+generator G, student f_S, labels y, losses L_CE (similarity), L_BN (stability) and L_div (transferability)
+with weights 1, lambda_1 and lambda_2.
+
+The nodes' models are trained to completion first. As published they are given to the server, once; here they
+stay where they are and answer (``models``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+
+from fedstill.core.checked import NonNegativeFloat, PositiveOrInf
+from fedstill.methods import LabelHistogram, Server
+from fedstill.methods._public import WeighsNodes
+from fedstill.methods._recognised_inputs import Recognises, Recognising
+from fedstill.tasks import Ensemble
+
+
+@dataclass(kw_only=True)
+class Weighing(Recognising):
+    """The same, and who counts how much."""
+
+    histogram: LabelHistogram
+
+
+@dataclass(frozen=True, kw_only=True)
+class DENSE(WeighsNodes, Recognises):
+    """DENSE's options."""
+
+    title: ClassVar[str] = "DENSE"
+    paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
+
+    weights: Literal["counts", "equal"] = "equal"
+    """How nodes are weighed in D: equally, as in the paper, or by their shares of each class's examples,
+    which are then told."""
+    ensemble: Ensemble = "logits"
+    """How D is made of answers: logits, as in the paper, log_probs, probs, consensus, or one of your own."""
+    bn: NonNegativeFloat = 1.0
+    """lambda_1, weight of L_BN; 0: nodes tell nothing of their batch norm."""
+    adversary: NonNegativeFloat = 0.5
+    """lambda_2, weight of L_div."""
+    tau: PositiveOrInf = 1.0
+    """Temperature of L_div and of the distillation."""
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def begin(self, server: Server) -> Weighing:
+        return Weighing(**self.begun(server), histogram=LabelHistogram())
+
+    def meet(self, server: Server, state: Any) -> None:
+        super().meet(server, state)
+        self.gather(server, state)
+
+    def together(self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]) -> torch.Tensor:
+        """D(x) = 1 / K sum_k f_k(x), or weighed."""
+        return server.task.ensemble(z, self.omega(server, state, nodes), self.ensemble)
+
+    def recognised(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """L_CE = CE(D(x), y)."""
+        return F.cross_entropy(z, y)
+
+    def sought(self, apart: torch.Tensor, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
+        """-L_div: the divergence where D and f_S name different classes, on either side of a boundary."""
+        return ((z.argmax(1) != z_S.argmax(1)) * apart).mean()

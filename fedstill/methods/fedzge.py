@@ -1,0 +1,148 @@
+"""FedZGE: the server's generator learns from logits alone, by finite differences along random directions.
+
+Ma, Wang, Zhang: "Data-Free Black-Box Federated Learning via Zeroth-Order Gradient Estimation", AAAI 2025.
+Symbols are the paper's, but for noise, which is w here, as z are logits: nodes' models f_k, generator G,
+student f, labels y, inputs x = G(w, y), q directions u of length 1, smoothing parameter epsilon, losses
+L_fid, L_adv, L_div and L_info with weights 1, beta_1, beta_2 and beta_3.
+
+The nodes' models are trained to completion first and then only answer, and nothing is pulled back through
+them: a model that has no gradients, as a forest or one behind a service, can be a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
+from fedstill.methods import ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
+from fedstill.methods._generated_inputs import FromLabels, Imagines
+from fedstill.methods._histogram import LabelHistogram, Tensors
+from fedstill.methods._public import WeighsNodes
+from fedstill.methods._student import Student, StudentOptions
+from fedstill.methods._zeroth_order import ask_around
+from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.tasks import Ensemble
+
+
+@dataclass
+class Estimating:
+    """What changes from step to step."""
+
+    histogram: LabelHistogram  # who counts how much
+    source: Any  # of noise and labels
+    generator: nn.Module  # G
+    adam: torch.optim.Optimizer  # G's
+    student: Student  # f, with what it remembers
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
+    """FedZGE's options."""
+
+    title: ClassVar[str] = "FedZGE"
+    paper: ClassVar[str] = "Ma et al., AAAI 2025"
+    unit: ClassVar[Literal["step"]] = "step"
+    longer: ClassVar[tuple[str, ...]] = ("steps",)
+
+    steps: PositiveInt = 400
+    """Steps, each with one question to all nodes."""
+    batch: PositiveInt = 64
+    """Inputs x in a step; a question is about 1 + q times as many."""
+    directions: PositiveInt = 10
+    """q, random directions in which each input is moved."""
+    epsilon: PositiveFloat = 1e-3
+    """How far: the smoothing parameter, in units of the inputs as models get them. Models whose answers have
+    steps, as forests, want more (0.5)."""
+    weights: Literal["counts", "equal"] = "counts"
+    """How nodes are weighed: by their shares of each class's examples, or equally."""
+    ensemble: Ensemble = "logits"
+    """How answers are ensembled: logits, as in the paper, log_probs, probs, consensus, or one of your own."""
+    tau: PositiveOrInf = 5.0
+    """Temperature of the student's distance to the ensemble, in L_adv and as it learns; times tau^2."""
+    adversary: NonNegativeFloat = 0.04
+    """beta_1, weight of L_adv (published: 1 without the factor tau^2, which is the same)."""
+    diversity: NonNegativeFloat = 1.0
+    """beta_2, weight of L_div."""
+    balance: NonNegativeFloat = 1.0
+    """beta_3, weight of L_info."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory < self.batch:
+            raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
+
+    def needs(self) -> Needs:
+        return Needs(makes=True, one_label=True)
+
+    @property
+    def turns(self) -> int:
+        return self.steps
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    @question(
+        sends={"x": INPUTS},
+        releases={"logits": LOGITS},
+        times=lambda self, at: self.steps,
+        rows=lambda self, at: (1 + self.directions) * self.batch,
+        reads=(),
+    )
+    def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
+        """f_k(x), of inputs and of their surroundings."""
+        return {"logits": nodes.bench("model")(nodes.at.task.observe(x))}
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def begin(self, server: Server) -> Estimating:
+        source, G = self.source(server), self.first_generator(server)
+        return Estimating(LabelHistogram(), source, *G, Student(self, server))
+
+    def turn(self, server: Server, state: Estimating, t: int) -> Mapping[str, float]:
+        """One question, one step of G, some of the student."""
+        task = server.task
+        self.gather(server, state)
+        set_lr(state.adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))
+        wish = state.source.draw(self.batch, "w", t)
+        w, y = wish.told[:, : self.noise], wish.labels
+        with server.compute.step(server.seed, "server", t):
+            x = state.generator(wish.told).float()
+            names = state.histogram.names
+            answers = ask_around(server, "examine", x, self.directions, self.epsilon, t, of=names)
+            omega = self.omega(server, state, answers.nodes)
+            z = task.ensemble(answers["logits"], omega, self.ensemble)  # (B, C)
+            losses = {
+                "fidelity": F.cross_entropy(z, y),  # L_fid: x shows y
+                "adversary": -task.distance(state.student.watching(x), z, self.tau).mean(),  # L_adv
+                "diversity": diversity(x, w),  # L_div
+                "balance": task.balance(z),  # L_info
+            }
+            L_G = (
+                losses["fidelity"]
+                + self.adversary * losses["adversary"]
+                + self.diversity * losses["diversity"]
+                + self.balance * losses["balance"]
+            )
+        descend(state.adam, L_G)
+        state.student.replay.add(x.detach(), z.detach())
+        losses["student"] = state.student.learn(t, self.steps, [])
+        return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
+
+
+def diversity(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """L_div, exp(-mean_ij |x_i - x_j|^2 |w_i - w_j|^2): lower, the more inputs of unlike noise differ.
+
+    Squared distances of inputs ``(B, ...)`` and of noise ``(B, q)`` are means over their values.
+
+    >>> diversity(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])).log()  # half: 1 x 4
+    tensor(-2.)
+    """
+    x = x.flatten(1)
+    x = x - x.mean(0)  # distances of large, nearly equal vectors would be rounding noise
+    apart = torch.cdist(x, x).square() * torch.cdist(w, w).square()
+    return torch.exp(-apart.mean() / (x.shape[1] * w.shape[1]))

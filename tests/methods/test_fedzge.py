@@ -1,0 +1,188 @@
+"""FedZGE against a plain step, and its estimate of a gradient against the gradient."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import torch_generator
+from fedstill.methods._zeroth_order import directions, linearised
+from fedstill.methods.fediod import FedIOD
+from fedstill.methods.fedzge import FedZGE
+from fedstill.models.non_torch import Predictor
+from fedstill.protocol.local_config import LocalConfig
+from tests.methods import small_world
+from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes, same
+
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
+SMALL = FedZGE(
+    steps=3,
+    batch=4,
+    noise=6,
+    generator_width=4,
+    directions=2,
+    epsilon=0.01,
+    student_steps=1,
+    student_batch=100,  # all that is remembered
+    tau=1.0,
+    adversary=0.5,
+    diversity=2.0,
+    balance=3.0,
+)
+
+
+def world(config: Any, *models: nn.Module) -> World:
+    nodes = make_nodes(models or [disagreeing(made(f"mlp:{8 + k}", k)) for k in range(3)], sizes=(6, 11, 16))
+    return small_world.world(config, nodes, made("mlp:8", "student"), local=LocalConfig())
+
+
+# --- the estimate ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("q", [1, 4, 16, 64])
+def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q: int) -> None:
+    """Of answers that are linear in x, so that nothing is lost by the length of a step."""
+    d, classes, inputs = 6, 3, 4000
+    draw = torch.Generator().manual_seed(q)
+    A, g = torch.randn(d, classes, generator=draw), torch.randn(1, inputs, classes, generator=draw)
+    x = torch.randn(inputs, d, generator=draw).double().requires_grad_()
+    u = directions(q, x, draw).double()
+    assert torch.allclose(u.norm(dim=2), torch.ones(q, inputs).double(), atol=1e-6)
+    asked = torch.cat([x.detach(), (x.detach() + 0.1 * u).flatten(0, 1)])
+    z = linearised((asked @ A.double()).unsqueeze(0), x, u, 0.1)
+    torch.testing.assert_close(z[0], x @ A.double(), msg="its value is the answer")
+    (found,) = torch.autograd.grad((g * z).sum(), x)
+    true = g[0].double() @ A.T.double()
+    error = (found - true).square().sum(1) / true.square().sum(1)
+    assert error.mean().item() == pytest.approx((d - 1) / q, rel=0.1)
+
+
+def test_fediod_teaches_its_generator_without_gradients_of_nodes_nearly_as_with_them() -> None:
+    """Where many directions are asked about, and where none is it does not."""
+    config = FedIOD(steps=3, batch=4, noise=6, generator_width=4, gan=0.0, memory=12, conf=5.0)
+    learned = []
+    for options in ({}, {"through": False, "directions": 3000, "epsilon": 0.01}, {"through": False}):
+        server = world(replace(config, **options)).server  # type: ignore[arg-type]
+        server.step()
+        slopes = [parameter.grad.flatten() for parameter in server.state.generator.parameters()]
+        learned.append(torch.cat(slopes))
+    through, around, mimicking = learned
+    assert F.cosine_similarity(around, through, dim=0) > 0.98
+    assert around.norm().item() == pytest.approx(through.norm().item(), rel=0.1)
+    assert F.cosine_similarity(mimicking, through, dim=0) < 0.5
+
+
+@pytest.mark.parametrize("importance", ["realness", "odds"])
+def test_answers_that_are_not_one_an_input_stay_as_they_are(importance: Any) -> None:
+    """What critics say of each input is differenced, the mean of what they say of real ones is not."""
+    config = FedIOD(
+        steps=3, batch=4, noise=6, generator_width=4, critic_width=4, memory=12, importance=importance
+    )
+    one = world(replace(config, through=False, directions=2, ensemble="probs"))
+    one.server.step()
+    assert one.side.questions["examine"].rows == 12
+    assert {kind for entry in one.audit.entries() for kind in entry["up"]} == {
+        "label counts",
+        "logits",
+        "critic",
+    }
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def test_a_step_is_that_of_a_plain_reading() -> None:
+    one, plain = world(SMALL), world(SMALL)
+    G, S = copy.deepcopy(plain.server.state.generator), copy.deepcopy(plain.server.student)
+    adam = torch.optim.Adam(G.parameters(), SMALL.generator_lr, betas=(0.5, 0.999))
+    losses = one.server.step()
+
+    draw = torch_generator(SEED, "w", 0)
+    w, y = torch.randn(4, 6, generator=draw), torch.randint(CLASSES, (4,), generator=draw)
+    x = G(torch.cat([w, F.one_hot(y, CLASSES).float()], 1))
+    u = directions(2, x, torch_generator(SEED, "directions", 0))
+    counts = torch.stack([node.data.targets.bincount(minlength=CLASSES) for node in plain.nodes]).float()
+    omega = counts / counts.sum(0)  # (K, C)
+    f = [copy.deepcopy(node.model).requires_grad_(False) for node in plain.nodes]
+
+    def ensemble(inputs: torch.Tensor) -> torch.Tensor:
+        return sum(omega[k] * f[k](inputs) for k in range(3))
+
+    def L(inputs: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
+        apart = torch.zeros(())
+        for i in range(4):
+            for j in range(4):
+                apart = apart + (inputs[i] - inputs[j]).square().mean() * (w[i] - w[j]).square().mean() / 16
+        p, kl = z.softmax(1).mean(0), torch.zeros(())
+        for b in range(4):
+            log_z, log_S = z[b].log_softmax(0), S(inputs)[b].log_softmax(0)
+            kl = kl + (log_z.exp() * (log_z - log_S)).sum() / 4
+        fidelity = -sum(z[b].log_softmax(0)[y[b]] for b in range(4)) / 4
+        return {
+            "fidelity": fidelity,
+            "adversary": -kl,
+            "diversity": torch.exp(-apart),
+            "balance": (p * p.log()).sum(),
+        }
+
+    def L_G(terms: dict[str, torch.Tensor]) -> torch.Tensor:
+        return terms["fidelity"] + 0.5 * terms["adversary"] + 2 * terms["diversity"] + 3 * terms["balance"]
+
+    leaf, z = x.detach().requires_grad_(), ensemble(x.detach()).requires_grad_()
+    terms = L(leaf, z)
+    assert {name: losses[name] for name in terms} == pytest.approx(
+        {name: term.item() for name, term in terms.items()}, rel=1e-4
+    )
+    L_G(terms).backward()
+    for b in range(4):
+        for j in range(2):
+            there = ensemble((x[b] + 0.01 * u[j, b]).detach().unsqueeze(0))[0]
+            slope = (z.grad[b] * (there - z[b])).sum() / 0.01  # of the loss, along u_j
+            leaf.grad[b] += 64 / 2 * slope.detach() * u[j, b]
+    x.backward(leaf.grad)
+    adam.step()
+    for mine, theirs in zip(one.server.state.generator.parameters(), G.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-4)
+    s_adam = torch.optim.Adam(S.parameters(), SMALL.student_lr)
+    log_S = S(x.detach()).log_softmax(1)
+    loss = F.kl_div(log_S, z.detach().log_softmax(1), reduction="batchmean", log_target=True)
+    assert losses["student"] == pytest.approx(loss.item(), rel=1e-4)
+    s_adam.zero_grad()
+    loss.backward()
+    s_adam.step()
+    same(one.server.student, S, rtol=1e-3, atol=1e-5)
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def test_nodes_without_gradients_teach_as_those_that_have_some() -> None:
+    """The same numbers from behind a function, of which nothing else is known."""
+    models = [disagreeing(made("mlp:8", index)) for index in range(2)]
+    behind = [
+        Predictor(lambda images, model=model: model(torch.from_numpy(images)).detach().numpy(), SHAPE, "abc")
+        for model in models
+    ]
+    one, other = world(SMALL, *models), world(SMALL, *behind)
+    for _ in range(3):
+        assert one.server.step() == pytest.approx(other.server.step(), abs=1e-5)
+    assert {kind for entry in other.audit.entries() for kind in entry["up"]} == {"label counts", "logits"}
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_directions_beside_gradients_and_a_memory_below_a_batch_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"method\.directions is 2: allowed is 0 where through = true"):
+        FedIOD(directions=2)
+    assert FedIOD(through=False, mimic=0.0, directions=2).directions, "differences teach it"
+    with pytest.raises(ArgumentError, match=r"method\.memory is 3: allowed is at least method\.batch \(4\)"):
+        replace(SMALL, memory=3)

@@ -1,0 +1,210 @@
+"""DENSE and Co-Boosting against plain steps, asked and uploaded."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.seeds import torch_generator
+from fedstill.methods.co_boosting import CoBoosting
+from fedstill.methods.dense import DENSE
+from fedstill.models.batch_norm import remembered
+from fedstill.models.non_torch import Predictor
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import LocalConfig
+from tests.methods import small_world
+from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes, same
+
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
+TINY: dict[str, Any] = {
+    "steps": 3,
+    "batch": 4,
+    "noise": 6,
+    "generator_width": 4,
+    "student_steps": 1,
+    "student_batch": 100,  # all that is remembered
+    "tau": 2.0,
+}
+DENSER = DENSE(**TINY, generator_steps=2, adversary=0.5, bn=0.3)
+BOOSTING = CoBoosting(**TINY, adversary=0.5, hardness=2.0, mu=0.05, epsilon=0.1)
+SPECS = ("resnet8:4", "resnet8:4", "mlp:8")
+
+
+def world(config: Any, specs: tuple[str, ...] = SPECS, policy: PolicyConfig = small_world.OPEN) -> World:
+    models = [disagreeing(made(spec, index)) for index, spec in enumerate(specs)]
+    for model in models:
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):  # as if it had seen data
+                draw = torch.Generator().manual_seed(len(layer.running_mean))
+                layer.running_mean.normal_(generator=draw)
+                layer.running_var.uniform_(0.5, 2.0, generator=draw)
+    nodes = make_nodes(models, sizes=(6, 11, 16), classes=lambda index: index + 1, policy=policy)
+    kinds = small_world.kinds_of(nodes)
+    return small_world.world(config, nodes, made("resnet8:4", "student"), local=LocalConfig(), kinds=kinds)
+
+
+class Plain:
+    """A step as one reads it in the papers: loops, plain autograd, no federation."""
+
+    def __init__(self, config: Any) -> None:
+        start = world(config)
+        self.config, self.f = config, [node.model.eval().requires_grad_(False) for node in start.nodes]
+        self.G, self.S = copy.deepcopy(start.server.state.generator), copy.deepcopy(start.server.student)
+        self.g_adam = torch.optim.Adam(self.G.parameters(), config.generator_lr, betas=(0.5, 0.999))
+        self.s_adam = torch.optim.Adam(self.S.parameters(), config.student_lr)
+
+    def kl(self, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
+        """For each input."""
+        log_p, log_q = (z / 2.0).log_softmax(1), (z_S / 2.0).log_softmax(1)
+        return 4.0 * (log_p.exp() * (log_p - log_q)).sum(1)
+
+    def bn(self, x: torch.Tensor) -> torch.Tensor:
+        """L_BN, mean over nodes; the last one has no such layers."""
+        found = torch.zeros(())
+        for model in self.f:
+            h, total = [], torch.zeros(())
+            layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+            hooks = [
+                layer.register_forward_pre_hook(lambda _, given, h=h: h.append(given[0])) for layer in layers
+            ]
+            model(x)
+            for layer, seen, hook in zip(layers, h, hooks, strict=True):
+                hook.remove()
+                mean, var = torch.zeros(seen.shape[1]), torch.zeros(seen.shape[1])
+                for c in range(seen.shape[1]):
+                    mean[c] = seen[:, c].mean()
+                    var[c] = (seen[:, c] - seen[:, c].mean()).square().mean()
+                total = total + (mean - layer.running_mean).square().sum().sqrt()
+                total = total + (var - layer.running_var).square().sum().sqrt()
+            found = found + total / len(self.f)
+        return found
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        draw = torch_generator(SEED, "w", 0)
+        w, y = torch.randn(4, 6, generator=draw), torch.randint(CLASSES, (4,), generator=draw)
+        return torch.cat([w, F.one_hot(y, CLASSES).float()], 1), y
+
+    def descend(self, loss: torch.Tensor) -> None:
+        self.g_adam.zero_grad()
+        loss.backward()
+        self.g_adam.step()
+
+    def study(self, x: torch.Tensor, z: torch.Tensor) -> float:
+        self.S.train()
+        loss = self.kl(z.detach(), self.S(x.detach())).mean()
+        self.s_adam.zero_grad()
+        loss.backward()
+        self.s_adam.step()
+        return loss.item()
+
+    def dense(self) -> dict[str, float]:
+        told, y = self.batch()
+        for _ in range(2):
+            x = self.G(told)
+            z = (self.f[0](x) + self.f[1](x) + self.f[2](x)) / 3
+            z_S = self.S.eval()(x)
+            L_CE = sum(-z[b].log_softmax(0)[y[b]] for b in range(4)) / 4
+            apart = self.kl(z, z_S)
+            L_div = -sum(apart[b] for b in range(4) if z[b].argmax() != z_S[b].argmax()) / 4
+            L_BN = self.bn(x)
+            self.descend(L_CE + 0.5 * L_div + 0.3 * L_BN)
+        losses = {"recognised": L_CE.item(), "sought": L_div.item(), "statistics": L_BN.item()}
+        return {**losses, "student": self.study(x, z)}
+
+    def boosting(self) -> dict[str, float]:
+        told, y = self.batch()
+        w, x = torch.full((3,), 1 / 3, requires_grad=True), self.G(told)
+
+        def A(inputs: torch.Tensor) -> torch.Tensor:
+            return sum(w[k] * self.f[k](inputs) for k in range(3))
+
+        z, z_S = A(x), self.S.eval()(x)
+        ce = torch.stack([-z[b].log_softmax(0)[y[b]] for b in range(4)])
+        hard = torch.stack([1 - z[b].softmax(0)[y[b]] for b in range(4)]).detach()
+        L_H, L_A = (hard**2 * ce).mean(), -self.kl(z, z_S).mean()
+        self.descend(L_H + 0.5 * L_A)
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(F.cross_entropy(A(x), y), w)
+        self.w = w = (w - 0.05 * slope.sign()).clamp(0, 1).detach()
+        v = 2 * torch.rand(4, CLASSES, generator=torch_generator(SEED, "v", 0)) - 1
+        (slope,) = torch.autograd.grad((v * (A(x) / 2.0).softmax(1)).sum(), x)
+        x = x.detach() + 0.1 / 0.25 * slope.sign()  # of a pixel's range, normalised by 0.25
+        losses = {"recognised": L_H.item(), "sought": L_A.item()}
+        return {**losses, "student": self.study(x, A(x))}
+
+
+@pytest.mark.parametrize(("config", "step"), [(DENSER, Plain.dense), (BOOSTING, Plain.boosting)])
+@pytest.mark.parametrize("models", ["asked", "uploaded"])
+def test_a_step_is_that_of_a_plain_reading(config: Any, step: Any, models: Any) -> None:
+    """To nodes that are asked, and to models that were given away, alike."""
+    one, plain = world(replace(config, models=models)), Plain(config)
+    losses, expected = one.server.step(), step(plain)
+    assert losses == pytest.approx(expected, rel=2e-3, abs=1e-5)
+    same(one.server.student, plain.S, rtol=1e-3, atol=2e-4)
+    for mine, theirs in zip(one.server.state.generator.parameters(), plain.G.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-4)
+    if config is BOOSTING:
+        torch.testing.assert_close(one.server.state.w, plain.w)
+
+
+@pytest.mark.parametrize("config", [DENSER, BOOSTING])
+def test_what_leaves_asked_and_uploaded(config: Any) -> None:
+    """Answers and gradients at each step, or the model once and nothing else."""
+    asked, uploaded = (world(replace(config, models=models)) for models in ("asked", "uploaded"))
+    for one in (asked, uploaded):
+        for _ in range(3):
+            one.server.step()
+    told = [{kind for entry in one.audit.entries() for kind in entry["up"]} for one in (asked, uploaded)]
+    beside = {"batch norm distance"} if config is DENSER else set()
+    assert told == [{"logits", "gradients", *beside}, {"parameters"}]
+    assert [len({entry["number"] for entry in one.audit.entries()}) for one in (asked, uploaded)] == [
+        config.steps * config.questions_a_step,
+        1,
+    ]
+
+
+def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
+    for config in (DENSER, BOOSTING):
+        with pytest.raises(QuestionRefused, match="outputs_only: no parameters"):
+            world(replace(config, models="uploaded"), policy=PolicyConfig())
+        world(config, policy=PolicyConfig())
+
+
+def test_a_model_without_parameters_is_not_uploaded() -> None:
+    nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], SHAPE, "abc")])
+    setting = {"local": LocalConfig(), "kinds": small_world.kinds_of(nodes)}
+    with pytest.raises(ArgumentError, match=r"method\.models is 'uploaded': allowed is asked, where a model"):
+        small_world.world(DENSE(models="uploaded"), nodes, made("mlp:8", "student"), **setting)
+
+
+def test_weights_go_to_who_recognises_what_was_made() -> None:
+    """A node whose answers are right gains, one that is wrong loses, both within 0..1."""
+    one = world(replace(BOOSTING, mu=0.6), specs=("mlp:8",) * 2)
+    y = torch.tensor([0, 1, 2, 1])
+    right = 4.0 * F.one_hot(y, CLASSES).float()
+    BOOSTING.boost(one.server, one.server.state, torch.stack([right, -right]), y, ("n0", "n1"), 0)
+    torch.testing.assert_close(one.server.state.w, torch.tensor([0.55, 0.45]))
+    for t in range(60):
+        BOOSTING.boost(one.server, one.server.state, torch.stack([right, -right]), y, ("n0", "n1"), t)
+    torch.testing.assert_close(one.server.state.w, torch.tensor([1.0, 0.0]))
+
+
+def test_the_distance_to_batch_norm_pulls_inputs_to_what_it_has_kept() -> None:
+    norm = nn.BatchNorm2d(2).eval()
+    norm.running_mean[:] = torch.tensor([1.0, -2.0])
+    x = torch.randn(64, 2, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    adam = torch.optim.Adam([x], 0.05)
+    for _ in range(200):
+        adam.zero_grad()
+        remembered(norm, x)[1].backward()
+        adam.step()
+    torch.testing.assert_close(x.mean((0, 2, 3)), norm.running_mean, atol=0.05, rtol=0)
+    assert remembered(nn.Linear(2, 2), torch.ones(1, 2))[1] == 0
