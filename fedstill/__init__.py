@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.federation.link_config import LinkConfig as LinkConfig
     from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
     from fedstill.methods.centralised import Centralised as Centralised
+    from fedstill.methods.dsfl import DSFL as DSFL
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
     from fedstill.methods.fedad import FedAD as FedAD
     from fedstill.methods.fedavg import FedAvg as FedAvg
@@ -78,6 +79,7 @@ _OFFERED = {
     "federation.link_config": "LinkConfig",
     "methods.asyndgan": "AsynDGAN",
     "methods.centralised": "Centralised",
+    "methods.dsfl": "DSFL",
     "methods.ensemble": "NodeEnsemble",
     "methods.fedad": "FedAD",
     "methods.fedavg": "FedAvg",

@@ -241,6 +241,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedcg": "fedstill.methods.fedcg:FedCG",
         "fl-mrcm": "fedstill.methods.fl_mrcm:FLMRCM",
         "fedad": "fedstill.methods.fedad:FedAD",
+        "dsfl": "fedstill.methods.dsfl:DSFL",
     },
     base=Method,
 )

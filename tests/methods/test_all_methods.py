@@ -63,6 +63,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "fedcg": [{"aggregation": "kdc"}],
     "fl-mrcm": [{"target": "node-2", "participation": 0.67}],
     "fedad": [{"weights": "equal"}],
+    "dsfl": [{"keep": 1, "beta": 1.5, "weights": "counts"}],
 }
 
 
