@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.centralised import Centralised as Centralised
     from fedstill.methods.dsfl import DSFL as DSFL
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
+    from fedstill.methods.fd import FD as FD
     from fedstill.methods.fedad import FedAD as FedAD
     from fedstill.methods.fedavg import FedAvg as FedAvg
     from fedstill.methods.fedavgm import FedAvgM as FedAvgM
@@ -46,7 +47,9 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedmd import FedMD as FedMD
     from fedstill.methods.fedmd_cg import FedMDCG as FedMDCG
     from fedstill.methods.fedper import FedPer as FedPer
+    from fedstill.methods.fedproto import FedProto as FedProto
     from fedstill.methods.fedprox import FedProx as FedProx
+    from fedstill.methods.fedtgp import FedTGP as FedTGP
     from fedstill.methods.fl_mrcm import FLMRCM as FLMRCM
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
@@ -81,6 +84,7 @@ _OFFERED = {
     "methods.centralised": "Centralised",
     "methods.dsfl": "DSFL",
     "methods.ensemble": "NodeEnsemble",
+    "methods.fd": "FD",
     "methods.fedad": "FedAD",
     "methods.fedavg": "FedAvg",
     "methods.fedavgm": "FedAvgM",
@@ -93,7 +97,9 @@ _OFFERED = {
     "methods.fedmd": "FedMD",
     "methods.fedmd_cg": "FedMDCG",
     "methods.fedper": "FedPer",
+    "methods.fedproto": "FedProto",
     "methods.fedprox": "FedProx",
+    "methods.fedtgp": "FedTGP",
     "methods.fl_mrcm": "FLMRCM",
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",

@@ -242,6 +242,9 @@ METHODS: Registry[type[Method]] = Registry(
         "fl-mrcm": "fedstill.methods.fl_mrcm:FLMRCM",
         "fedad": "fedstill.methods.fedad:FedAD",
         "dsfl": "fedstill.methods.dsfl:DSFL",
+        "fd": "fedstill.methods.fd:FD",
+        "fedproto": "fedstill.methods.fedproto:FedProto",
+        "fedtgp": "fedstill.methods.fedtgp:FedTGP",
     },
     base=Method,
 )

@@ -42,6 +42,8 @@ TINY: dict[str, Any] = {
     "critic_width": 4,
     "attention": 0.0,  # FedAD's needs convolutions: see test_fedad.py
     "told": 12,
+    "features": 8,
+    "server_epochs": 2,
 }
 
 
