@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
     from fedstill.methods.standalone import Standalone as Standalone
+    from fedstill.models.model_config import OwnModel as OwnModel
     from fedstill.node.policy import PolicyConfig as PolicyConfig
     from fedstill.privacy.config import GradientsConfig as GradientsConfig
     from fedstill.privacy.config import NoPrivacy as NoPrivacy
@@ -104,6 +105,7 @@ _OFFERED = {
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",
     "methods.standalone": "Standalone",
+    "models.model_config": "OwnModel",
     "node.policy": "PolicyConfig",
     "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig StepsConfig",
     "privacy.dpsgd": "DPSGD",

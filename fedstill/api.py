@@ -23,6 +23,10 @@ from fedstill.data.public import Public
 from fedstill.data.tables import is_frame, of_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
+from fedstill.models import own_model
+from fedstill.models.hugging_face import adapted
+from fedstill.models.interface import Interface
+from fedstill.models.model_config import ModelConfig, OwnModel, read
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
@@ -53,7 +57,7 @@ class Outcome:
 
 def distil(
     data: Sequence[Examples],
-    models: Sequence[nn.Module],
+    models: Sequence[Any],
     student: nn.Module,
     test: Examples,
     classes: int | Sequence[str],
@@ -88,7 +92,10 @@ def distil(
             of tables (tasks "tabular", "regression" and "survival"), features ``(N, F)``, or DataFrames with
             a schema, with a class, a number or, for survival, ``(N, 2)`` each: the time of follow-up in
             intervals, and 1 where the event ended it.
-        models: each node's own module, of any architecture; trained in place.
+        models: each node's own module, of any architecture; trained in place. Or a model that is there
+            already and only answers: an estimator, an ONNX session, a function, or a name as in nodes.models
+            (a .skops or .onnx file, an endpoint's address); with what must be known to read it in an
+            :class:`~fedstill.models.model_config.OwnModel` (docs/own-model.md).
         student: the server's module; trained in place.
         test: examples that no node has.
         classes: number of classes, or their names, by which reports call them; every module gives
@@ -154,12 +161,16 @@ def distil(
         allowed = f"{len(columns.classes)}, as the schema has {', '.join(columns.classes)}"
         raise ArgumentError("classes", learned.classes, allowed)
     form = partial(_tensors, task=learned, mean=mean, std=std, schema=columns)
+    tested = form(test, "test")
+    named = known or (columns.classes if columns else tuple(map(str, range(learned.classes))))
+    shape = tuple(tested.inputs.shape[1:])
+    to = Interface(learned, named, shape, vocabulary, mean, std, columns)
     setting = Setting(
         task=learned,
         parts=[form(examples, f"data[{index}]") for index, examples in enumerate(data)],
-        models=models,
+        models=[_model(model, to, index, seed) for index, model in enumerate(models)],
         student=student,
-        test=form(test, "test"),
+        test=tested,
         method=method or FedIOD(),
         names=names,
         policies=policies,
@@ -187,6 +198,18 @@ def distil(
         figures = finish(simulation, {}, simulation.run(folder, bars=bars), folder)
         write_report(folder)
     return Outcome(student if simulation.has_student else None, figures)
+
+
+def _model(model: Any, to: Interface, index: int, seed: int) -> nn.Module:
+    """A node's model: a module as it is, and whatever else is there already as one."""
+    if isinstance(model, nn.Module) and adapted(model) is model:
+        return model
+    whose = f"models[{index}]"
+    if isinstance(model, str | Path):
+        model = read(str(model), Path(), whose)
+    elif not isinstance(model, ModelConfig):
+        model = OwnModel(source=model)
+    return own_model.make(model, to, Path(), seed, "model", index, whose=whose)
 
 
 def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:

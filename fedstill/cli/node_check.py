@@ -207,11 +207,10 @@ def _judged(
     method: Method, file: NodeFile, found: Examined, asking: Asking | None, folder: Path | None
 ) -> _Verdict:
     """What a node would do in a run of a method; of the folder's own budgets where the run is known."""
-    from torch import nn
-
     from fedstill.cli.node_check_privacy import unprotected
     from fedstill.core.compute import Compute
     from fedstill.data.loader import CLASSIFICATION
+    from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
     from fedstill.protocol.method import side_of
     from fedstill.protocol.questions import NodeSetting, stand_in
@@ -222,7 +221,10 @@ def _judged(
     known = (asking.public if asking else None) or stand_in(task, found.spec.shape if found.spec else ())
     side = side_of(method, NodeSetting(task, file.local, found.compute or Compute(), known))
     bare, dear, mechanism = unprotected(file, found, side, folder)
-    refused = owner_folder.objections(file, found.model or nn.Identity(), side.questions)
+    through = True  # as far as is known
+    if found.model is not None and found.spec is not None:
+        through = carries_gradient(found.model, found.spec.shape)
+    refused = owner_folder.objections(file, through, side.questions)
     against = _first_refusal(refused) or _unfit(method, file, found, side.questions, asking)
     stranger = _stranger(asking.config, file) if asking else None
     against = stranger or against or _first_refusal(bare) or dear

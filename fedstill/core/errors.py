@@ -104,6 +104,11 @@ class ModelError(FedstillError, ValueError):
     """A model does not fit its task: wrong output shape, an input size that it cannot take."""
 
 
+class PredictorError(ModelError):
+    """A model of somebody else's making fails as it is asked. The text may quote what it says, so that it is
+    for its owner alone."""
+
+
 class RunFolderError(FedstillError):
     """A run's folder cannot be used: it holds another run, or nothing to resume."""
 

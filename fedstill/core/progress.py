@@ -19,6 +19,7 @@ from fedstill.core.config_tables import load
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.text_format import clip, human_seconds
 
+MOST = 10**12  # steps, and seconds, that a note may count: it may come from another machine
 PROGRESS = "progress.json"  # in the folder of a run that is not finished: how far it is
 
 
@@ -71,6 +72,8 @@ class Bars:
     def follow(self, noted: Note) -> None:
         """Show what another process has noted."""
         if noted.total:
+            for task in self._progress.tasks if noted.phase not in self._bars else ():
+                self._progress.update(task.id, completed=task.total, note=" ")  # done since the last look
             self._move(noted.phase, noted.done, noted.total, noted.waiting() or noted.note or " ")
 
 
@@ -122,7 +125,9 @@ class Note:
         if not isinstance(table, dict):
             raise RunFolderError(f"{source} does not hold how far a run is")
         found = load(cls, table, source)
-        return replace(found, phase=clip(found.phase), note=clip(found.note) if found.note else "")
+        done, total, first = (min(max(count, 0), MOST) for count in (found.done, found.total, found.first))
+        phase, note = clip(found.phase), clip(found.note)
+        return replace(found, phase=phase, note=note, done=done, total=total, first=first)
 
     def text(self) -> str:
         """As a file holds it."""
@@ -136,7 +141,8 @@ class Note:
         30.0
         """
         came, took = self.done - self.first, self.since - self.began
-        return took / came * (self.total - self.done) if came > 0 and took > 0 else None
+        left = took / came * (self.total - self.done) if came > 0 and 0 < took < MOST else None
+        return None if left is None else max(left, 0.0)
 
     def waiting(self, now: float | None = None) -> str:
         """For whom it waits, in words; empty where it does not."""

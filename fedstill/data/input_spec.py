@@ -12,6 +12,7 @@ from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.dataset import AXES, DataSet
 from fedstill.core.errors import ArgumentError, TooLarge
 from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.models.interface import Interface
 from fedstill.tasks import TASKS, Task, TaskConfig
 
 COPIES = 3  # of a node's data while they are read: as they come, as they are brought into spec, and joined
@@ -86,6 +87,11 @@ class InputSpec:
     def make_task(self) -> Task:
         """The task, with as many classes."""
         return self.task.make(self.classes)
+
+    def interface(self) -> Interface:
+        """What every model is given, and must give."""
+        seen = (self.shape, self.vocabulary, self.mean, self.std, self.schema)
+        return Interface(self.make_task(), self.classes, *seen)
 
     @property
     def outputs(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation, Tensors
 from fedstill.federation.link_config import LinkConfig
+from fedstill.models import PREDICTS, carries_gradient
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike, multiplies_only, signature
 from fedstill.node.request_handler import KEPT, RequestHandler
@@ -59,8 +60,9 @@ class InProcess(Federation):
 
     def _rule(self, node: str, question: Question) -> str | None:
         member = self._members[node]
-        if question.differentiable and not getattr(member.model, "differentiable", True):
-            return "model: it predicts, and has no gradients"
+        shape = tuple(member.data.inputs.shape[1:])
+        if question.differentiable and not carries_gradient(member.model, shape):
+            return PREDICTS
         return member.gate.objection(question)
 
     def _limit(self, node: str) -> int | None:

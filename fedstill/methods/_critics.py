@@ -87,6 +87,10 @@ class Critics:
 
     def __init__(self, config: CriticOptions, setting: NodeSetting) -> None:
         self.config, self.setting, self.task = config, setting, setting.task
+        for option in ("batch", "critic_batch") if self.task.form == "rows" else ():
+            if getattr(config, option, 0) == 1:  # a row is one value a channel, of which there is no variance
+                allowed = "2 or more for rows of a table, as batch norm compares them"
+                raise ArgumentError(f"method.{option}", 1, allowed)
         self.maps = config if isinstance(config, FromMaps) else None
         self.gallery = setting.once("gallery", lambda: Gallery(setting.task))
         self.pairs = self.maps is not None and config.critical

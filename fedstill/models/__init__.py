@@ -3,8 +3,12 @@
 ``classifiers``, ``tables``, ``unet`` and ``transformer`` are for nodes and student; ``generator``,
 ``table_gan`` and ``feature_gan`` are what methods add. ``extractor_head`` parts a network in two,
 ``parameter_vector`` makes it one vector, ``attention_maps`` are where it looks, ``vgg`` is what a perceptual
-loss compares. ``non_torch`` is a model that is no torch module, ``hugging_face`` one of that library.
-``dp_compatibility`` says which can learn privately.
+loss compares. ``hugging_face`` has models of that library. ``dp_compatibility`` says which can learn
+privately.
+
+A model that is there already: ``model_config`` is what is said of it, and ``own_model`` makes it, by
+``non_torch`` from a ``skops_file``, an ``onnx_graph`` or an ``endpoint``, to fit an ``interface``, with its
+classes by ``class_map``.
 
 May import tasks and core. A newcomer adds a network: a class in one of these files, and a line in ``MODELS``.
 """
@@ -18,7 +22,7 @@ import torch
 from torch import nn
 
 from fedstill.core.dataset import Form
-from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.registry import Registry
 from fedstill.core.seeds import seeded
 from fedstill.core.user_functions import OWN, first_line, is_path
@@ -29,6 +33,7 @@ from fedstill.models.tables import MLP, Linear, ResidualMLP
 __all__ = [
     "MLP",
     "MODELS",
+    "PREDICTS",
     "TEXTS",
     "BatchNormLeNet",
     "Generator",
@@ -40,9 +45,11 @@ __all__ = [
     "SigmoidLeNet",
     "SmallCNN",
     "build",
+    "carries_gradient",
     "check",
     "check_name",
     "example",
+    "made",
 ]
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
@@ -64,6 +71,10 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
     takes="shape and classes",
 )
 
+PREDICTS = (  # by which rule a node refuses that gradients are pulled back through its model
+    "model: it predicts, and no gradient goes through it; allowed are methods that ask for answers alone, "
+    "as fedkd, or fediod with method.through = false"
+)
 TEXTS = ("transformer", "bag")  # of these, those whose inputs are texts
 TABLES = ("linear", "mlp", "residual-mlp")  # and those that take rows of a table, or whatever is flattened
 
@@ -74,13 +85,31 @@ FORWARD = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, Ass
 def build(
     spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
 ) -> nn.Module:
-    """A network from its name, with first weights that follow from seed and names.
+    """A network from its name, with first weights that follow from seed and names: :func:`made`, a module.
+
+    Raises:
+        ArgumentError, ModelError: as :func:`made`; or one's own is no torch module.
+
+    >>> build("mlp:8", (1, 8, 8), 10, 0)(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+    model = made(spec, shape, classes, seed, *names, vocabulary=vocabulary)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model {spec!r} gives a {type(model).__name__}: allowed is a torch.nn.Module")
+    return model
+
+
+def made(
+    spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
+) -> object:
+    """What has a name: a network, or whatever one's own factory gives.
 
     Args:
         spec: ``"resnet8"``, ``"resnet8:16"`` (width 16), the name of one that an installed package offers, or
             ``"package.module:factory"``, where ``factory(shape, classes)`` (for texts ``factory(shape,
             classes, vocabulary)``, and after a name with a width also ``width=16``) gives your own module.
-            For texts ``"transformer"``, ``"bag"`` or ``"hf:folder"`` (:mod:`fedstill.models.hugging_face`).
+            For texts ``"transformer"`` or ``"bag"``. For texts and images ``"hf:folder"``
+            (:mod:`fedstill.models.hugging_face`).
         shape: ``(channels, H, W)`` of an image, ``(L,)`` of a text, or ``(F,)`` of a row of a table.
         classes: number of logits, an input or a pixel; of channels where outputs are images.
         seed, names: what the first weights are drawn from.
@@ -88,13 +117,10 @@ def build(
 
     Raises:
         ArgumentError: no such network, or none for such inputs; or it cannot be imported.
-        ModelError: one's own cannot be made, or is no torch module.
-
-    >>> build("mlp:8", (1, 8, 8), 10, 0)(torch.zeros(2, 1, 8, 8)).shape
-    torch.Size([2, 10])
+        ModelError: one's own cannot be made.
     """
     name, _, folder = spec.partition(":")
-    if name == "hf" and folder and vocabulary:
+    if name == "hf" and folder and (vocabulary or len(shape) > 1):
         from fedstill.models.hugging_face import classifier  # heavy, and an extra
 
         with seeded(seed, *names):
@@ -106,13 +132,12 @@ def build(
         if name in MODELS.own:
             return factory(*form, **width)
         try:
-            made: object = factory(*form, **width)
+            return factory(*form, **width)
         except OWN as error:
+            if isinstance(error, FedstillError):
+                raise
             line = f"model {spec!r} cannot be made for inputs {shape}: {first_line(error)}"
             raise ModelError(line) from error
-    if not isinstance(made, nn.Module):
-        raise ModelError(f"model {spec!r} gives a {type(made).__name__}: allowed is a torch.nn.Module")
-    return made
 
 
 def check_name(spec: str) -> None:
@@ -134,7 +159,7 @@ def _parsed(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
         return name, {"width": int(width)} if colon else {}
     if is_path(spec) and name not in (*MODELS.own, "hf"):
         return spec, {}
-    folders = form in (None, "texts")
+    folders = form != "rows"
     own = ", hf:folder or package.module:factory" if folders else " or package.module:factory"
     inputs = "" if form is None else f", as inputs are {'rows of a table' if form == 'rows' else form}"
     raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){own}{inputs}")
@@ -174,3 +199,25 @@ def check(
     if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, *outputs):
         found = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else type(output).__name__
         raise ModelError(f"{whose} gives outputs of shape {found} an example: allowed is {outputs}")
+
+
+def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether a network's outputs depend on its inputs ``(B, *shape)`` in a way that autograd can follow.
+
+    A module around a forest, say, gives tensors that came from nowhere. That a gradient is zero does not
+    count: networks may begin so.
+    """
+    if not getattr(model, "differentiable", True):
+        return False
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    training = model.training
+    with torch.enable_grad():
+        x = example(shape).to(device).requires_grad_()
+        try:
+            output = model.eval()(x)
+            (gradient,) = torch.autograd.grad(output.sum(), x, allow_unused=True)
+        except FORWARD:  # of what needs no gradient, or of x.numpy()
+            return False
+        finally:
+            model.train(training)
+    return gradient is not None

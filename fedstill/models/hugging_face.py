@@ -58,14 +58,27 @@ def swapped(ids: torch.Tensor, padding: int) -> torch.Tensor:
 
 
 class HuggingFace(nn.Module):
-    """A sequence classifier of the library as ``(B, L)`` int64, 0 for padding, to logits ``(B, classes)``."""
+    """A classifier of the library as inputs to logits ``(B, classes)``: of texts ``(B, L)`` int64, 0 for
+    padding, or of images ``(B, C, H, W)``."""
 
     def __init__(self, model: nn.Module, padding: int) -> None:
         super().__init__()
         self.model, self.padding = model, padding
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    @property
+    def labels(self) -> list[str]:
+        """What its configuration calls its outputs, in their order."""
+        named = getattr(self.model.config, "id2label", None) or {}
+        return [str(named[place]) for place in sorted(named)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits."""
+        if x.is_floating_point():
+            scores: torch.Tensor = self.model(pixel_values=x, return_dict=True).logits
+            return scores
+        return self._of_texts(x)
+
+    def _of_texts(self, ids: torch.Tensor) -> torch.Tensor:
         # One token is always attended to: a softmax over none has no value.
         seen = (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
         mask = seen.to(torch.int64)
@@ -80,9 +93,9 @@ def classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int
 
     Args:
         where: a folder with ``config.json`` and ``model.safetensors``, or a name on the hub.
-        shape: ``(L,)``, tokens of a text.
+        shape: ``(L,)``, tokens of a text, or ``(C, H, W)`` of an image.
         classes: number of logits.
-        vocabulary: how many token ids there are; the model must know them all.
+        vocabulary: how many token ids there are; the model must know them all. 0: inputs are images.
 
     Raises:
         ArgumentError: ``transformers`` is not installed.
@@ -93,22 +106,35 @@ def classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int
     try:
         # A head of other classes gives way to a new one.
         how = {"num_labels": classes, "ignore_mismatched_sizes": True, "use_safetensors": True}
-        model = _loaded(library.AutoModelForSequenceClassification, where, **how)
+        kind = "Sequence" if vocabulary else "Image"
+        model = _loaded(getattr(library, f"AutoModelFor{kind}Classification"), where, **how)
     except UNLOADED as error:
         raise ModelError(f"model {spec!r} cannot be loaded: {first_line(error)}") from error
+    return adapted(model) if not vocabulary else _of_tokens(model, spec, shape[0], vocabulary)
+
+
+def adapted(model: nn.Module) -> nn.Module:
+    """A model of the library as one that gives logits alone; any other module as it is."""
+    if not any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__):
+        return model
+    padding = getattr(model.config, "pad_token_id", None)
+    return HuggingFace(model, PADDING if padding is None else int(padding))
+
+
+def _of_tokens(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.Module:
+    """The same for texts, if it takes them."""
     known = int(getattr(model.config, "vocab_size", 0) or 0)
     if known < vocabulary:
         raise ModelError(
             f"model {spec!r} knows {known} tokens and the data have {vocabulary}: "
             f"allowed is data.vocabulary = {spec!r}, its own tokens"
         )
-    most = int(getattr(model.config, "max_position_embeddings", 0) or shape[0])
-    if most < shape[0]:
+    most = int(getattr(model.config, "max_position_embeddings", 0) or length)
+    if most < length:
         raise ModelError(
-            f"model {spec!r} takes {most} tokens and texts have {shape[0]}: allowed is data.length = {most}"
+            f"model {spec!r} takes {most} tokens and texts have {length}: allowed is data.length = {most}"
         )
-    padding = getattr(model.config, "pad_token_id", None)
-    return HuggingFace(model, PADDING if padding is None else int(padding))
+    return adapted(model)
 
 
 def tokenize(where: str, texts: Sequence[str], length: int) -> tuple[torch.Tensor, int]:

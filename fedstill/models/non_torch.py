@@ -1,123 +1,179 @@
-"""A model that is no torch module (a function, scikit-learn, ONNX) as one that gives logits and nothing else.
+"""A model that is no torch module (a function, scikit-learn, ONNX, an endpoint) as one that gives outputs.
 
 It answers what asks for predictions. It has nothing to train, and no gradient goes through it.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedstill.core.errors import ModelError
+from fedstill.core.errors import FedstillError, ModelError, PredictorError
 from fedstill.core.user_functions import OWN, first_line
+from fedstill.models.class_map import LEAST, ClassMap
+from fedstill.models.interface import Interface
+from fedstill.models.model_config import ModelConfig
+from fedstill.models.onnx_graph import OnnxGraph
 
-Floats = npt.NDArray[np.floating[Any]]
-Gives = Literal["auto", "logits", "probabilities"]
+Numbers = npt.NDArray[Any]
 
-LEAST = 1e-6  # smaller probabilities count as this: a forest's zero is no infinite certainty
+
+@dataclass(frozen=True)
+class _Source:
+    """What a model's own kind makes of inputs, and what it says of its outputs."""
+
+    predict: Callable[[Any], Any]
+    classes: Sequence[Any] = ()
+    probabilities: bool = False
 
 
 class Predictor(nn.Module):
-    """Images ``(B, C, H, W)`` to logits ``(B, classes)`` float32, through what is no torch module.
+    """Inputs to logits ``(B, classes)``, or numbers ``(B, 1)``, float32, through what is no torch module.
 
     Args:
         source: one of these, tried in this order. An ONNX session: ``run`` and ``get_inputs``, as
-            onnxruntime's. An estimator as scikit-learn's: ``predict_proba``, else ``decision_function``;
-            it gets images flattened, ``(B, C * H * W)``, unless it takes none such. A function of numpy's
-            ``(B, C, H, W)`` float32 that gives ``(B, classes)``.
-        shape: ``(C, H, W)`` of an input.
-        classes: their names, in order. An estimator that has learned fewer (``classes_``) gives the others
-            nothing.
-        gives: what comes out. ``auto``: probabilities from ``predict_proba``, logits from all others.
-            Probabilities become their logarithm, not below that of 1e-6.
+            onnxruntime's. An estimator as scikit-learn's: ``predict_proba``, else ``decision_function``; for
+            numbers ``predict``. It gets images flattened, ``(B, C * H * W)``, unless it takes none such. A
+            function of a numpy array of inputs that gives ``(B, classes)``, or ``(B,)`` for two classes or
+            numbers; it may say what it gives by attributes ``classes`` and ``probabilities``.
+        to: what inputs it is given, and what it must give.
+        how: what it takes (:class:`~fedstill.models.model_config.ModelConfig`), what it gives, its classes.
 
     Raises:
         ModelError: none of these, or one that cannot take inputs of this shape.
 
-    >>> predictor = Predictor(lambda images: images[:, 0, 0, :2], (1, 4, 4), ("cat", "dog"))
+    >>> from fedstill.tasks.classification import Classification
+    >>> to = Interface(Classification(2), ("cat", "dog"), (1, 4, 4))
+    >>> predictor = Predictor(lambda images: images[:, 0, 0, :2], to, ModelConfig(classes=("dog", "cat")))
     >>> predictor(torch.tensor([3.0, 1.0, 0.0, 0.0]).expand(1, 1, 4, 4))
-    tensor([[3., 1.]])
+    tensor([[1., 3.]])
     """
 
     differentiable = False
 
-    def __init__(
-        self, source: Any, shape: tuple[int, int, int], classes: Sequence[str], gives: Gives = "auto"
-    ) -> None:
+    def __init__(self, source: Any, to: Interface, how: ModelConfig | None = None) -> None:
         super().__init__()
-        self._kind = type(source).__name__
-        self._classes = len(classes)
-        self._columns: list[int] | None = None  # of the estimator's classes, where they are not all
-        probe = np.zeros((2, *shape), dtype=np.float32)
-        self._probabilities = gives == "probabilities"
-        if hasattr(source, "run") and hasattr(source, "get_inputs"):
-            self._predict = _session(source, shape)
-        elif hasattr(source, "predict_proba") or hasattr(source, "decision_function"):
-            proba = hasattr(source, "predict_proba")
-            self._probabilities = gives == "probabilities" or (gives == "auto" and proba)
-            self._predict = _estimator(source.predict_proba if proba else source.decision_function, probe)
-            self._columns = _columns(source, classes)
-        elif callable(source):
-            self._predict = source
-        else:
+        how = how or ModelConfig()
+        if to.task.kind not in ("class", "number"):
             raise ModelError(
-                f"the model is a {self._kind}: allowed is a torch.nn.Module, an estimator with predict_proba "
-                "or decision_function, an ONNX session, or a function"
+                f"the model is a {type(source).__name__}, which gives a class or a number for each input: "
+                f"allowed for {to.task.name} is a torch.nn.Module"
             )
+        self._called = getattr(source, "called", type(source).__name__)
+        self._to, self._takes = to, how.takes
+        probe = self._taken(np.zeros((2, *to.shape), dtype=np.float32))
+        opened = _opened(source, probe, to.task.kind == "number", self._called)
+        self._predict = opened.predict
+        self._probabilities = how.gives == "probabilities" or (how.gives == "auto" and opened.probabilities)
+        own = [] if to.task.kind == "number" else how.classes or list(opened.classes)
+        mapped = ClassMap(own, to.classes) if own else None
+        self._given = mapped.given if mapped else len(to.classes)
+        self._map = mapped if mapped and mapped.changes else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits ``(B, classes)``, without gradient.
+        """Outputs, without gradient.
 
         Raises:
-            ModelError: a gradient was wanted, or what comes out is no ``(B, classes)``.
+            PredictorError: a gradient was wanted, the model fails, or what comes out is no ``(B, classes)``.
         """
         if torch.is_grad_enabled() and x.requires_grad:
-            raise ModelError(f"a {self._kind} predicts only: no gradient goes through it")
-        images = x.detach().cpu().float().numpy()
-        try:
-            predicted = np.asarray(self._predict(images))
-            scores = torch.from_numpy(predicted.astype(np.float32))
-        except _refusals() as error:
-            raise ModelError(f"a {self._kind} cannot take these inputs: {first_line(error)}") from error
-        columns = self._columns
-        given = self._classes if columns is None else len(columns)
-        if scores.ndim == 1 and given == 2:  # one score for two classes, as decision_function gives it
-            scores = torch.stack([torch.zeros_like(scores), scores], 1)
-        if tuple(scores.shape) != (len(x), given):
-            found, allowed = tuple(scores.shape), (len(x), given)
-            raise ModelError(f"a {self._kind} gives {found} for {len(x)} inputs: allowed is {allowed}")
-        if self._probabilities:
-            scores = scores.clamp_min(LEAST).log()
-        if columns is not None:
-            known = scores if self._probabilities else scores.log_softmax(1)
-            scores = torch.full((len(x), self._classes), math.log(LEAST))
-            scores[:, columns] = known
-        return scores.to(x.device)
+            raise PredictorError(f"a {self._called} predicts only: no gradient goes through it")
+        inputs = x.detach().cpu()
+        taken = self._taken((inputs.float() if inputs.is_floating_point() else inputs).numpy())
+        given = _asked(self._predict, taken, self._called)
+        outputs = self._numbers(given) if self._to.task.kind == "number" else self._logits(given)
+        found, allowed = tuple(outputs.shape), (len(x), self._given)
+        if found != allowed:
+            raise PredictorError(f"a {self._called} gives {found} for {len(x)} inputs: allowed is {allowed}")
+        if not outputs.isfinite().all():
+            raise PredictorError(f"a {self._called} gives outputs that are not finite")
+        return (outputs if self._map is None else self._map(outputs)).to(x.device)
+
+    def _taken(self, x: Numbers) -> Any:
+        """Inputs as the model takes them."""
+        return {"inputs": lambda x: x, "raw": self._to.raw, "frame": self._to.frame}[self._takes](x)
+
+    def _numbers(self, given: torch.Tensor) -> torch.Tensor:
+        """Numbers as the federation's targets are: from -1 to 1 within their declared range."""
+        numbers = given.reshape(-1, 1) if given.ndim == 1 else given
+        if self._takes == "inputs":
+            return numbers
+        low, high = self._to.schema.answer.range
+        return 2 * (numbers - low) / (high - low) - 1
+
+    def _logits(self, given: torch.Tensor) -> torch.Tensor:
+        """Scores of whatever kind as logits."""
+        one = given.ndim == 1 or (given.ndim == 2 and given.shape[1] == 1)
+        if one and self._given == 2:  # of the second class alone, as decision_function gives it
+            second = given.reshape(-1)
+            first = 1 - second if self._probabilities else torch.zeros_like(second)
+            given = torch.stack([first, second], 1)
+        if not self._probabilities:
+            return given
+        if given.numel() and not -1e-3 <= given.min() <= given.max() <= 1 + 1e-3:
+            least, most = given.min().item(), given.max().item()
+            raise PredictorError(
+                f"a {self._called} gives from {least:.3g} to {most:.3g}: allowed are probabilities, or "
+                'gives = "logits"'
+            )
+        return given.clamp_min(LEAST).log()
 
     def extra_repr(self) -> str:
         """What it wraps."""
-        return f"{self._kind}, {'probabilities' if self._probabilities else 'logits'}"
+        gives = "numbers" if self._to.task.kind == "number" else "logits"
+        return f"{self._called}, {'probabilities' if self._probabilities else gives}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Predictor:
         """Itself: it has no state, and not every session can be copied."""
         return self
 
 
-def _estimator(predict: Callable[[Floats], Floats], probe: Floats) -> Callable[[Floats], Floats]:
+def _opened(source: Any, probe: Any, numbers: bool, called: str) -> _Source:
+    """A source as a function, tried on a probe where what it says of itself follows from that."""
+    if hasattr(source, "run") and hasattr(source, "get_inputs"):
+        source = OnnxGraph(source, probe.shape[1:])
+    if numbers and hasattr(source, "predict"):
+        return _Source(_flattening(source.predict, probe))
+    for name in () if numbers else ("predict_proba", "decision_function"):
+        if hasattr(source, name):
+            classes = np.asarray(getattr(source, "classes_", [])).tolist()
+            return _Source(_flattening(getattr(source, name), probe), classes, name == "predict_proba")
+    if not callable(source):
+        predicts = "predict" if numbers else "predict_proba or decision_function"
+        raise ModelError(
+            f"the model is a {type(source).__name__}: allowed is a torch.nn.Module, an estimator with "
+            f"{predicts}, an ONNX session, or a function"
+        )
+    if hasattr(source, "probabilities"):  # which an endpoint or a graph knows once it has answered
+        _asked(source, probe, called)
+    return _Source(source, getattr(source, "classes", ()), getattr(source, "probabilities", False))
+
+
+def _asked(predict: Callable[[Any], Any], taken: Any, called: str) -> torch.Tensor:
+    """What a model gives, in float32; whatever its own kind raises is one line."""
+    try:
+        return torch.from_numpy(np.asarray(predict(taken)).astype(np.float32))
+    except _refusals() as error:
+        if isinstance(error, FedstillError):
+            raise
+        raise PredictorError(f"a {called} cannot take these inputs: {first_line(error)}") from error
+
+
+def _flattening(predict: Callable[[Any], Any], probe: Any) -> Callable[[Any], Any]:
     """An estimator's function, of flattened images if it takes them."""
 
-    def flattened(images: Floats) -> Floats:
-        return predict(images.reshape(len(images), -1))
+    def flattened(inputs: Numbers) -> Any:
+        return predict(inputs.reshape(len(inputs), -1))
 
     refused: Exception | None = None
-    for each in (flattened, predict):
+    for each in (flattened, predict) if probe.ndim > 2 else (predict,):
         try:
             each(probe)
         except OWN as error:
@@ -125,60 +181,9 @@ def _estimator(predict: Callable[[Floats], Floats], probe: Floats) -> Callable[[
         else:
             return each
     assert refused is not None
-    raise ModelError(f"the model takes neither images nor rows of pixels: {first_line(refused)}") from refused
-
-
-def _columns(source: Any, classes: Sequence[str]) -> list[int] | None:
-    """The place of each class that an estimator has learned; None where it is all, in order."""
-    learned = getattr(source, "classes_", None)
-    if learned is None:
-        return None
-    places = []
-    for name in np.asarray(learned).tolist():
-        place = list(classes).index(name) if name in classes else name
-        if place not in range(len(classes)):
-            known = f"{', '.join(classes)}, or their numbers from 0"
-            raise ModelError(f"the model has learned a class {name!r}: allowed are {known}")
-        places.append(int(place))
-    return None if places == list(range(len(classes))) else places
-
-
-def _session(session: Any, shape: tuple[int, int, int]) -> Callable[[Floats], Floats]:
-    """An ONNX session as a function of images, in batches of the size that it was made for, if any."""
-    inputs = session.get_inputs()
-    if len(inputs) != 1:
-        raise ModelError(f"the ONNX model takes {len(inputs)} inputs: allowed is one")
-    name, sizes = inputs[0].name, list(inputs[0].shape)
-    wanted = [math.prod(shape)] if len(sizes) == 2 else list(shape)
-    fits = [not isinstance(size, int) or size == want for size, want in zip(sizes[1:], wanted, strict=False)]
-    if len(sizes) not in (2, 4) or not all(fits):
-        raise ModelError(
-            f"the ONNX model takes inputs {sizes}: allowed is {['B', *shape]} or ['B', {wanted}]"
-        )
-    kind = np.float64 if "double" in str(inputs[0].type) else np.float32
-    fixed = sizes[0] if isinstance(sizes[0], int) else None
-
-    def predict(images: Floats) -> Floats:
-        x = images.reshape(len(images), *wanted).astype(kind)
-        batch = fixed or max(len(x), 1)
-        padded = np.concatenate([x, np.zeros((-len(x) % batch, *wanted), dtype=kind)])
-        parts = [
-            _scores(session.run(None, {name: padded[first : first + batch]}))
-            for first in range(0, len(padded), batch)
-        ]
-        return np.concatenate(parts)[: len(x)]
-
-    return predict
-
-
-def _scores(outputs: Sequence[Any]) -> Floats:
-    """The first output that holds a row of numbers an example; the others are labels and the like."""
-    for output in outputs:
-        if isinstance(output, np.ndarray) and output.ndim == 2 and output.dtype.kind == "f":
-            return output
-        if isinstance(output, list) and output and isinstance(output[0], dict):  # by class: skl2onnx
-            return np.array([[row[key] for key in sorted(row)] for row in output])
-    raise ModelError("the ONNX model gives no floats (B, classes)")
+    kind = "images nor rows of pixels" if probe.ndim > 2 else f"rows of {probe.shape[1]} columns"
+    neither = "neither " if probe.ndim > 2 else "no "
+    raise ModelError(f"the model takes {neither}{kind}: {first_line(refused)}") from refused
 
 
 def _refusals() -> tuple[type[Exception], ...]:

@@ -8,42 +8,25 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge
 
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import ArgumentError
 from fedstill.data.node_data_config import PrivateConfig
-from fedstill.models.non_torch import Gives
+from fedstill.models.model_config import ModelConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.local_config import LocalConfig
 
 
 @dataclass(frozen=True)
-class OwnModelConfig(Checked):
-    """Which model a node has."""
-
-    under: ClassVar[str] = "model"
-
-    name: Annotated[str, MinLen(1), "the name of a model, or package.module:factory"] = "small-cnn"
-    """One of ours (`fedstill list` names them; small-cnn:16 has width 16), or package.module:factory, your
-    own, called with the shape (channels, height, width) and the number of classes, which gives a torch
-    module, an estimator with predict_proba, an ONNX session or a function."""
-
-    weights: str = ""
-    """A .safetensors file with the model's first weights, from the folder of this file; if empty, they are
-    drawn."""
-
-    train: bool = True
-    """Let the model learn from the data; false: it is used as it is."""
+class OwnModelConfig(ModelConfig):
+    """Which model a node has, and what its methods may see by."""
 
     perceptual: str = ""
     """A .safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, from the folder of
     this file: for methods that compare generated images with your own by its features; if empty, they do
     not."""
-
-    gives: Gives = "auto"
-    """What a model that is no torch module gives; auto: probabilities from predict_proba, else logits."""
 
 
 NAME = "1 to 64 letters, digits, '-' and '_'"

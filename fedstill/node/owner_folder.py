@@ -23,6 +23,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, Unknow
 from fedstill.core.registry import looking_in
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
+from fedstill.models import PREDICTS
 from fedstill.node import startup_kit
 from fedstill.node.audit_file import spent
 from fedstill.node.gate import forbidden
@@ -274,9 +275,12 @@ def _forget(table: Any, path: list[str]) -> bool:
     return isinstance(table, dict) and table.pop(path[-1], None) is not None
 
 
-def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Question]) -> dict[str, str]:
-    """The rule by which this node would refuse each of some questions that it does not answer, by name."""
-    predicts = not getattr(model, "differentiable", True)
+def objections(file: NodeFile, through: bool, questions: Mapping[str, Question]) -> dict[str, str]:
+    """The rule by which this node would refuse each of some questions that it does not answer, by name.
+
+    Args:
+        through: whether gradients go through its model.
+    """
     rules = {}
     for name, question in questions.items():
         rule = forbidden(file.policy, question)
@@ -284,8 +288,8 @@ def objections(file: NodeFile, model: nn.Module, questions: Mapping[str, Questio
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None and 0 < file.policy.most_rows < question.rows:
             rule = f"most_rows: {file.policy.most_rows}, and it is about {question.rows}"
-        if rule is None and question.differentiable and predicts:
-            rule = "model: it predicts, and has no gradients"
+        if rule is None and question.differentiable and not through:
+            rule = PREDICTS
         if rule is not None:
             rules[name] = rule
     return rules

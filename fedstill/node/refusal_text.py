@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstill.core.errors import FedstillError, OwnDataError, PluginError, RunFolderError
+from fedstill.core.errors import FedstillError, OwnDataError, PluginError, PredictorError, RunFolderError
 from fedstill.node.audit_database import AuditError
 from fedstill.node.security_log import SecurityLogError
 
@@ -10,6 +10,7 @@ OWN_TROUBLES = (
     AuditError,
     OwnDataError,
     PluginError,
+    PredictorError,
     RunFolderError,
     SecurityLogError,
 )  # whose texts are the owner's alone

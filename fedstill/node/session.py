@@ -30,6 +30,7 @@ from fedstill.core.run_writer import holding
 from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
+from fedstill.models import carries_gradient
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
 from fedstill.node.audit_database import AuditError
@@ -146,6 +147,8 @@ class Session:
         self._last = {file.name: -1}
         self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
+        asked = any(question.differentiable for question in self.side.questions.values())
+        self._through = not asked or carries_gradient(self.node.model, self.plan.spec.shape)
         has_left = self.audit.sums.has_charged(run)
         budgets = self.node.gate.budgets
         binding = "" if budgets is None else budgets.mechanism.binding
@@ -293,7 +296,7 @@ class Session:
         limit = self.node.gate.policy.most_questions
         if limit and self._elsewhere() >= limit:
             return dict.fromkeys(self.side.questions, f"most_questions: {limit}, over all runs")
-        rules = owner_folder.objections(self._file, self.node.model, self.side.questions)
+        rules = owner_folder.objections(self._file, self._through, self.side.questions)
         gate, questions = self.node.gate, self.side.questions
         priced = {name: gate.objection(question) for name, question in questions.items() if name not in rules}
         return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}

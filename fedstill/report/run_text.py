@@ -89,7 +89,10 @@ def _what_left(result: Result) -> str:
         sentence = "No training data and no model left a node."
     count = "roughly, with noise, how many" if privacy_section.counts_are_noisy(result) else "how many"
     if "label counts" in left:
-        sentence += f" Beside its answers, each node told {count} examples of each class it holds."
+        held = "examples of each class it holds"
+        if result.kind == "time":
+            held = "of its rows were followed through each interval"
+        sentence += f" Beside its answers, each node told {count} {held}."
     elif "data sizes" in left:
         sentence += f" Each node told {count} examples it holds."
     return sentence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.split_base import split
 from fedstill.data.splits import ByColumn, conceal
 from fedstill.data.stratified_sampling import numbered
+from fedstill.models import own_model
+from fedstill.models.endpoint import SCHEMES, Endpoint
+from fedstill.models.interface import Interface
+from fedstill.models.model_config import ModelConfig, read
 from fedstill.protocol.method import refusal
 from fedstill.runs.config import RunConfig
 from fedstill.runs.setting import Setting
@@ -110,7 +115,7 @@ def assemble(config: RunConfig, data: DataSet, parts: Sequence[TensorData], publ
     return replace(
         servers(config, data, public),
         parts=parts,
-        models=[_network(config, data, spec, "model", index) for index, spec in enumerate(specs)],
+        models=[_node_model(config, data, spec, index) for index, spec in enumerate(specs)],
         mark=mark,
         policies=[config.nodes.policy] * len(parts),
         privacies=[config.nodes.privacy] * len(parts),
@@ -167,6 +172,28 @@ def _network(config: RunConfig, data: DataSet, spec: str, *purpose: str | int) -
     """A network in its first state, which follows from the seed and what it is for."""
     shape = tuple(data.test.inputs.shape[1:])
     return models.build(spec, shape, len(data.classes), config.seed, *purpose, vocabulary=data.vocabulary)
+
+
+def _node_model(config: RunConfig, data: DataSet, spec: str, index: int) -> torch.nn.Module:
+    """A node's model, whatever kind it is."""
+    said, place = node_models(spec), Path()
+    task, shape = config.task.make(data.classes), tuple(data.test.inputs.shape[1:])
+    to = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
+    return own_model.make(said, to, place, config.seed, "model", index, whose="nodes.models")
+
+
+def node_models(spec: str) -> ModelConfig:
+    """What one of ``nodes.models`` says of a model.
+
+    Raises:
+        ArgumentError: an address elsewhere: files that describe runs pass from hand to hand, and whoever runs
+            one would send inputs there.
+    """
+    said = read(spec, Path(), "nodes.models")
+    if said.name.startswith(SCHEMES) and not Endpoint(said.name).loopback:
+        allowed = "an address on this machine, as http://127.0.0.1:8080/predict; others stand in a node.toml"
+        raise ArgumentError("nodes.models", said.name, allowed)
+    return said
 
 
 def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], Public | None]:

@@ -51,7 +51,8 @@ class NodesConfig(Checked):
     models: Annotated[tuple[Name, ...], MinLen(1), "a list of one model or more"] = ("small-cnn",)
     """The nodes' networks, taken in turn: with two names the first node has the first, the second
     the second, the third the first again. "resnet8:16" is a ResNet-8 of width 16;
-    "package.module:factory" is your own."""
+    "package.module:factory" is your own. A .skops or .onnx file, or an address of this machine, is a model
+    that is there already; a .toml file has the keys of a node's [model]."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
     """How a node trains its own model on its own data."""

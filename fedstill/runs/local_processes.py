@@ -37,11 +37,13 @@ from fedstill.federation.flare import NODES, RUNS
 from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.provision import provision, require_flare
 from fedstill.federation.run_status import STOPPED, over
+from fedstill.models.class_map import Mapped
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_folder import SALT
 from fedstill.protocol.method import METHODS, method_name
+from fedstill.runs.assemble import node_models
 from fedstill.runs.config import RunConfig
 from fedstill.runs.deployed import job_of, raise_if_stopped, run_name
 from fedstill.runs.simulation import Simulation
@@ -114,9 +116,12 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             file_permissions.touch(own / name)
         save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, own / "data.safetensors")
         model = simulation.setting.models[index]
+        model = model[0] if isinstance(model, Mapped) else model  # its file maps it again
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        save_file(weights, own / "model.safetensors")
+        if weights:  # else what only predicts
+            save_file(weights, own / "model.safetensors")
         names, features = config.nodes.models, config.nodes.perceptual
+        drawn = {"weights": "model.safetensors" if weights else ""}
         engine = config.engine
         # Nodes of one machine share its cores: more threads would only wait for each other.
         threads = engine.threads or max((os.cpu_count() or 1) // len(simulation.nodes), 1)
@@ -125,8 +130,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             seed=config.seed,
             data=PrivateConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
             model=OwnModelConfig(
-                names[index % len(names)],
-                weights="model.safetensors",
+                **(vars(node_models(names[index % len(names)])) | drawn),
                 perceptual=str(Path(features).expanduser().resolve()) if features else "",
             ),
             local=config.nodes.local,

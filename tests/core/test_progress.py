@@ -65,6 +65,17 @@ def test_what_is_no_note_is_refused(text: str) -> None:
         Note.parse(text, Path("progress.json"))
 
 
+def test_no_number_of_another_machine_is_too_large_to_be_shown() -> None:
+    for told in (
+        {"done": 10**400, "total": 1},
+        {"done": -(10**400), "total": 10**400},
+        {"first": -(10**400)},
+    ):
+        for times in ({"since": 1e308, "began": -1e308}, {"since": 9.0, "began": 0.0}):
+            text = json.dumps({"phase": "rounds", "done": 5, "total": 9, **told, **times})
+            assert len(Note.parse(text, Path("progress.json")).words()) < 100
+
+
 def test_what_another_process_notes_is_noted_here_too(tmp_path: Path) -> None:
     there, here = tmp_path / "there.json", tmp_path / "here.json"
     noted = Noted(there)
@@ -87,3 +98,11 @@ def test_who_asks_whether_a_run_is_at_work_does_not_keep_it_from_beginning(tmp_p
         with pytest.raises(RunFolderError), holding(tmp_path, "run"):
             pass
     assert not is_locked(tmp_path)
+
+
+def test_a_phase_that_was_not_looked_at_to_its_end_is_done() -> None:
+    bars = progress.Bars(False)
+    bars.follow(Note("local training", 70, 100, waits_for=("north",)))
+    bars.follow(Note("distillation", 1, 9))
+    shown = [(task.description, task.completed, task.fields["note"]) for task in bars._progress.tasks]
+    assert shown == [("local training", 100, " "), ("distillation", 1, " ")]

@@ -9,7 +9,10 @@ import torch
 
 from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.models import hugging_face
+from fedstill.models import hugging_face, own_model
+from fedstill.models.interface import Interface
+from fedstill.models.model_config import ModelConfig, OwnModel
+from fedstill.tasks.classification import ClassificationConfig
 
 transformers = pytest.importorskip("transformers")
 
@@ -100,3 +103,22 @@ def test_another_padding_is_swapped_for_ours_and_back() -> None:
     assert ours.tolist() == [[1, 5, 0, 0]]
     assert torch.equal(hugging_face.swapped(ours, 1), ids)
     assert torch.equal(hugging_face.swapped(ids, 0), ids)
+
+
+def test_a_classifier_of_images_is_named_or_given_and_its_labels_are_found(
+    tmp_path: Path,
+) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8,
+        patch_size=4, num_channels=1, id2label={0: "ill", 1: "well"}, label2id={"ill": 0, "well": 1},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = transformers.ViTForImageClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    x, classes = torch.randn(3, 1, 8, 8), ("well", "ill")
+    expected = theirs(pixel_values=x).logits.flip(1)
+    to = Interface(ClassificationConfig().make(classes), classes, (1, 8, 8))
+    for said in (ModelConfig(name=f"hf:{tmp_path}"), OwnModel(source=theirs)):
+        model = own_model.make(said, to, Path(), 0).eval()
+        torch.testing.assert_close(model(x), expected)
+        assert models.carries_gradient(model, (1, 8, 8))

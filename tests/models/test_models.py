@@ -174,7 +174,6 @@ def test_a_users_own_factory_is_found_by_its_import_path_and_seeded() -> None:
         "resnet8:wide",
         "resnet8:-1",
         "resnet8:number",
-        "hf:folder",
     ],
 )
 def test_what_cannot_be_built_is_named(spec: str) -> None:

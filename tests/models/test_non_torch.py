@@ -22,7 +22,10 @@ from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import MethodRefused, ModelError
-from fedstill.models.non_torch import LEAST, Predictor
+from fedstill.models.class_map import LEAST
+from fedstill.models.interface import Interface
+from fedstill.models.model_config import ModelConfig
+from fedstill.models.non_torch import Predictor
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.local_training import predict, prepare
@@ -30,8 +33,17 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.tasks.classification import ClassificationConfig
 
 SHAPE, TEN = (1, 8, 8), tuple(map(str, range(10)))
+TASK, PROBABILITIES = ClassificationConfig(), ModelConfig(gives="probabilities")
+
+
+def of(*classes: str, shape: tuple[int, ...] = SHAPE) -> Interface:
+    return Interface(TASK.make(classes), classes, shape)
+
+
+DIGITS = of(*TEN)
 FLAT, LABELS = load_digits(return_X_y=True)
 FLAT = (FLAT / 8 - 1).astype(np.float32)
 IMAGES = torch.from_numpy(FLAT).view(-1, *SHAPE)
@@ -43,7 +55,7 @@ def regression() -> Any:
 
 
 def test_logits_are_the_logarithm_of_an_estimators_probabilities(regression: Any) -> None:
-    predictor = Predictor(regression, SHAPE, TEN)
+    predictor = Predictor(regression, DIGITS)
     probabilities = regression.predict_proba(FLAT[300:350])
     logits = predictor(IMAGES[300:350])
     assert logits.dtype == torch.float32
@@ -58,7 +70,7 @@ def test_logits_are_the_logarithm_of_an_estimators_probabilities(regression: Any
 def test_an_estimator_that_knows_few_classes_gives_the_others_nothing() -> None:
     few = LABELS[:300] % 4 == 2  # 2 and 6
     estimator = LogisticRegression().fit(FLAT[:300][few], LABELS[:300][few])
-    logits = Predictor(estimator, SHAPE, TEN)(IMAGES[300:320])
+    logits = Predictor(estimator, DIGITS)(IMAGES[300:320])
     probabilities = torch.from_numpy(estimator.predict_proba(FLAT[300:320])).float()
     torch.testing.assert_close(logits[:, [2, 6]], probabilities.clamp_min(LEAST).log(), rtol=1e-4, atol=1e-4)
     others = [number for number in range(10) if number not in (2, 6)]
@@ -68,19 +80,19 @@ def test_an_estimator_that_knows_few_classes_gives_the_others_nothing() -> None:
 def test_classes_are_found_by_name_whatever_their_order() -> None:
     names = np.array(["one", "zero"])[(LABELS[:100] == 0).astype(int)]
     estimator = LogisticRegression().fit(FLAT[:100], names)  # sorted: one, zero
-    logits = Predictor(estimator, SHAPE, ("zero", "one"))(IMAGES[:50])
+    logits = Predictor(estimator, of("zero", "one"))(IMAGES[:50])
     assert logits.argmax(1).eq(0).tolist() == (LABELS[:50] == 0).tolist()
     with pytest.raises(ModelError, match="has learned a class 'one': allowed are zero, two"):
-        Predictor(estimator, SHAPE, ("zero", "two"))
+        Predictor(estimator, of("zero", "two"))
 
 
 def test_scores_without_probabilities_are_logits() -> None:
     machine = LinearSVC(random_state=0).fit(FLAT[:300], LABELS[:300])
-    logits = Predictor(machine, SHAPE, TEN)(IMAGES[:20])
+    logits = Predictor(machine, DIGITS)(IMAGES[:20])
     torch.testing.assert_close(logits, torch.from_numpy(machine.decision_function(FLAT[:20])).float())
     two = LogisticRegression().fit(FLAT[:300], LABELS[:300] % 2)
     scorer = SimpleNamespace(decision_function=two.decision_function, classes_=two.classes_)
-    logits = Predictor(scorer, SHAPE, ("even", "odd"))(IMAGES[:20])
+    logits = Predictor(scorer, of("even", "odd"))(IMAGES[:20])
     expected = torch.from_numpy(two.predict_proba(FLAT[:20])).float()
     torch.testing.assert_close(logits.softmax(1), expected, rtol=1e-4, atol=1e-4)
 
@@ -92,10 +104,10 @@ def test_a_function_gets_images_and_gives_logits() -> None:
         seen.append((images.shape, images.dtype))
         return images.reshape(len(images), -1)[:, :10]
 
-    logits = Predictor(scores, SHAPE, TEN)(IMAGES[:3])
+    logits = Predictor(scores, DIGITS)(IMAGES[:3])
     assert seen == [((3, 1, 8, 8), np.float32)]
     assert torch.equal(logits, IMAGES[:3].flatten(1)[:, :10])
-    probabilities = Predictor(lambda images: np.full((len(images), 10), 0.1), SHAPE, TEN, "probabilities")
+    probabilities = Predictor(lambda images: np.full((len(images), 10), 0.1), DIGITS, PROBABILITIES)
     torch.testing.assert_close(probabilities(IMAGES[:3]), torch.full((3, 10), math.log(0.1)))
 
 
@@ -108,6 +120,9 @@ class Session:
             outputs,
             [],
         )
+
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in (("label", "scores")[: 1 + (self.outputs != "none")])]
 
     def get_inputs(self) -> list[Any]:
         return self.inputs
@@ -124,18 +139,20 @@ class Session:
 def test_an_onnx_session_gets_the_form_and_the_batches_that_it_was_made_for() -> None:
     expected = IMAGES[:5].flatten(1)[:, :10]
     free = Session(["N", 1, 8, 8])
-    assert torch.equal(Predictor(free, SHAPE, TEN)(IMAGES[:5]), expected)
-    assert free.asked == [((5, 1, 8, 8), np.float32)]
+    assert torch.equal(Predictor(free, DIGITS)(IMAGES[:5]), expected)
+    assert free.asked[-1] == ((5, 1, 8, 8), np.float32)
     rows_of_two = Session([2, 64], "tensor(double)")
-    assert torch.equal(Predictor(rows_of_two, SHAPE, TEN)(IMAGES[:5]), expected)
-    assert rows_of_two.asked == [((2, 64), np.float64)] * 3
-    assert torch.equal(Predictor(Session([None, 64], outputs="map"), SHAPE, TEN)(IMAGES[:5]), expected)
+    assert torch.equal(Predictor(rows_of_two, DIGITS)(IMAGES[:5]), expected)
+    assert rows_of_two.asked == [((2, 64), np.float64)] * (1 + 3)  # once to see what it gives
+
+    mapped = Predictor(Session([None, 64], outputs="map"), DIGITS, ModelConfig(gives="logits"))
+    assert torch.equal(mapped(IMAGES[:5]), expected)
 
 
 @pytest.mark.parametrize("sizes", [["N", 3, 8, 8], ["N", 63], ["N", 1, 8], [1, 8, 8, 64, 1]])
 def test_an_onnx_session_of_another_form_is_refused(sizes: list[Any]) -> None:
     with pytest.raises(ModelError, match="the ONNX model takes inputs"):
-        Predictor(Session(sizes), SHAPE, TEN)
+        Predictor(Session(sizes), DIGITS)
 
 
 def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp_path: Any) -> None:
@@ -147,7 +164,7 @@ def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     with torch.no_grad():
         expected = model(IMAGES[:5])
-    torch.testing.assert_close(Predictor(session, SHAPE, TEN)(IMAGES[:5]), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(Predictor(session, DIGITS)(IMAGES[:5]), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +180,11 @@ def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp
 )
 def test_what_is_no_classifier_is_one_line(source: Any, line: str) -> None:
     with pytest.raises(ModelError, match=line):
-        models.check(Predictor(source, SHAPE, TEN), SHAPE, (10,), "model")
+        models.check(Predictor(source, DIGITS), SHAPE, (10,), "model")
 
 
 def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
-    predictor = Predictor(regression, SHAPE, TEN)
+    predictor = Predictor(regression, DIGITS)
     assert predictor.differentiable is False
     x = IMAGES[:2].clone().requires_grad_()
     with pytest.raises(ModelError, match="a Pipeline predicts only: no gradient goes through it"):
@@ -178,7 +195,7 @@ def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
 
 
 def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
-    predictor = Predictor(regression, SHAPE, TEN)
+    predictor = Predictor(regression, DIGITS)
     models.check(predictor, SHAPE, (10,), "model")
     assert list(predictor.parameters()) == []
     assert dict(predictor.state_dict()) == {}
@@ -198,7 +215,7 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
 def test_two_nodes_with_predictors_are_never_stacked(regression: Any) -> None:
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
     nodes = [
-        Node(name, data, Predictor(regression, SHAPE, TEN), Gate(name, PolicyConfig(), AuditLog()), 0)
+        Node(name, data, Predictor(regression, DIGITS), Gate(name, PolicyConfig(), AuditLog()), 0)
         for name in ("a", "b")
     ]
     assert [[node.name for node in group] for group in alike(nodes)] == [["a"], ["b"]]
@@ -213,7 +230,7 @@ def test_forests_teach_a_student_by_predictions_alone() -> None:
     method = fedstill.FedKD(epochs=20, gamma=100.0)
     outcome = fedstill.distil(
         [(IMAGES[:400], targets[:400]), (IMAGES[400:800], targets[400:800])],
-        [Predictor(forest, SHAPE, TEN) for forest in forests],
+        [Predictor(forest, DIGITS) for forest in forests],
         models.build("small-cnn:8", SHAPE, 10, 0),
         (IMAGES[1300:], targets[1300:]),
         10,
@@ -227,7 +244,7 @@ def test_forests_teach_a_student_by_predictions_alone() -> None:
     with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
         fedstill.distil(
             [(IMAGES[:400], targets[:400])],
-            [Predictor(forests[0], SHAPE, TEN)],
+            [Predictor(forests[0], DIGITS)],
             models.build("small-cnn:8", SHAPE, 10, 0),
             (IMAGES[1300:], targets[1300:]),
             10,

@@ -305,7 +305,7 @@ def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
             "my_models:narrow",
             r"model.name 'my_models:narrow' gives outputs of shape \(9,\) .* allowed is \(10,\)",
         ),
-        ("my_models:fails", "model.name 'my_models:fails': the factory fails: no such disk"),
+        ("my_models:fails", "model 'my_models:fails' cannot be made for inputs .*: no such disk"),
         ("my_models:number", "the model is a int: allowed is a torch.nn.Module"),
     ],
 )
@@ -453,12 +453,11 @@ def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
     predictor = owner_model.make_model(file, folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "questions: examine, train"}
-    assert owner_folder.objections(file, network, asked("fediod")) == counts
-    assert owner_folder.objections(file, predictor, asked("fediod")) == {
-        **counts,
-        "examine": "model: it predicts, and has no gradients",
-    }
-    assert owner_folder.objections(file, network, asked("fedavg")) == {
+    through = models.carries_gradient(network, (1, 8, 8))
+    assert owner_folder.objections(file, through, asked("fediod")) == counts
+    through = models.carries_gradient(predictor, (1, 8, 8))
+    assert owner_folder.objections(file, through, asked("fediod")) == {**counts, "examine": models.PREDICTS}
+    assert owner_folder.objections(file, through, asked("fedavg")) == {
         "tell_size": "questions: examine, train",
         "train": "outputs_only: no parameters",
     }

@@ -11,19 +11,21 @@ from safetensors.torch import save_file
 from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
+from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.input_spec import InputSpec
 from fedstill.models.vgg import PLACES
 from fedstill.node import owner_folder, owner_model
-from fedstill.node.node_file import NodeFile
+from fedstill.node.node_file import NodeFile, OwnModelConfig
 from fedstill.protocol.method import METHODS
-from fedstill.tasks.classification import ClassificationConfig, TextConfig
+from fedstill.tasks.classification import TextConfig
+from fedstill.tasks.regression import RegressionConfig
 from tests.models.test_vgg import weights
 
 TEXTS = InputSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
 
 
 def named(name: str) -> NodeFile:
-    return NodeFile(name="clinic", model=owner_model.OwnModelConfig(name=name))
+    return NodeFile(name="clinic", model=OwnModelConfig(name=name))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +45,10 @@ def test_any_other_name_or_width_is_refused_before(tmp_path: Path, name: str) ->
 def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
-    digits = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
-    with pytest.raises(ArgumentError, match="inputs are images"):
-        owner_model.make_model(named("hf:bert"), tmp_path, digits)
+    columns = tuple(SchemaColumn(name=name, range=(0.0, 1.0)) for name in ("a", "b"))
+    rows = InputSpec(RegressionConfig(), ("b",), (1,), (), (), schema=Schema("b", columns))
+    with pytest.raises(ArgumentError, match="inputs are rows of a table"):
+        owner_model.make_model(named("hf:bert"), tmp_path, rows)
 
 
 @pytest.mark.parametrize("method", ["fedper", "lg-fedavg", "fedgen"])

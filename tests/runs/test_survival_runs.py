@@ -70,6 +70,8 @@ def test_methods_learn_when_an_event_comes(tmp_path: Path, method: str, options:
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "whether it was reached" in page
     assert "rows were followed" in page
+    told = "each node told how many of its rows were followed through each interval"
+    assert (told in page) == (method in ("fedkd", "fediod"))
 
 
 def test_a_table_without_an_event_is_none_of_survival(

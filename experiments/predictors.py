@@ -1,0 +1,138 @@
+"""A random forest, an ONNX graph and an HTTP endpoint teach one torch student: docs/own-model.md.
+
+    python experiments/predictors.py [--validation]
+
+Each of three nodes has its part of a table (Dirichlet, alpha 0.5) and a model that learned there before: a
+forest of scikit-learn, a logistic regression as an ONNX graph, and boosted trees behind an address of this
+machine. None is a torch module, none is trained here, and no gradient goes through them. The test rows are
+nobody's. With --validation all is measured on a part of the training rows instead, to choose options by.
+
+It needs onnx, and fedstill's extra "onnx".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+
+import fedstill
+from fedstill import models
+from fedstill.core.seeds import numpy_generator
+from fedstill.data import named
+from fedstill.data.loader import load
+from fedstill.data.public import PublicConfig, load_public
+from fedstill.data.split_base import split
+from fedstill.data.splits import Dirichlet
+from fedstill.tasks import TASKS
+
+SETS = ("breast-cancer", "wine")
+SEEDS = 3
+NODES = ("forest", "onnx", "endpoint")
+# By name: the method, and about which public rows it asks.
+METHODS: dict[str, tuple[Callable[[], Any], str]] = {
+    "fedkd, held-out rows": (fedstill.FedKD, "held-out"),
+    "fedkd, noise": (fedstill.FedKD, "noise"),
+    "fediod": (lambda: fedstill.FedIOD(through=False), ""),
+}
+
+
+def write_onnx(model: LogisticRegression, path: Path) -> None:
+    """A logistic regression as an ONNX graph: one product, one softmax, and its classes in their order."""
+    weights, bias = model.coef_, model.intercept_
+    if len(weights) == 1:  # of two classes: the score of the second against 0
+        weights, bias = np.vstack([0 * weights, weights]), np.append(0, bias)
+    tensors = {"W": weights.astype(np.float32), "b": bias.astype(np.float32)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["x", "W", "b"], ["z"], transB=1),
+            helper.make_node("Softmax", ["z"], ["probabilities"], axis=1),
+        ],
+        "regression",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", weights.shape[1]])],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["B", len(weights)])],
+        [numpy_helper.from_array(tensor, name) for name, tensor in tensors.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+
+
+def serve(model: Any, classes: tuple[str, ...]) -> ThreadingHTTPServer:
+    """A model behind an address of this machine, which names its outputs."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            known = [classes[number] for number in model.classes_]
+            told = {"probabilities": model.predict_proba(asked["inputs"]).tolist(), "classes": known}
+            body = json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def run(name: str, seed: int, validation: float, folder: Path) -> dict[str, float]:
+    """Accuracy of each node's own model, of what all rows together teach one forest, and of the students."""
+    task = TASKS["tabular"]()
+    data = load(named(name, validation=validation), task)
+    train, held = load_public(PublicConfig(name="held-out"), data, task)
+    x, y, shape = train.inputs, train.targets, tuple(train.inputs.shape[1:])
+    draw = numpy_generator(seed, "split")
+    parts = split(y, len(data.classes), Dirichlet(nodes=3, alpha=0.5), draw, {}, None)
+    mine = [(x[part], y[part]) for part in parts]
+
+    forest = RandomForestClassifier(200, random_state=seed).fit(*mine[0])
+    linear = LogisticRegression(max_iter=5000).fit(*mine[1])
+    boosted = GradientBoostingClassifier(random_state=seed).fit(*mine[2])
+    write_onnx(linear, folder / "linear.onnx")
+    server = serve(boosted, data.classes)
+    known = tuple(data.classes[number] for number in linear.classes_)
+    graph = fedstill.OwnModel(str(folder / "linear.onnx"), classes=known)
+    own = [forest, graph, f"http://127.0.0.1:{server.server_address[1]}/predict"]
+    public = {"held-out": held, "noise": load_public(PublicConfig(name="noise"), data, task)[1]}
+    test = (data.test.inputs, data.test.targets)
+    about = {"task": "tabular", "schema": data.schema, "seed": seed, "every": 0}
+    reached = {}
+    for called, (method, rows) in METHODS.items():
+        student = models.build("mlp:64", shape, len(data.classes), seed)
+        asked = public[rows].inputs if rows else None
+        outcome = fedstill.distil(
+            mine, own, student, test, data.classes, method=method(), public=asked, **about
+        )
+        nodes = outcome.figures["local"]["accuracy"]["per_node"]
+        reached |= dict(zip(NODES, nodes, strict=True)) | {called: outcome.figures["accuracy"]}
+    server.shutdown()
+    server.server_close()
+    pooled = RandomForestClassifier(200, random_state=seed).fit(x, y)
+    return reached | {"pooled forest": 100 * pooled.score(*test)}
+
+
+if __name__ == "__main__":
+    share = 0.25 if "--validation" in sys.argv[1:] else 0.0
+    with tempfile.TemporaryDirectory() as place:
+        for data_set in SETS:
+            rows = [run(data_set, seed, share, Path(place)) for seed in range(SEEDS)]
+            for seed, row in enumerate(rows):
+                print(data_set, seed, ", ".join(f"{what} {value:.1f}" for what, value in row.items()))
+            best = [max(row[kind] for kind in NODES) for row in rows]
+            every = {what: [row[what] for row in rows] for what in rows[0]} | {"best node": best}
+            for what, values in every.items():
+                print(f"  {what:14} {np.mean(values):.1f} \u00b1 {np.std(values, ddof=1):.1f}")

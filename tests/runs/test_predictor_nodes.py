@@ -1,0 +1,158 @@
+"""Models that are there already, by all three doors: ``distil``, ``nodes.models`` and ``node.toml``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+import fedstill
+from fedstill import models
+from fedstill.core.errors import ArgumentError, MethodRefused, QuestionRefused
+from fedstill.data import named
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.loader import load
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node import owner_folder, owner_model
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.runs import assemble
+from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.local_processes import write_nodes
+from fedstill.tasks import TASKS
+from tests.predictors import serving, write_onnx
+from tests.runs.test_remote_run import Heard, changed, live
+from tests.runs.test_table_nodes import hosts, run_of
+
+WINE = load(named("wine"), TASKS["tabular"]())
+X, Y = WINE.train.inputs, WINE.train.targets
+TEST = (WINE.test.inputs, WINE.test.targets)
+# Each knows two of the three classes: no node's own model finds the third.
+SEEN = [(missing != Y).nonzero().flatten() for missing in range(3)]
+PARTS = [(X[rows], Y[rows]) for rows in SEEN]
+
+
+def student() -> nn.Module:
+    return models.build("mlp:32", (13,), 3, 0)
+
+
+def distil(own: list[Any], method: Any, **more: Any) -> fedstill.Outcome:
+    about = {"task": "tabular", "schema": WINE.schema, "every": 0}
+    return fedstill.distil(
+        PARTS[: len(own)], own, student(), TEST, WINE.classes, method=method, **about, **more
+    )
+
+
+def forest() -> RandomForestClassifier:
+    return RandomForestClassifier(20, random_state=0).fit(*PARTS[0])
+
+
+def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    linear = LogisticRegression(max_iter=5000, fit_intercept=False).fit(*PARTS[1])  # of classes 0 and 2
+    write_onnx(tmp_path / "linear.onnx", np.stack([0 * linear.coef_[0], linear.coef_[0]], 1))
+    boosted = RandomForestClassifier(20, random_state=1).fit(*PARTS[2])
+
+    def answer(asked: Any) -> Any:
+        known = [WINE.classes[number] for number in boosted.classes_]
+        return {"probabilities": boosted.predict_proba(asked["inputs"]).tolist(), "classes": known}
+
+    graph = fedstill.OwnModel(str(tmp_path / "linear.onnx"), classes=(WINE.classes[0], WINE.classes[2]))
+    public = X[torch.randperm(len(X), generator=torch.Generator().manual_seed(0))]
+    with serving(answer) as url:
+        method = fedstill.FedKD(epochs=60, ensemble="probs", levels=0, gamma=float("inf"))
+        outcome = distil([forest(), graph, url], method, public=public)
+    alone = outcome.figures["local"]["accuracy"]["per_node"]
+    assert max(alone) < 85  # a third of the classes is unknown to each
+    assert outcome.figures["accuracy"] > max(alone) + 5
+    assert set(outcome.figures["leaves"]) <= {"label counts", "logits"}
+
+
+def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more() -> None:
+    quick = {"steps": 3, "batch": 8}
+    with pytest.raises(QuestionRefused, match=r"no gradient goes through it; .* method\.through = false"):
+        distil([forest()], fedstill.FedIOD(**quick))
+    figures = distil([forest()], fedstill.FedIOD(**quick, through=False)).figures
+    assert "gradients" not in figures["bytes"]["by_kind"]
+    with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
+        distil([forest()], fedstill.FedAvg(), policies=[fedstill.PolicyConfig(outputs_only=False)])
+
+
+@pytest.mark.parametrize("option", ["batch", "critic_batch"])
+def test_batch_norm_is_given_two_rows_at_least(option: str) -> None:
+    options = {"steps": 3, "batch": 8} | {option: 1}
+    line = rf"method\.{option} is 1: allowed is 2 or more for rows of a table"
+    with pytest.raises(ArgumentError, match=line):
+        distil([models.build("mlp:8", (13,), 3, 0)], fedstill.FedIOD(**options))
+
+
+def test_a_module_around_a_forest_is_found_out_before_anything_is_trained() -> None:
+    class Wrapped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(np.eye(3)[forest_of.predict(x.detach().numpy())]).float()
+
+    forest_of = forest()
+    with pytest.raises(QuestionRefused, match="no gradient goes through it"):
+        distil([Wrapped()], fedstill.FedIOD(steps=3, batch=8), local=LocalConfig(epochs=1))
+
+
+def run(models_: list[str], **more: Any) -> RunConfig:
+    table = {
+        "task": {"name": "tabular"},
+        "data": {"name": "wine"},
+        "split": {"how": "iid", "nodes": 2},
+        "public": {"name": "noise", "limit": 40},
+        "nodes": {"models": models_},
+        "student": {"model": "mlp:8"},
+        "method": {"name": "fedkd", "epochs": 1},
+        "evaluation": {"every": 0, "centralised": False},
+    }
+    return from_dict({**table, **more})
+
+
+def test_a_run_names_a_model_by_its_file_and_so_does_each_nodes_own_file(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(13, 3)))
+    names = ", ".join(f'"{name}"' for name in reversed(WINE.classes))
+    said = tmp_path / "graph.toml"
+    said.write_text(f'name = "graph.onnx"\nclasses = [{names}]', encoding="utf-8")
+    config = run([str(said), "mlp:8"])
+    simulation, _ = assemble.prepare(config)
+    plain, _ = assemble.prepare(run([str(tmp_path / "graph.onnx"), "mlp:8"]))
+    mapped, own = (each.nodes[0].model(TEST[0]) for each in (simulation, plain))
+    torch.testing.assert_close(mapped, own.flip(1))
+    write_nodes(config, simulation, tmp_path / "nodes")
+    spec = InputSpec.of(config.task, WINE)
+    for node in simulation.nodes:
+        folder = tmp_path / "nodes" / node.name
+        made = owner_model.make_model(owner_folder.read(folder), folder, spec)
+        assert torch.equal(made(TEST[0]), node.model(TEST[0]))
+
+
+def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_simulation(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("onnxruntime")
+    write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(5, 2)))
+    config = changed(run_of(tmp_path, "fediod"), nodes={"models": [str(tmp_path / "graph.onnx")]})
+    answering = changed(config, method={"through": False})
+    link = Heard(hosts(answering, tmp_path))
+    with pytest.raises(QuestionRefused, match=r"'node-2' refuse .* no gradient goes through it"):
+        live(config, link, tmp_path).run()
+    simulation, _ = assemble.prepare(answering)
+    simulation.run()
+    server = live(answering, link, tmp_path)
+    server.run()
+    assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
+
+
+def test_a_run_asks_only_addresses_of_this_machine() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"nodes\.models is 'http://192\.0\.2\.1/': allowed is an address on"
+    ):
+        assemble.prepare(run(["http://192.0.2.1/"]))
