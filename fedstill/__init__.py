@@ -35,7 +35,9 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.co_boosting import CoBoosting as CoBoosting
     from fedstill.methods.co_dream import CoDream as CoDream
     from fedstill.methods.dense import DENSE as DENSE
+    from fedstill.methods.dsfl import DSFL as DSFL
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
+    from fedstill.methods.fd import FD as FD
     from fedstill.methods.fedad import FedAD as FedAD
     from fedstill.methods.fedavg import FedAvg as FedAvg
     from fedstill.methods.fedavgm import FedAvgM as FedAvgM
@@ -48,7 +50,9 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedmd import FedMD as FedMD
     from fedstill.methods.fedmd_cg import FedMDCG as FedMDCG
     from fedstill.methods.fedper import FedPer as FedPer
+    from fedstill.methods.fedproto import FedProto as FedProto
     from fedstill.methods.fedprox import FedProx as FedProx
+    from fedstill.methods.fedtgp import FedTGP as FedTGP
     from fedstill.methods.fedzge import FedZGE as FedZGE
     from fedstill.methods.fl_mrcm import FLMRCM as FLMRCM
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
@@ -86,7 +90,9 @@ _OFFERED = {
     "methods.co_boosting": "CoBoosting",
     "methods.co_dream": "CoDream",
     "methods.dense": "DENSE",
+    "methods.dsfl": "DSFL",
     "methods.ensemble": "NodeEnsemble",
+    "methods.fd": "FD",
     "methods.fedad": "FedAD",
     "methods.fedavg": "FedAvg",
     "methods.fedavgm": "FedAvgM",
@@ -99,7 +105,9 @@ _OFFERED = {
     "methods.fedmd": "FedMD",
     "methods.fedmd_cg": "FedMDCG",
     "methods.fedper": "FedPer",
+    "methods.fedproto": "FedProto",
     "methods.fedprox": "FedProx",
+    "methods.fedtgp": "FedTGP",
     "methods.fedzge": "FedZGE",
     "methods.fl_mrcm": "FLMRCM",
     "methods.lg_fedavg": "LGFedAvg",

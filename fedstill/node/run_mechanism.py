@@ -94,6 +94,10 @@ class Mechanism:
         elif self.protects and unknown:
             learned = f"it trains {', '.join(unknown)}, which learns without noise"
             rule = f"mechanism {self.name} cannot protect it: {learned}"
+        elif "model" in self.config.learns and question.span is not None and question.beside:
+            told = ", ".join(sorted(set(question.releases.values()))) or "it"
+            learned = f"its model also learns {question.beside}, and noise is on the task's loss alone"
+            rule = f"mechanism {self.name} cannot protect {told}: {learned}"
         else:
             rule = self.config.refusal(question, self.task)
         if rule is not None:

@@ -245,6 +245,10 @@ METHODS: Registry[type[Method]] = Registry(
         "co-dream": "fedstill.methods.co_dream:CoDream",
         "fl-mrcm": "fedstill.methods.fl_mrcm:FLMRCM",
         "fedad": "fedstill.methods.fedad:FedAD",
+        "dsfl": "fedstill.methods.dsfl:DSFL",
+        "fd": "fedstill.methods.fd:FD",
+        "fedproto": "fedstill.methods.fedproto:FedProto",
+        "fedtgp": "fedstill.methods.fedtgp:FedTGP",
     },
     base=Method,
 )

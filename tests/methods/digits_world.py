@@ -43,6 +43,8 @@ TINY: dict[str, Any] = {
     "attention": 0.0,  # FedAD's needs convolutions: see test_fedad.py
     "told": 12,
     "dream_steps": 2,
+    "features": 8,
+    "server_epochs": 2,
 }
 
 

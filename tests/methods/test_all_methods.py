@@ -31,7 +31,6 @@ from fedstill.models import build
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.audit_entries import ALL
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.run_description import describe
@@ -64,6 +63,9 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "fl-mrcm": [{"target": "node-2", "participation": 0.67}],
     "fedad": [{"weights": "equal"}],
     "dense": [{"models": "uploaded", "weights": "counts"}],
+    "dsfl": [{"keep": 1, "beta": 1.5, "weights": "counts"}],
+    "fd": [{"rounds": 4, "participation": 0.67}],
+    "fedproto": [{"rounds": 4, "participation": 0.67}],
 }
 
 
@@ -433,11 +435,11 @@ def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_a_gate_of_outputs_only_refuses_parameters_and_data_before_any_training(
+def test_a_gate_of_outputs_only_refuses_all_else_before_any_training(
     name: str, options: dict[str, Any]
 ) -> None:
     leaves = plain(name, options).experiment.side.leaves()
-    told = {kind for kind in leaves if kind.of == "model" or kind == PRIVATE_DATA}
+    told = {kind for kind in leaves if not kind.output}
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(outputs_only=True), PolicyConfig()]
     if not told:
         assert ran(setting(name, options, policies=policies)).figures == plain(name, options).figures
@@ -461,7 +463,8 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
     if not one.method.needs().same_architecture:
         found = ran(one)
         models = [node["model"] for node in found.figures["nodes"]]
-        assert models == ["MLP", "SmallCNN", "MLP"]
+        split = one.method.needs().split
+        assert models == (["Split"] * 3 if split else ["MLP", "SmallCNN", "MLP"])
         stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
         for mine, theirs in zip(stacked.networks(), found.networks(), strict=True):
             told, expected = (model.eval()(one.test.inputs) for model in (mine, theirs))

@@ -51,8 +51,12 @@ ASKING = [
     )
     for mechanism in MECHANISMS
 ]
-CASES = [*ASKING, ("fedavg", {}, "dp-sgd")]
-ONCE = [(method, mechanism) for method, options, mechanism in CASES if not options and method != "ensemble"]
+CASES = [*ASKING, ("fedavg", {}, "dp-sgd"), ("dsfl", {}, "dp-sgd"), ("dsfl", {}, "noisy-outputs")]
+ONCE = [
+    (method, mechanism)
+    for method, options, mechanism in CASES
+    if not options and method in ("fediod", "fedkd", "fedavg")
+]
 
 
 def privately(mechanism: Any, **change: Any) -> PrivacyConfig:

@@ -1,0 +1,46 @@
+"""What methods whose nodes tell a mean of each class share: Jeong et al.'s FD, FedProto and FedTGP.
+
+Nodes keep models of their own, of any architectures, and there is none at the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+
+from fedstill.methods import Needs
+from fedstill.methods._averaging import Rounds
+from fedstill.node.node_group import Group, stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassMeans(Rounds):
+    """What such methods have."""
+
+    central: ClassVar[Literal["nodes"]] = "nodes"
+
+    def needs(self) -> Needs:
+        return Needs(trainable=True, one_label=True)
+
+    @property
+    def starts(self) -> bool:
+        """Nodes begin with what they have."""
+        return False
+
+
+def means(values: torch.Tensor, targets: torch.Tensor, classes: int) -> torch.Tensor:
+    """The mean of vectors ``(N, p)`` for each class: ``(C, p)``, 0 where a class has none.
+
+    >>> means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([2, 2, 0]), 3).flatten()
+    tensor([5., 0., 2.])
+    """
+    held = F.one_hot(targets, classes).to(values.dtype)  # (N, C)
+    return held.T @ values / held.sum(0).clamp_min(1).unsqueeze(1)
+
+
+def wanted(of: dict[str, torch.Tensor], group: Group, y: torch.Tensor) -> torch.Tensor:
+    """Of each node's vectors ``(C, p)``, by its name, those of its examples' classes y ``(G, B)``."""
+    return stack([of[node.name][mine] for node, mine in zip(group.nodes, y, strict=False)])

@@ -1,0 +1,31 @@
+"""What nodes remember from one question to the next, beside their networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from fedstill.methods import Node
+
+
+class Memory(nn.Module):
+    """Tensors by name, in the form of a network without parameters: they are kept as a node's networks are,
+    so a run that goes on after a stop finds them."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+
+def remember(node: Node, role: str, **tensors: torch.Tensor) -> None:
+    """Give a node room for tensors, with what is in them before the first question."""
+    node.modules[role] = Memory(**tensors).to(node.data.inputs.device)
+    node.frozen[role] = frozenset()
+
+
+def memory(node: Node, role: str) -> Mapping[str, torch.Tensor]:
+    """What a node remembers, to be read and written in place."""
+    return dict(node.modules[role].named_buffers())

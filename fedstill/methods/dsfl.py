@@ -1,0 +1,198 @@
+"""DS-FL: nodes label public data together, sharpen the mean of their labels, and learn from it.
+
+Itahara, Nishio, Koda, Morikura, Yamamoto: "Distillation-Based Semi-Supervised Federated Learning for
+Communication-Efficient Collaborative Training With Non-IID Private Data", IEEE Transactions on Mobile
+Computing 22(1), 2023, arXiv:2008.06180. Symbols are the paper's: models w_k, open data I^o, a round's rows
+o_r of it, labels t_k by node and t_g of all, T of the entropy reduction.
+
+In each round nodes *update* on their own data and *predict* o_r; the server *aggregates* the labels and
+sharpens them; it *broadcasts* them, and all models, the server's too, are *distilled* from them.
+
+``keep`` is the cache of SCARLET (Azuma, Nishio, Kitagawa, Nakano, Tanimura: "Soft-Label Caching and
+Sharpening for Communication-Efficient Federated Distillation", arXiv:2504.19602): a label that is no older
+than its duration D is neither asked for nor sent again, as server and nodes have it. ``beta`` is its
+sharpening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fedstill.methods import Group, Needs, Node, Server, Span, Tensors, torch_generator, train_round
+from fedstill.methods._node_memory import memory, remember
+from fedstill.methods._public import Weighed, WeighsNodes, batches, distil, known, logits, optimiser_of, study
+from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
+from fedstill.protocol.questions import NodeSetting, question
+from fedstill.tasks import Task
+from fedstill.tasks.formulas import entropy
+
+NEVER = -1  # no round
+
+
+@dataclass
+class Labelling(Weighed):
+    """What changes from round to round, beside the student."""
+
+    t_g: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # the last labels, as logits (N, C)
+    since: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # the round each is of (N,), or NEVER
+    heard: tuple[str, ...] = ()  # the nodes that have them all
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSFL(WeighsNodes):
+    """DS-FL's options."""
+
+    title: ClassVar[str] = "DS-FL"
+    paper: ClassVar[str] = "Itahara et al., IEEE TMC 2023"
+    before: ClassVar[Span | None] = None  # nodes learn in the rounds
+    ensemble = "probs"  # no option: t_g is a mean of distributions
+
+    rounds: PositiveInt = 10
+    """Rounds; the local training budget (nodes.local.epochs) is divided among them."""
+    subset: PositiveInt = 1000
+    """Examples of o_r, drawn anew each round; at most all public ones."""
+    weights: Literal["equal", "counts"] = "equal"
+    """How nodes are weighed: equally, as in the paper, or by their share of the examples of each class."""
+    T: PositiveFloat = 0.1
+    """Temperature of the entropy reduction, softmax(mean / T); the paper's. 1 and more makes labels flatter
+    than their mean."""
+    beta: NonNegativeFloat = 0.0
+    """SCARLET's sharpening instead: the mean to the power of beta, normalised; 1 is the mean as it is. 0: T's
+    sharpening."""
+    keep: NonNegativeInt = 0
+    """D, SCARLET's cache: in so many rounds after its own a label is used again, if its example is drawn, and
+    neither asked for nor sent. 0: none, every label is of its round."""
+
+    distil_epochs: NonNegativeInt = 1
+    """Passes of each node over o_r."""
+    distil_batch: PositiveInt = 32
+    """Public examples a step, of nodes and student."""
+    distil_lr: NonNegativeFloat = 1e-3
+    """Adam's learning rate: of the nodes' second optimiser, which starts anew each round, and of the
+    student's."""
+    student_epochs: NonNegativeInt = 10
+    """Passes of the student over o_r."""
+
+    def needs(self) -> Needs:
+        return Needs(public=True, trainable=True, one_label=True)
+
+    def most_rows(self, at: NodeSetting) -> int:
+        """Examples of o_r, at most."""
+        return self.subset if at.public is None else min(self.subset, len(at.public))
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+        """Room for the labels that are kept."""
+        if self.keep:
+            for node in nodes:
+                remember(node, "labels", t_g=torch.zeros(len(known(at.public)), at.task.classes))
+
+    @question(
+        sends={"rows": INDICES, "round": SCHEDULE},
+        releases={"logits": LOGITS},
+        times=lambda self, at: self.rounds,
+        rows=most_rows,
+        reads=(),
+        span=lambda self, sent: Span.one(int(sent["round"]), self.rounds),
+    )
+    def predict(self, nodes: Group, rows: torch.Tensor, round: int) -> Tensors:
+        """Update on own data; then t_k of the rows of o_r that lack a label, as logits ``(G, B, C)``."""
+        train_round(nodes, round, self.rounds)
+        asked = rows[0].long()
+        if not len(asked):  # all of o_r is labelled
+            return {"logits": torch.zeros(len(nodes), 0, nodes.at.task.classes, device=nodes.device)}
+        nodes.bench("model").train(False)
+        return {"logits": logits(nodes, known(nodes.at.public).inputs[asked])}
+
+    @question(
+        sends=lambda self, at: {
+            "rows": INDICES,
+            "t_g": LOGITS,
+            "round": SCHEDULE,
+            **({"kept": INDICES} if self.keep else {}),
+        },
+        times=lambda self, at: self.rounds,
+        reads=(),
+    )
+    def learn(
+        self,
+        nodes: Group,
+        rows: torch.Tensor,
+        t_g: torch.Tensor,
+        round: int,
+        kept: torch.Tensor | None = None,
+    ) -> Tensors:
+        """Distillation: approach t_g on o_r, that of new ``rows`` and of those that are ``kept``."""
+        d, t_g = rows[0].long(), t_g[0]
+        if kept is not None:
+            for node in nodes.nodes:
+                memory(node, "labels")["t_g"][d] = t_g
+            d = torch.cat([d, kept[0].long()])
+            t_g = memory(nodes.nodes[0], "labels")["t_g"][d]
+        task, x = nodes.at.task, known(nodes.at.public).inputs[d]
+
+        def losses(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            return self.mismatch(task, z.flatten(0, 1), t.flatten(0, 1)).view(len(z), -1).mean(1)  # (G,)
+
+        steps = {"epochs": self.distil_epochs, "batch": self.distil_batch}
+        study(nodes, x, t_g, losses, "distil", round, **steps, lr=self.distil_lr)
+        return {}
+
+    def mismatch(self, task: Task, z: torch.Tensor, t_g: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy to t_g, less its entropy, which no model moves: ``(B, C)`` twice to ``(B,)``."""
+        return task.distance(z, t_g, 1.0)
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def begin(self, server: Server) -> Labelling:
+        n, device = len(known(server.public)), server.device
+        t_g = torch.zeros(n, server.task.classes, device=device)
+        since = torch.full((n,), NEVER, device=device)
+        return Labelling(optimiser_of(server.student, self.distil_lr), t_g=t_g, since=since)
+
+    def turn(self, server: Server, state: Labelling, t: int) -> Mapping[str, float]:
+        self.gather(server, state)
+        o_r, present = self.draw(server, t), state.histogram.present(server.federation)
+        if not state.heard or not {*present} <= {*state.heard}:  # who was away lacks labels
+            state.since.fill_(NEVER)
+        fresh = (state.since[o_r] == NEVER) | (state.since[o_r] + self.keep < t)
+        rows, kept = o_r[fresh], o_r[~fresh]
+        told = server.ask("predict", of=present, rows=rows.int(), round=t)
+        state.t_g[rows], state.since[rows] = self.aggregated(server, state, told), t
+        sent: dict[str, Any] = {"kept": kept.int()} if self.keep else {}
+        sent |= {"rows": rows.int(), "t_g": state.t_g[rows], "round": t}
+        state.heard = server.ask("learn", of=told.nodes, **sent).nodes
+        return {
+            "entropy": entropy(state.t_g[o_r], 1).mean().item(),
+            "asked": len(rows) / len(o_r),
+            "student": self.teach(server, state, o_r, t),
+        }
+
+    def aggregated(self, server: Server, state: Labelling, told: Any) -> torch.Tensor:
+        """t_g, the mean of t_k with its entropy reduced, as logits: ``(B, C)``."""
+        omega = self.omega(server, state, told.nodes)
+        log_mean = server.task.ensemble(told["logits"], omega, self.ensemble).log_softmax(1)
+        return self.beta * log_mean if self.beta else log_mean.exp() / self.T
+
+    def teach(self, server: Server, state: Labelling, o_r: torch.Tensor, t: int) -> float:
+        """The server's model is distilled, too."""
+        x, seed = known(server.public).inputs[o_r], server.seed
+        passes = [
+            batches(x, state.t_g[o_r], self.distil_batch, seed, "student's order", t, epoch)
+            for epoch in range(self.student_epochs)
+        ]
+        S, distance = server.student.train(), partial(self.mismatch, server.task)
+        return distil(S, state.optimiser, chain(*passes), distance, server.compute, seed, "student", t)
+
+    def draw(self, server: Server, t: int) -> torch.Tensor:
+        """o_r, row numbers ``(B,)``."""
+        order = torch.randperm(len(known(server.public)), generator=torch_generator(server.seed, "subset", t))
+        return order[: self.subset].to(server.device)

@@ -1,0 +1,118 @@
+"""FD, federated distillation: each node learns what the others say, on average, of an example's class.
+
+Jeong, Oh, Kim, Park, Bennis, Kim: "Communication-Efficient On-Device Machine Learning: Federated
+Distillation and Augmentation under Non-IID Private Data", NeurIPS 2018 workshop, arXiv:1811.11479, Algorithm
+1. F_k,l^(i) is the mean output of node i's model, a distribution, over its records of label l in round k;
+^F_k,l^(i) is that of all other nodes, which node i learns from in the next round.
+
+The sum of all nodes' means comes down, and a node takes its own away. As each mean is a distribution, what is
+left sums to the number of others that hold the label: of labels that none of them holds nothing is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedstill.core.checked import NonNegativeFloat
+from fedstill.methods import Group, Node, NodeSetting, Server, Tensors, Work, predict, question, train_round
+from fedstill.methods._averaging import Rounds
+from fedstill.methods._class_means import ClassMeans, means, wanted
+from fedstill.methods._node_memory import memory, remember
+from fedstill.protocol.kinds import SCHEDULE, Kind
+from fedstill.tasks import Task
+
+CLASS_SCORES = Kind(
+    "class scores",
+    "how likely a node's model finds each class, on average over the node's own records of one class",
+    of="rows",
+    common=1.0,
+)
+
+
+@dataclass
+class Summed:
+    """What the server knows from round to round."""
+
+    F_sum: torch.Tensor  # sum_i F_k,l^(i), a row a label (C, C)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FD(ClassMeans):
+    """FD's options."""
+
+    title: ClassVar[str] = "FD"
+    paper: ClassVar[str] = "Jeong et al., NeurIPS 2018 workshop"
+
+    gamma: NonNegativeFloat = 1.0
+    """Weight of the cross-entropy to what the others say of an example's label."""
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+        """Room for what a node told, and in which round."""
+        c = at.task.classes
+        for node in nodes:
+            remember(node, "told", F=torch.zeros(c, c), round=torch.tensor(-1))
+
+    @question(
+        sends={"F_sum": CLASS_SCORES, "round": SCHEDULE},
+        releases={"F": CLASS_SCORES},
+        times=lambda self, at: self.rounds,
+        rows=lambda self, at: at.task.classes,
+        reads=("F",),
+        span=Rounds.round_span,
+        beside="the distance to what all others say of an example's class",
+    )
+    def learn(self, nodes: Group, F_sum: torch.Tensor, round: int) -> Tensors:
+        """Train beside the others' means; tell F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent labels."""
+        at: NodeSetting = nodes.at
+        F_hat = {
+            node.name: others(all_of, memory(node, "told"), round)
+            for node, all_of in zip(nodes.nodes, F_sum, strict=True)
+        }
+        train_round(nodes, round, self.rounds, self.work(at.task, at.local.smoothing, F_hat))
+        for node in nodes.nodes:
+            p = predict(node.model, node.data.inputs, at.compute).softmax(1)
+            told = memory(node, "told")
+            told["F"].copy_(means(p, node.data.targets, at.task.classes))
+            told["round"].fill_(round)
+        return {"F": torch.stack([memory(node, "told")["F"] for node in nodes.nodes])}
+
+    def work(self, task: Task, smoothing: float, F_hat: dict[str, torch.Tensor]) -> Work:
+        """A step on phi(F, y) + gamma phi(F, F_hat of y), phi the cross-entropy."""
+
+        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = group.bench("model")(x)  # (G, B, C)
+            losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
+            teacher = wanted(F_hat, group, y)  # (G, B, C), 0 where nobody else holds the label
+            group.step("model", losses - self.gamma * (teacher * z.log_softmax(2)).sum(2).mean(1))
+            return losses
+
+        return work
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def begin(self, server: Server) -> Summed:
+        return Summed(torch.zeros(server.task.classes, server.task.classes, device=server.device))
+
+    def turn(self, server: Server, state: Summed, t: int) -> Mapping[str, float]:
+        asked = self.drawn(server.federation.present, server.seed, t)
+        before = state.F_sum
+        state.F_sum = server.ask("learn", of=asked, F_sum=before, round=t)["F"].sum(0)
+        return {"moved": (state.F_sum - before).norm().item() / len(asked)}
+
+
+def others(F_sum: torch.Tensor, told: Tensors, round: int) -> torch.Tensor:
+    """^F_k,l^(i), the mean of all but one node, ``(C, C)``: 0 where nobody else holds the label.
+
+    Args:
+        F_sum: the sum of what nodes told in the round before.
+        told: F, what this one told last, and in which round; of another round it is no part of the sum.
+    """
+    rest = (F_sum - told["F"] * (told["round"] == round - 1)).clamp(min=0)
+    count = rest.sum(1, keepdim=True)  # as many as hold the label, but for the noise of a mechanism
+    return torch.where(count > 0.5, rest / count.clamp_min(0.5), 0.0)

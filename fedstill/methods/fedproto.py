@@ -1,0 +1,175 @@
+"""FedProto: nodes keep what they make of each class near what all nodes together make of it.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: "FedProto: Federated Prototype Learning across Heterogeneous Clients",
+AAAI 2022, Algorithm 1. Symbols are the paper's: an extractor f_i, a prototype C_i^(j), which is the mean of
+f_i over node i's records of class j (Eq. 3), the global prototype C^(j) (Eq. 6), and lambda of the local
+objective L_S + lambda L_R (Eq. 7).
+
+Networks may differ, as long as prototypes have one size.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from fedstill.core.checked import NonNegativeFloat, NonNegativeInt
+from fedstill.methods import (
+    Answers,
+    ArgumentError,
+    CountsLabels,
+    Group,
+    Needs,
+    NodeSetting,
+    Server,
+    Tensors,
+    Told,
+    Work,
+    predict,
+    question,
+    train_round,
+)
+from fedstill.methods._averaging import Rounds
+from fedstill.methods._class_means import ClassMeans, means, wanted
+from fedstill.models import example
+from fedstill.models.extractor_head import EXTRACTOR, features, split
+from fedstill.protocol.kinds import SCHEDULE, Kind
+from fedstill.tasks import Task
+
+PROTOTYPES = Kind(
+    "prototypes",
+    "what a node's model makes of its own records half-way through, on average over those of each class; of "
+    "a class with one record it is that record's",
+)
+
+
+@dataclass(kw_only=True)
+class Prototypes:
+    """What the server knows from round to round."""
+
+    C: torch.Tensor  # global ones (classes, p), 0: none yet
+
+
+@dataclass(kw_only=True)
+class Counted(Prototypes, Told):
+    """And who holds how many records of each class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prototypical(ClassMeans):
+    """What FedProto and FedTGP share: all that nodes do."""
+
+    lam: NonNegativeFloat = 1.0
+    """lambda, weight of the mean squared distance of an example's features to its class's prototype."""
+    features: NonNegativeInt = 0
+    """Values of a prototype: so many means over neighbouring features, so that networks whose features differ
+    in number can go together. 0: the features as they are, which must be equally many at all nodes."""
+
+    def needs(self) -> Needs:
+        return Needs(trainable=True, one_label=True, split=True)
+
+    # --- at the nodes -----------------------------------------------------------------------------------
+
+    @question(
+        sends={"C": PROTOTYPES, "round": SCHEDULE},
+        releases={"C": PROTOTYPES},
+        times=lambda self, at: self.rounds,
+        span=Rounds.round_span,
+        beside="the distance of features to the prototype of an example's class",
+    )
+    def learn(self, nodes: Group, C: torch.Tensor, round: int) -> Tensors:
+        """Train beside the global prototypes; tell C_i^(j), ``(G, C, p)``, 0 of absent classes."""
+        at: NodeSetting = nodes.at
+        by_name = {node.name: each for node, each in zip(nodes.nodes, C, strict=True)}
+        train_round(nodes, round, self.rounds, self.work(at.task, at.local.smoothing, by_name))
+        mine = []
+        for node in nodes.nodes:
+            f = predict(node.model.get_submodule(EXTRACTOR), node.data.inputs, at.compute)  # (N, p')
+            mine.append(means(self.pooled(f), node.data.targets, at.task.classes))  # Eq. 3
+        return {"C": torch.stack(mine)}
+
+    def pooled(self, f: torch.Tensor) -> torch.Tensor:
+        """Features ``(..., p')`` in the size of prototypes."""
+        return F.adaptive_avg_pool1d(f, self.features) if self.features else f
+
+    def work(self, task: Task, smoothing: float, C: dict[str, torch.Tensor]) -> Work:
+        """A step on L_S + lambda L_R (Eq. 7); L_R is 0 for classes that have no prototype yet."""
+
+        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            model = group.bench("model")
+            f = model(x, EXTRACTOR)  # (G, B, p')
+            losses: torch.Tensor = task.loss(model(f, "head"), y, smoothing)  # L_S (G,)
+            target = wanted(C, group, y)  # (G, B, p)
+            known = (target != 0).any(2)  # (G, B)
+            L_R = ((self.pooled(f) - target).square().mean(2) * known).mean(1)
+            group.step("model", losses + self.lam * L_R)
+            return losses
+
+        return work
+
+    # --- at the server ----------------------------------------------------------------------------------
+
+    def size(self, server: Server) -> int:
+        """Values p of a prototype.
+
+        Raises:
+            ArgumentError: networks differ in them.
+        """
+        some = example(server.shape, server.task.form).to(server.device)
+        nets = {"the student": server.student, **{names[0]: net for names, net in server.kinds}}
+        found = {whose: features(split(net, whose), some.to(_at(net)), whose) for whose, net in nets.items()}
+        if not self.features and len({*found.values()}) > 1:
+            told = ", ".join(f"{p} values of {whose}" for whose, p in found.items())
+            raise ArgumentError("method.features", 0, f"a size for all, where features differ: {told}")
+        return self.features or found["the student"]
+
+    def present(self, server: Server, state: Any) -> Sequence[str]:
+        """Who can be asked."""
+        return server.federation.present
+
+    def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
+        asked, before = self.drawn(self.present(server, state), server.seed, t), state.C
+        told = server.ask("learn", of=asked, C=before, round=t)
+        losses = self.aggregate(server, state, told, t)
+        return {"moved": (state.C - before).norm().item(), **losses}
+
+    @abstractmethod
+    def aggregate(self, server: Server, state: Any, told: Answers, t: int) -> Mapping[str, float]:
+        """The next global prototypes from what nodes told, ``(K, classes, p)``; its losses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(CountsLabels, Prototypical):
+    """FedProto's options."""
+
+    title: ClassVar[str] = "FedProto"
+    paper: ClassVar[str] = "Tan et al., AAAI 2022"
+
+    def begin(self, server: Server) -> Counted:
+        return Counted(C=torch.zeros(server.task.classes, self.size(server), device=server.device))
+
+    def present(self, server: Server, state: Counted) -> list[str]:
+        """Who has told counts."""
+        state.histogram.gather(server)
+        return state.histogram.present(server.federation)
+
+    def aggregate(self, server: Server, state: Counted, told: Answers, t: int) -> Mapping[str, float]:
+        """C^(j), the mean over those who hold the class, weighed by how much of it they hold (Eq. 6).
+
+        A class that nobody told of in this round keeps the one it has.
+        """
+        C, n = told["C"], state.histogram.of(told.nodes).counts  # (K, classes, p) and |D_i,j| (K, classes)
+        weight = (n * (C != 0).any(2)).unsqueeze(2)  # (K, classes, 1)
+        total = weight.sum(0)
+        state.C = torch.where(total > 0, (weight * C).sum(0) / total.clamp_min(1e-9), state.C)
+        return {}
+
+
+def _at(network: torch.nn.Module) -> torch.device:
+    """Where a network is."""
+    return next(network.parameters()).device

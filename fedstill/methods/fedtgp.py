@@ -1,0 +1,106 @@
+"""FedTGP: FedProto whose global prototypes are learned at the server, to be far apart.
+
+Zhang, Liu, Hua, Cao: "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning
+for Data and Model Heterogeneity in Federated Learning", AAAI 2024, Algorithm 1. Symbols are the paper's: what
+nodes tell, P_i^c, the learned vectors of each class, which F of parameters theta_F makes the prototypes ^P^c
+of, the Euclidean distance phi, and the margin delta(t), at most tau.
+
+Nodes do as FedProto's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.methods import Answers, Server, descend, seeded, torch_generator
+from fedstill.methods._public import passes
+from fedstill.methods.fedproto import Prototypes, Prototypical
+
+
+class TrainablePrototypes(nn.Module):
+    """^P^c = F(theta_F; a learned vector of c), F two layers: ``(classes, p)``."""
+
+    def __init__(self, classes: int, p: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(classes, p))
+        self.F = nn.Sequential(nn.Linear(p, p), nn.ReLU(), nn.Linear(p, p))
+
+    def forward(self) -> torch.Tensor:
+        """All of them."""
+        made: torch.Tensor = self.F(self.vectors)
+        return made
+
+
+@dataclass(kw_only=True)
+class Trained(Prototypes):
+    """What the server knows from round to round, with what it trains."""
+
+    P_hat: nn.Module
+    sgd: torch.optim.Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedTGP(Prototypical):
+    """FedTGP's options."""
+
+    title: ClassVar[str] = "FedTGP"
+    paper: ClassVar[str] = "Zhang et al., AAAI 2024"
+
+    tau: NonNegativeFloat = 100.0
+    """The largest margin."""
+    server_epochs: PositiveInt = 100
+    """S, passes of the server over what nodes told."""
+    server_batch: PositiveInt = 10
+    """Prototypes a step."""
+    server_lr: NonNegativeFloat = 1e-2
+    """Learning rate of the server's SGD."""
+
+    def begin(self, server: Server) -> Trained:
+        classes, p = server.task.classes, self.size(server)
+        with seeded(server.seed, "prototypes"):
+            P_hat = server.compute.place(TrainablePrototypes(classes, p))
+        sgd = torch.optim.SGD(P_hat.parameters(), self.server_lr)
+        return Trained(C=torch.zeros(classes, p, device=server.device), P_hat=P_hat, sgd=sgd)
+
+    def aggregate(self, server: Server, state: Trained, told: Answers, t: int) -> Mapping[str, float]:
+        """S passes of ^P^c over all P_i^c that were told; all count alike."""
+        C = told["C"]  # (K, classes, p)
+        held = (C != 0).any(2)  # (K, classes)
+        P, c = C[held], held.nonzero()[:, 1]  # (N, p) and (N,)
+        delta = margin(C, held, self.tau)
+        loss = torch.zeros(())
+        for epoch in range(self.server_epochs if len(P) else 0):
+            draw = torch_generator(server.seed, "server's order", t, epoch)
+            for rows in passes(len(P), self.server_batch, draw):
+                chosen = rows.to(P.device)
+                loss = contrast(P[chosen], c[chosen], state.P_hat(), delta)
+                descend(state.sgd, loss)
+        state.C = state.P_hat().detach()
+        return {"contrast": loss.item(), "margin": delta.item()}
+
+
+def margin(P: torch.Tensor, held: torch.Tensor, tau: float) -> torch.Tensor:
+    """delta(t): the largest distance of two classes' means over nodes, at most tau.
+
+    Of prototypes ``(K, classes, p)`` and who holds which ``(K, classes)``.
+    """
+    weight = held.unsqueeze(2).to(P.dtype)
+    Q = ((weight * P).sum(0) / weight.sum(0).clamp_min(1))[held.any(0)]  # (classes, p), those that are held
+    return torch.cdist(Q, Q).max().clamp(max=tau) if len(Q) else P.new_zeros(())
+
+
+def contrast(P: torch.Tensor, c: torch.Tensor, P_hat: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    """The adaptive-margin-enhanced contrastive loss, the mean over prototypes ``(N, p)`` of classes ``(N,)``.
+
+    -log of e^-(phi(P, ^P^c) + delta) over itself and all e^-phi(P, ^P^c') of other classes: who is right is
+    still told to be nearer by the margin.
+    """
+    phi = torch.cdist(P, P_hat, compute_mode="donot_use_mm_for_euclid_dist")  # (N, classes)
+    return F.cross_entropy(-(phi + delta * F.one_hot(c, len(P_hat))), c)

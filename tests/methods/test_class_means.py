@@ -1,0 +1,206 @@
+"""FD, FedProto and FedTGP: what nodes tell of each class, what is made of it, what nodes learn from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.methods import Answers, LabelHistogram, Method
+from fedstill.methods._node_memory import memory
+from fedstill.methods.fd import FD, others
+from fedstill.methods.fedproto import FedProto
+from fedstill.methods.fedtgp import FedTGP, contrast, margin
+from fedstill.node import local_training
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.events import Event, total
+from fedstill.privacy.noisy_outputs import OutputsConfig
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.runs.simulation import Simulation
+from tests.methods import digits_world, small_world
+from tests.methods.small_world import CLASSES, World, kinds_of, made, make_nodes, run, same
+from tests.privacies import protected
+
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
+LOCAL = LocalConfig(epochs=4, batch=4, lr=1e-2, smoothing=0.0)
+MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4")
+P = 5
+
+
+def world(
+    config: Method, *, specs: Sequence[str] = ("mlp:8",) * 3, sizes: Sequence[int] = (6, 11, 16, 21)
+) -> World:
+    """The first node holds records of class 0 alone, the second of 0 and 1, all others of all."""
+    parted = config.needs().split
+    models = [made(spec, index, parted=parted).eval() for index, spec in enumerate(specs)]
+    classes = lambda index: min(index + 1, CLASSES)  # noqa: E731
+    nodes = make_nodes(models, sizes=sizes, classes=classes)
+    student = made("mlp:8", "student", parted=parted)
+    return small_world.world(config, nodes, student, local=LOCAL, kinds=kinds_of(nodes))
+
+
+def close(one: torch.Tensor, other: torch.Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+# --- FD ----------------------------------------------------------------------------------------------
+
+
+def test_fd_learns_from_the_mean_of_those_others_that_hold_the_label() -> None:
+    """One by one: nobody's own mean is among them, and of a label that only one holds there is none."""
+    here = run(world(FD(rounds=3)), 1)
+    F_sum, told = here.server.state.F_sum, []
+    for node in here.nodes:
+        with torch.no_grad():
+            p = node.model.eval()(node.data.inputs).softmax(1)
+        rows = [p[node.data.targets == label] for label in range(CLASSES)]
+        told.append([each.mean(0) if len(each) else None for each in rows])
+        mine = [each if each is not None else torch.zeros(CLASSES) for each in told[-1]]
+        close(memory(node, "told")["F"], torch.stack(mine))
+    for index, node in enumerate(here.nodes):
+        found = others(F_sum, memory(node, "told"), 1)
+        for label in range(CLASSES):
+            rest = [each[label] for at, each in enumerate(told) if at != index and each[label] is not None]
+            close(found[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
+    assert told[0][2] is told[1][2] is None  # so the third is alone with class 2
+    assert not others(F_sum, memory(here.nodes[2], "told"), 1)[2].any()
+    # Who did not tell in the round before takes nothing away.
+    close(others(F_sum, memory(here.nodes[2], "told"), 2)[2], told[2][2])
+
+
+def test_fd_a_round_at_a_node_by_hand() -> None:
+    """phi(F, y) + gamma phi(F, F_hat), phi the cross-entropy, on the node's own batches."""
+    config = FD(rounds=2, gamma=0.7)
+    here = run(world(config, specs=("mlp:8",) * 2, sizes=(4, 4)), 1)  # one batch a pass
+    node, F_sum = here.nodes[1], here.server.state.F_sum
+    F_hat = others(F_sum, memory(node, "told"), 1)
+    model = copy.deepcopy(node.model).requires_grad_()
+    optimiser = local_training.make_optimiser([*model.parameters()], LOCAL)
+    for step in range(2, 4):  # the second half
+        optimiser.param_groups[0]["lr"] = local_training.cosine(step, 4, LOCAL.lr, LOCAL.lr_end)
+        log_q, y = model(node.data.inputs).log_softmax(1), node.data.targets
+        loss = -log_q[range(4), y].mean() - 0.7 * (F_hat[y] * log_q).sum(1).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    here.server.step()
+    same(node.model, model, rtol=1e-3, atol=1e-5)
+    assert here.audit.summary()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
+
+
+def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_noise() -> None:
+    noisy = protected("noisy-outputs", outputs=OutputsConfig(noise=0.5, bound=1.0))
+    budgets = Simulation(digits_world.setting("fd", {}, privacies=[noisy] * 3)).nodes[0].gate.budgets
+    assert budgets is not None
+    # Each of ten rows of ten numbers moves by 2 at most, in each of two rounds.
+    assert total(budgets.mechanism.schedule()) == {Event("laplace", 0.5 / (2 * 10)): 20}
+    with pytest.raises(
+        QuestionRefused, match="protect class scores: its model also learns the distance to what"
+    ):
+        Simulation(digits_world.setting("fd", {}, privacies=[protected("dp-sgd")] * 3))
+
+
+# --- FedProto ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("features", [0, P])
+def test_fedproto_the_global_prototype_is_the_mean_weighed_by_counts_of_those_who_hold_it(
+    features: int,
+) -> None:
+    """Over all records of a class, whoever holds them: so it is Eq. 6 but for its first factor."""
+    here = run(world(FedProto(rounds=2, features=features), specs=("mlp:8",) * 3), 1)
+    sums, counts = torch.zeros(CLASSES, features or 8), torch.zeros(CLASSES)
+    for node in here.nodes:
+        with torch.no_grad():
+            f = node.model.eval().get_submodule("extractor")(node.data.inputs)
+        f = torch.nn.functional.adaptive_avg_pool1d(f, P) if features else f
+        for label, each in zip(node.data.targets.tolist(), f, strict=True):
+            sums[label] += each
+            counts[label] += 1
+    close(here.server.state.C, sums / counts.unsqueeze(1))
+
+
+def test_fedproto_a_class_that_nobody_told_of_keeps_its_prototype() -> None:
+    here = world(FedProto(), specs=("mlp:8",) * 2)
+    state = here.server.state
+    state.histogram = LabelHistogram(("n0", "n1"), torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))
+    state.C = torch.full((CLASSES, 2), 9.0)
+    told = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [[3.0, 4.0], [5.0, 0.0], [0.0, 0.0]]])
+    FedProto().aggregate(here.server, state, Answers(0, ("n0", "n1"), {"C": told}), 0)
+    close(state.C, torch.tensor([[1.5, 2.5], [5.0, 0.0], [9.0, 9.0]]))
+
+
+def test_fedproto_a_round_at_a_node_by_hand() -> None:
+    """The task's loss and lambda times the mean squared distance to the prototypes that there are."""
+    config = FedProto(rounds=1, lam=0.7)
+    here = world(config, specs=("mlp:8",), sizes=(4,))
+    node = here.nodes[0]
+    node.data.targets.copy_(torch.tensor([0, 1, 1, 2]))
+    C = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(0))
+    C[1] = 0  # none yet
+    model = copy.deepcopy(node.model).requires_grad_()
+    optimiser = local_training.make_optimiser([*model.parameters()], LOCAL)
+    for step in range(4):
+        optimiser.param_groups[0]["lr"] = local_training.cosine(step, 4, LOCAL.lr, LOCAL.lr_end)
+        f = model.extractor(node.data.inputs)
+        L_R = ((f[0] - C[0]).square().mean() + (f[3] - C[2]).square().mean()) / 4
+        loss = torch.nn.functional.cross_entropy(model.head(f), node.data.targets) + 0.7 * L_R
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    here.federation.ask("learn", C=C, round=torch.tensor(0))
+    same(node.model, model, rtol=1e-3, atol=1e-5)
+
+
+def test_fedproto_networks_of_unlike_features_need_a_size_for_all() -> None:
+    with pytest.raises(ArgumentError, match=r"method\.features is 0: .*8 values of the student.*n1"):
+        world(FedProto(), specs=MIXED)
+    run(world(FedProto(rounds=2, features=P), specs=MIXED))
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
+def test_prototypes_leave_by_name_only_and_under_no_mechanism(name: str) -> None:
+    """Of a class with one record they are that record's features: no output, and nothing bounds them."""
+    with pytest.raises(QuestionRefused, match="outputs_only: no prototypes"):
+        Simulation(digits_world.setting(name, {}, policies=[PolicyConfig()] * 3))
+    Simulation(digits_world.setting(name, {}, policies=[PolicyConfig(kinds=("prototypes",))] * 3))
+    for mechanism in ("dp-sgd", "noisy-outputs"):
+        with pytest.raises(QuestionRefused, match="does not say what it reads"):
+            Simulation(digits_world.setting(name, {}, privacies=[protected(mechanism)] * 3))
+
+
+# --- FedTGP ------------------------------------------------------------------------------------------
+
+
+def test_fedtgp_the_loss_with_its_margin_by_hand() -> None:
+    draw = torch.Generator().manual_seed(3)
+    told, c = torch.randn(7, P, generator=draw), torch.tensor([0, 1, 2, 2, 1, 0, 0])
+    P_hat, delta = torch.randn(CLASSES, P, generator=draw), 1.3
+    each = []
+    for P_i, own in zip(told, c.tolist(), strict=True):
+        phi = [(P_i - other).square().sum().sqrt() for other in P_hat]
+        right = (-(phi[own] + delta)).exp()
+        wrong = sum((-phi[other]).exp() for other in range(CLASSES) if other != own)
+        each.append(-(right / (right + wrong)).log())
+    close(contrast(told, c, P_hat, torch.tensor(delta)), torch.stack(each).mean())
+
+
+def test_fedtgp_the_margin_is_the_largest_distance_of_two_classes_and_at_most_tau() -> None:
+    told = torch.tensor([[[0.0, 0.0], [6.0, 0.0], [9.0, 9.0]], [[0.0, 2.0], [0.0, 0.0], [9.0, 9.0]]])
+    held = torch.tensor([[True, True, False], [True, False, False]])
+    # Means: (0, 1) and (6, 0); nobody holds the third.
+    assert margin(told, held, 100.0).item() == pytest.approx(37**0.5)
+    assert margin(told, held, 2.0).item() == 2.0
+
+
+def test_fedtgp_prototypes_are_learned_apart_and_sent_to_all() -> None:
+    here = world(FedTGP(rounds=2, server_epochs=400, tau=2.0, server_lr=0.05))
+    told = run(here, 1).server.state.C
+    mean = run(world(FedProto(rounds=2)), 1).server.state.C
+    apart, before = (torch.pdist(C).min() for C in (told, mean))
+    assert apart > 2 * before
+    here.server.step()

@@ -1,0 +1,154 @@
+"""DS-FL: how labels of public data are aggregated, sent, kept and learned from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.methods._node_memory import memory
+from fedstill.methods.dsfl import DSFL
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import LocalConfig
+from tests.methods import small_world
+from tests.methods.small_world import (
+    CLASSES,
+    TASK,
+    World,
+    answering,
+    made,
+    make_nodes,
+    public_data,
+    run,
+    same,
+)
+
+pytestmark = pytest.mark.usefixtures("steady_adam")
+
+N = 23
+LOCAL = LocalConfig(epochs=4, batch=4, lr=1e-2)
+MIXED = ("mlp:8", "lenet5:6", "mlp:8", "mlp:4")
+CONFIG = DSFL(rounds=3, subset=11, distil_batch=4, distil_epochs=2, student_epochs=2)
+ALL = replace(CONFIG, subset=N)
+
+
+def world(config: DSFL, *, specs: Sequence[str] = MIXED) -> World:
+    models = [made(spec, index).eval() for index, spec in enumerate(specs)]
+    nodes = make_nodes(models, sizes=(6, 11, 16, 21), policy=PolicyConfig())
+    given: dict[str, Any] = {"public": public_data(N)}
+    return small_world.world(config, nodes, made("mlp:8", "student"), local=LOCAL, **given)
+
+
+def heard(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
+    """What is asked and answered from now on."""
+    log = []
+
+    def noted(question: str, asked: Any, sent: Any, answer: Any) -> Any:
+        told = answer()
+        log.append((question, dict(sent), told))
+        return told
+
+    answering(here, noted)
+    return log
+
+
+# --- aggregation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("T", "beta"), [(0.1, 0.0), (0.5, 0.0), (0.1, 1.0), (0.1, 2.5)])
+def test_labels_are_the_sharpened_mean_of_the_nodes_distributions(T: float, beta: float) -> None:
+    """Number by number: the mean of softmaxes, then a softmax at temperature T, or the power of beta."""
+    here = world(replace(CONFIG, T=T, beta=beta))
+    log = heard(here)
+    here.server.step()
+    (_, asked, told), (_, sent, _) = log
+    z = torch.stack([answer["logits"] for answer in told.values()])
+    labels = sent["t_g"].softmax(1)
+    for row in range(11):
+        p = [sum(z[k, row].softmax(0)[c].item() for k in range(4)) / 4 for c in range(CLASSES)]
+        sharp = [each**beta for each in p] if beta else torch.tensor([each / T for each in p]).exp().tolist()
+        expected = torch.tensor([each / sum(sharp) for each in sharp])
+        torch.testing.assert_close(labels[row], expected, rtol=1e-4, atol=1e-6)
+    assert torch.equal(sent["rows"], asked["rows"])
+    assert len(set(asked["rows"].tolist())) == 11
+
+
+def test_nodes_may_be_weighed_by_their_examples_of_each_class() -> None:
+    here = world(replace(CONFIG, weights="counts", beta=1.0))
+    log = heard(here)
+    here.server.step()
+    counts = torch.stack([TASK.counts(node.data) for node in here.nodes])  # (K, C)
+    z = torch.stack([answer["logits"] for answer in log[1][2].values()])
+    mixed = ((counts / counts.sum(0)).unsqueeze(1) * z.softmax(2)).sum(0)
+    torch.testing.assert_close(log[2][1]["t_g"].softmax(1), mixed / mixed.sum(1, keepdim=True))
+
+
+def test_what_a_node_learns_by_hand() -> None:
+    """Cross-entropy to the labels, in the node's own order, by a new Adam."""
+    here = world(replace(CONFIG, rounds=1), specs=("mlp:8",))
+    node = here.nodes[0]
+    rows = torch.arange(N, dtype=torch.int32)
+    here.federation.ask("predict", rows=rows, round=torch.tensor(0))
+    model = copy.deepcopy(node.model).requires_grad_()
+    t_g = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
+    here.federation.ask("learn", rows=rows, t_g=t_g, round=torch.tensor(0))
+    optimiser = torch.optim.Adam(model.parameters(), CONFIG.distil_lr)
+    for epoch in range(2):
+        order = torch.randperm(N, generator=node.draw("distil", 0, epoch))
+        for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once
+            log_q = model(here.public.inputs[part]).log_softmax(1)
+            loss = -(t_g[part].softmax(1) * log_q).sum(1).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    same(node.model, model, rtol=1e-3, atol=1e-5)
+
+
+# --- the cache -------------------------------------------------------------------------------------
+
+
+def test_a_label_is_asked_for_again_only_when_it_is_too_old() -> None:
+    here = world(replace(CONFIG, rounds=6, keep=2))
+    log = heard(here)
+    run(here)
+    since: dict[int, int] = {}
+    for question, sent, _ in log:
+        if question != "learn":
+            continue
+        t, new, kept = int(sent["round"]), sent["rows"].tolist(), sent["kept"].tolist()
+        assert len({*new, *kept}) == 11
+        assert all(row not in since or since[row] + 2 < t for row in new)
+        assert all(since[row] + 2 >= t for row in kept)
+        since |= dict.fromkeys(new, t)
+    assert here.server.state.since.tolist() == [since.get(row, -1) for row in range(N)]
+    for node in here.nodes:  # and everybody has the same ones
+        assert torch.equal(memory(node, "labels")["t_g"], here.server.state.t_g)
+
+
+def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> None:
+    """All public data each time: from the second round on nobody is asked about anything."""
+    kept, plain = run(world(replace(ALL, keep=3))), world(ALL)
+    first = heard(plain)
+    run(plain)
+    t_g = next(sent["t_g"] for question, sent, _ in first if question == "learn")
+    told = {int(row): t_g[at] for at, row in enumerate(first[0][1]["rows"])}
+    for row, label in told.items():
+        assert torch.equal(memory(kept.nodes[0], "labels")["t_g"][row], label)
+    size = len(MIXED) * N * CLASSES * 4
+    assert kept.audit.summary()["by_kind"]["logits"] == {"up": size, "down": size}
+    assert plain.audit.summary()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}
+    assert kept.audit.summary()["questions_by_name"] == {"predict": 3, "learn": 3}
+
+
+def test_who_was_away_gets_all_labels_anew() -> None:
+    here = run(world(replace(ALL, keep=3)), 1)
+    here.server.state.heard = here.server.state.heard[1:]
+    log = heard(here)
+    here.server.step()
+    assert sorted(log[0][1]["rows"].tolist()) == list(range(N))
+    here.server.step()
+    assert not len(log[2][1]["rows"])
