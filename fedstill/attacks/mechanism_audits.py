@@ -190,11 +190,15 @@ def audit_one_run(
     epochs: float = 10,
     batch: int = 125,
     guessed: float = 0.25,
+    clip: float = 1.0,
+    model: str = "mlp:64",
+    local: LocalConfig | None = None,
 ) -> Finding:
     """One private training with many planted records, each there or not by a coin of its own.
 
     They are images of noise with labels of chance. Then the node is asked about them, and who does best by
-    the trained network is guessed to have been there, who does worst is not.
+    the trained network is guessed to have been there, who does worst is not. ``local``, where it is given, is
+    how the node trains, in the place of epochs and batch.
     """
     start = time.perf_counter()
     generator = torch_generator(seed, "audit", "canaries")
@@ -206,10 +210,10 @@ def audit_one_run(
     left = TensorData(torch.where(there.view(-1, 1, 1, 1), planted.inputs, math.nan), planted.targets)
     world = World(
         merged([digits(seed, 10).subset(torch.arange(records)), left]),
-        DPSGD(training=StepsConfig(noise=noise)),
-        LocalConfig(epochs=epochs, batch=batch, lr=1e-2, lr_end=1e-3, smoothing=0),
+        DPSGD(training=StepsConfig(noise=noise, clip=clip)),
+        local or LocalConfig(epochs=epochs, batch=batch, lr=1e-2, lr_end=1e-3, smoothing=0),
         secret=derive(seed, "audit", "one run"),
-        model="mlp:64",
+        model=model,
         classes=10,
         rows=canaries,
     )
@@ -220,9 +224,19 @@ def audit_one_run(
     correct = int(there[order[:each]].sum() + (~there[order[-each:]]).sum())
     claimed = epsilon(world.spent(), DELTA)
     shown = one_run(canaries, 2 * each, correct, DELTA, confidence)
-    on = f"answers about {canaries} planted records"
+    on = f"{canaries} planted records, {model}"
     seconds = time.perf_counter() - start
     return Finding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
+
+
+def one_run_linear(seed: int = 0, confidence: float = CONFIDENCE) -> Finding:
+    """As :func:`audit_one_run`, of what the private presets train: a linear model on fixed features, by a few
+    large steps over all records. There are more weights than planted records, so that it could learn all."""
+    local = LocalConfig(
+        optimiser="sgd", momentum=0, epochs=1, least_steps=20, batch=4096, lr=64, lr_end=64, smoothing=0
+    )
+    about = {"noise": 4.0, "guessed": 0.1, "clip": 0.25}
+    return audit_one_run(seed, confidence, model="random-conv:64", local=local, **about)
 
 
 def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
@@ -231,7 +245,7 @@ def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
 
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
     "counts": (_of(worlds.counts, 2000),),
-    "dp-sgd": (_of(steps, 1500), audit_one_run),
+    "dp-sgd": (_of(steps, 1500), audit_one_run, one_run_linear),
     "critic": (_of(critic, 800),),
     "pate": (
         _of(worlds.votes, 2000),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.audit_log_tables import events
 from fedstill.cli.console import print_facts, print_table
 from fedstill.cli.node_check_privacy import refusal
+from fedstill.cli.privacy_plan_advice import advice
 from fedstill.node.audit_file import Balance
 from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.node.run_mechanism import Mechanism
@@ -69,7 +70,9 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
     config, statement = most.mechanism.config, most.mechanism.statement()
     console.print(f"{run.name} ({run.method.title}), before anything is trained")
     if not most.mechanism.protects:
-        facts = {"mechanism": "none: releases leave as they are, without any guarantee"}
+        facts: dict[str, str | Sequence[str]] = {
+            "mechanism": "none: releases leave as they are, without any guarantee"
+        }
     else:
         facts = {
             "mechanism": f"{config.called}; noise from {config.randomness} randomness",
@@ -85,6 +88,10 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
             "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
             "epsilon": "epsilon, from noise and length",
         }[most.found]
+        if "model" in config.learns and most.cost.pld:
+            records = sum(plan.place.examples for plan in plans) // len(plans)  # as they were recorded
+            if advised := advice(run.spec.task, records, round(most.cost.pld, 1)):
+                facts["advice"] = advised
         facts |= config.facts({part: max(_levels(plans, part)) for part in config.parts})
     print_facts(console, facts)
     if len(plans) > 1:

@@ -26,7 +26,15 @@ from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.registry import Registry
 from fedstill.core.seeds import seeded
 from fedstill.core.user_functions import OWN, first_line, is_path
-from fedstill.models.classifiers import BatchNormLeNet, LeNet5, ResNet8, SigmoidLeNet, SmallCNN
+from fedstill.models.classifiers import (
+    BatchNormLeNet,
+    LeNet5,
+    RandomConv,
+    ResNet8,
+    SigmoidLeNet,
+    SmallCNN,
+    UnitLinear,
+)
 from fedstill.models.generator import Generator, PatchCritic
 from fedstill.models.tables import MLP, Linear, ResidualMLP
 
@@ -40,10 +48,12 @@ __all__ = [
     "LeNet5",
     "Linear",
     "PatchCritic",
+    "RandomConv",
     "ResNet8",
     "ResidualMLP",
     "SigmoidLeNet",
     "SmallCNN",
+    "UnitLinear",
     "build",
     "carries_gradient",
     "check",
@@ -63,6 +73,8 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "mlp": "fedstill.models.tables:MLP",
         "linear": "fedstill.models.tables:Linear",
         "residual-mlp": "fedstill.models.tables:ResidualMLP",
+        "unit-linear": "fedstill.models.classifiers:UnitLinear",
+        "random-conv": "fedstill.models.classifiers:RandomConv",
         "unet": "fedstill.models.unet:UNet",
         "residual-unet": "fedstill.models.unet:ResidualUNet",
         "transformer": "fedstill.models.transformer:Transformer",
@@ -76,6 +88,7 @@ PREDICTS = (  # by which rule a node refuses that gradients are pulled back thro
     "as fedkd, or fediod with method.through = false"
 )
 TEXTS = ("transformer", "bag")  # of these, those whose inputs are texts
+FIXED = ("linear", "unit-linear")  # and those of one width
 TABLES = ("linear", "mlp", "residual-mlp")  # and those that take rows of a table, or whatever is flattened
 
 # What a module's forward raises when an input does not suit it.
@@ -155,7 +168,7 @@ def _parsed(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
     """A network's name in the registry, and its width, if it is given one, for inputs of a form."""
     name, colon, width = spec.partition(":")
     known = [each for each in MODELS if form is None or each not in MODELS.own or _takes(each, form)]
-    if name in known and (not colon or (name != "linear" and re.fullmatch("[1-9][0-9]*", width))):
+    if name in known and (not colon or (name not in FIXED and re.fullmatch("[1-9][0-9]*", width))):
         return name, {"width": int(width)} if colon else {}
     if is_path(spec) and name not in (*MODELS.own, "hf"):
         return spec, {}

@@ -5,8 +5,13 @@ All take ``(B, channels, H, W)`` with H and W divisible by 4 and give ``(B, clas
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import nn
+
+MOST_SQUARES = 8  # a side, that RandomConv's features are averaged in
 
 
 def _groups(channels: int) -> int:
@@ -165,4 +170,53 @@ class ResNet8(nn.Sequential):
             nn.AvgPool2d(pool),
             nn.Flatten(),
             nn.Linear(4 * width * left, classes),
+        )
+
+
+class UnitNorm(nn.Module):
+    """Features ``(B, d)`` of each example by itself centred and brought to an L2 norm of 1."""
+
+    def forward(self, f: torch.Tensor) -> torch.Tensor:
+        """``(B, d)`` to the same."""
+        return F.layer_norm(f, f.shape[1:]) / math.sqrt(f.shape[1])
+
+
+def _head(features: int, classes: int) -> nn.Linear:
+    """Logits of features of unit norm; first weights 0. A bias would say which classes are frequent, and
+    where nodes differ in that, their ensemble guesses."""
+    head = nn.Linear(features, classes, bias=False)
+    nn.init.zeros_(head.weight)
+    return head
+
+
+class UnitLinear(nn.Sequential):
+    """One linear layer on centred pixels of unit norm: what DP-SGD learns best from few records.
+
+    No gradient is longer than the square root of 2, whatever the image; on few weights there is little
+    noise.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__(nn.Flatten(), UnitNorm(), _head(math.prod(shape), classes))
+
+
+class RandomConv(nn.Sequential):
+    """A linear layer on fixed features of unit norm: random 3x3 convolutions with ReLU, averaged in squares.
+
+    Only the last layer learns, so noise is on few weights, and the features cost no privacy: they are drawn
+    before any data are seen. A private linear model on fixed features is what Tramer and Boneh,
+    "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, propose, with
+    wavelets for them. Filters have unit norm and sum to 0, so that they see edges and not brightness.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 64) -> None:
+        channels, height, side = shape
+        pool = max(2, -(-max(height, side) // MOST_SQUARES))
+        conv = nn.Conv2d(channels, width, 3, padding=1, bias=False).requires_grad_(False)
+        filters = torch.randn_like(conv.weight).flatten(1)
+        filters = F.normalize(filters - filters.mean(1, keepdim=True), dim=1)
+        conv.weight.copy_(filters.view_as(conv.weight))
+        features = width * (height // pool) * (side // pool)
+        super().__init__(
+            conv, nn.ReLU(), nn.AvgPool2d(pool), nn.Flatten(), UnitNorm(), _head(features, classes)
         )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstill.attacks import mechanism_audits, worlds
-from fedstill.attacks.mechanism_audits import Finding, audit, audit_one_run
+from fedstill.attacks.mechanism_audits import DELTA, Finding, audit, audit_one_run, one_run_linear
 from fedstill.attacks.worlds import Distinguisher, contradicted
 from fedstill.core.dataset import TensorData
 from fedstill.node import dp_training
@@ -71,6 +71,12 @@ def test_one_training_shows_less_than_is_claimed() -> None:
     found = audit_one_run(confidence=SURE)
     assert not found.refuted
     assert 0 < found.shown < found.claimed
+
+
+def test_one_training_of_a_linear_model_by_large_steps_shows_less_than_is_claimed() -> None:
+    found = one_run_linear(confidence=SURE)
+    assert 0 < found.shown < found.claimed
+    assert found.claimed == epsilon({Event("gaussian", 4.0): 20}, DELTA)
 
 
 # --- what is claimed ------------------------------------------------------------------------------

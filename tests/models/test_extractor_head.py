@@ -71,6 +71,7 @@ HEADS = {
     "sigmoid-lenet": ["Linear"],
     "mlp": ["Linear"],  # its Flatten has nothing that learns before it
     "residual-mlp": ["Linear"],
+    "random-conv": ["UnitNorm", "Linear"],
 }
 
 
@@ -86,7 +87,9 @@ def test_each_network_of_ours_parts_and_computes_the_same(name: str, shape: tupl
 
 
 def test_every_network_of_ours_is_covered() -> None:
-    assert {*HEADS, "linear", "unet", "residual-unet", *TEXTS} == set(MODELS.own)  # see test_unet.py
+    assert {*HEADS, "linear", "unit-linear", "unet", "residual-unet", *TEXTS} == set(
+        MODELS.own
+    )  # see test_unet.py
 
 
 def test_a_users_sequential_with_an_init_of_its_own_parts_behind_its_flatten() -> None:

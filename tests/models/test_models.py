@@ -31,7 +31,7 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 @pytest.mark.parametrize("side", [8, 12, 28, 32])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_each_network_gives_one_logit_a_class(name: str, side: int, channels: int) -> None:
-    width = {"lenet5": ":6", "linear": ""}.get(name, ":8")
+    width = {"lenet5": ":6", "linear": "", "unit-linear": ""}.get(name, ":8")
     network = build(f"{name}{width}", (channels, side, side), 7, 0)
     assert network(torch.randn(2, channels, side, side)).shape == (2, 7)
 
@@ -88,6 +88,30 @@ def test_a_resnet8_block_adds_its_input() -> None:
         block.norm2.weight.zero_()  # the residual branch says nothing
     x = torch.rand(2, 4, 8, 8)
     torch.testing.assert_close(block(x), x)
+
+
+@pytest.mark.parametrize("name", ["unit-linear", "random-conv:6"])
+def test_contrast_is_nothing_to_a_network_on_features_of_unit_norm(name: str) -> None:
+    network = build(name, IMAGE, 3, 0)
+    x = torch.randn(5, *IMAGE)
+    assert not network(x).any(), "first weights are 0"
+    with torch.no_grad():
+        list(network.parameters())[-1].normal_()
+    features = nn.Sequential(*list(network.children())[:-1])(x)
+    torch.testing.assert_close(features.mean(1), torch.zeros(5), atol=1e-6, rtol=0)
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(5), atol=1e-3, rtol=0)
+    other = 0.5 * x if "conv" in name else 0.5 * x + 3  # at the border convolutions see brightness
+    torch.testing.assert_close(network(other), network(x), atol=1e-4, rtol=1e-3)
+    assert (network(x.flip(-1)) - network(x)).abs().max() > 0.1
+
+
+def test_random_filters_never_learn_sum_to_0_and_are_drawn_from_the_seed() -> None:
+    filters = [next(build("random-conv:6", IMAGE, 3, seed).parameters()) for seed in (0, 0, 1)]
+    assert torch.equal(filters[0], filters[1])
+    assert not torch.equal(filters[0], filters[2])
+    assert not any(own.requires_grad for own in filters)
+    torch.testing.assert_close(filters[0].flatten(1).sum(1), torch.zeros(6), atol=1e-6, rtol=0)
+    torch.testing.assert_close(filters[0].flatten(1).norm(dim=1), torch.ones(6))
 
 
 # --- generator and critic ------------------------------------------------------------------------
