@@ -52,7 +52,7 @@ bench: $(VENV)/.runs
 	$(BIN)/python benchmarks/scale.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build docs/gallery
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build docs/gallery docs/sg_execution_times.rst
 	find fedstill tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was installed from, or the installation is repeated.

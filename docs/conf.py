@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # this fedstill, and the site's own directives
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the gallery's figures are those of one thread
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = str(HERE.parent)  # of the command, which a script may call
 
 from fedstill.core.version import __version__  # noqa: E402
 
@@ -23,6 +24,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_design",
+    "sphinx_gallery.gen_gallery",
     "repository",
     "program",
     "llms",
@@ -42,6 +44,21 @@ autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 90
+
+# The gallery: scripts that any user could run, and no names that only tests know.
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "plot_gallery": "True",
+    "abort_on_example_error": True,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": False,
+    "min_reported_time": 0,
+}
 
 html_theme = "pydata_sphinx_theme"
 html_title = "fedstill"

@@ -1,4 +1,4 @@
-"""Writes ``llms.txt``, which tells a language model what pages there are: of each its title, a line, its source.
+"""Writes ``llms.txt``, which tells a language model what pages there are: title, line and source of each.
 
 The form is that of https://llmstxt.org: a heading, a quoted summary, and lists of links under headings.
 """

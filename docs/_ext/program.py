@@ -1,4 +1,4 @@
-"""What the program says of itself, as parts of a page: ``{program-help}`` and ``{program-options}``.
+"""What the program says of itself, as parts of a page: ``{program-help}``, ``-options``, ``-methods``.
 
 So no page can tell another option, default or limit than the program has.
 """
@@ -73,6 +73,15 @@ class Options(SphinxDirective):
         else:
             parts = ["\n".join(table(RunConfig(method=METHODS["fedavg"]()), "--"))]
         return self.parse_text_to_nodes("\n\n".join(parts), allow_section_headings=True)
+
+
+class Methods(SphinxDirective):
+    """The class of each method."""
+
+    def run(self) -> list[nodes.Node]:
+        """Called by docutils."""
+        shown = [f".. autoclass:: fedstill.{METHODS[name].__name__}" for name in METHODS.own]
+        return self.parse_text_to_nodes("\n".join(["```{eval-rst}", *shown, "```"]))
 
 
 def choice(registry: Any, name: str, under: str) -> str:
@@ -200,4 +209,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", add)
     app.add_directive("program-help", Help)
     app.add_directive("program-options", Options)
+    app.add_directive("program-methods", Methods)
     return {"parallel_read_safe": True}

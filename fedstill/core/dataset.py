@@ -72,7 +72,7 @@ class TensorData:
     """
 
     inputs: torch.Tensor
-    """Images ``(N, C, H, W)`` float32, ``(pixel / 255 - mean) / std``, so from -1 to 1 where both are 0.5; texts
+    """Images ``(N, C, H, W)`` float32, ``(pixel / 255 - mean) / std``: from -1 to 1 where both are 0.5; texts
     ``(N, L)`` int64 token ids, 0 for padding; rows of tables ``(N, F)`` float32."""
     targets: torch.Tensor
     """Class indices ``(N,)`` int64; findings ``(N, labels)`` int64 of 1, 0 and -1 (unknown); a class of each
