@@ -33,7 +33,7 @@ extensions = [
 exclude_patterns = ["_build", "_ext"]
 
 # Pages stay Markdown that any Git host shows: links by file name, anchors as hosts make them from headings.
-myst_enable_extensions = ["colon_fence", "attrs_block"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
 # The reference: docstrings in the order of the source; fields of a configuration are its options.

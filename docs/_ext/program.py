@@ -58,7 +58,7 @@ class Help(SphinxDirective):
 
 
 class Options(SphinxDirective):
-    """Tables of options: of a ``run``, of a ``node``, or of all that can be chosen as one thing."""
+    """Options with their meanings: of a ``run``, of a ``node``, or of all that can be chosen as one thing."""
 
     required_arguments = 1
 
@@ -69,19 +69,19 @@ class Options(SphinxDirective):
             registry, under = CHOSEN[what]
             parts = [choice(registry, name, under) for name in registry.own]
         elif what == "node":
-            parts = ["\n".join(table(NodeFile(name="clinic"), "", keys=True))]
+            parts = [listed(NodeFile(name="clinic"), "", keys=True)]
         else:
-            parts = ["\n".join(table(RunConfig(method=METHODS["fedavg"]()), "--"))]
+            parts = [listed(RunConfig(method=METHODS["fedavg"]()), "--")]
         return self.parse_text_to_nodes("\n\n".join(parts), allow_section_headings=True)
 
 
 class Methods(SphinxDirective):
-    """The class of each method."""
+    """The class of each method; among reStructuredText."""
 
     def run(self) -> list[nodes.Node]:
         """Called by docutils."""
         shown = [f".. autoclass:: fedstill.{METHODS[name].__name__}" for name in METHODS.own]
-        return self.parse_text_to_nodes("\n".join(["```{eval-rst}", *shown, "```"]))
+        return self.parse_text_to_nodes("\n".join(shown))
 
 
 def choice(registry: Any, name: str, under: str) -> str:
@@ -89,21 +89,17 @@ def choice(registry: Any, name: str, under: str) -> str:
     kind = registry[name]
     about = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
     key = f"--{under}.{kind.key} {name}" if under else f"--attacks {name}"
-    rows = table(kind(), f"--{under or name}.")
-    return "\n".join([f"## `{key}`", "", about, "", *(rows if len(rows) > 2 else ["It has no options."])])
+    options = listed(kind(), f"--{under or name}.")
+    return "\n\n".join([f"## `{key}`", about, options or "It has no options."])
 
 
-def table(config: Any, prefix: str, keys: bool = False) -> list[str]:
-    """A Markdown table of a configuration's options, those of its parts among them."""
-    return [
-        f"| {'key' if keys else 'option'} | allowed | default | meaning |",
-        "|---|---|---|---|",
-        *rows(config, prefix, keys),
-    ]
+def listed(config: Any, prefix: str, keys: bool = False) -> str:
+    """A configuration's options, those of its parts among them, as a list of definitions in Markdown."""
+    return "\n\n".join(rows(config, prefix, keys))
 
 
 def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
-    """A line an option."""
+    """An option after the other."""
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         name, hint, value = f"{prefix}{field.name}", hints[field.name], getattr(config, field.name)
@@ -125,7 +121,7 @@ def common(chosen: Registered, prefix: str, keys: bool) -> Iterator[str]:
     base = next(each for each in type(chosen).__mro__ if "registry" in vars(each))
     shared = {field.name for field in fields(base)} if is_dataclass(base) else set()
     for line in rows(chosen, prefix, keys):
-        if line.removeprefix(f"| `{prefix}").partition("`")[0].partition(".")[0] in shared:
+        if line.removeprefix(f"`{prefix}").partition("`")[0].partition(".")[0] in shared:
             yield line
 
 
@@ -140,9 +136,9 @@ def needed(field: Field[Any]) -> bool:
 
 
 def row(name: str, allowed: str, default: object, told: str) -> str:
-    """A line of the table."""
-    empty = default == "" or default == []
-    return f"| `{name}` | {safe(allowed)} | {'' if empty else f'`{toml(default)}`'} | {safe(told)} |"
+    """An option: its name; below what it may be, what it is where it is not given, and what it means."""
+    given = "" if default == "" or default == [] else f"; default `{toml(default)}`"
+    return f"`{name}`\n: *{safe(allowed)}*{given}. {safe(told)}".rstrip()
 
 
 def toml(value: object) -> str:
@@ -153,8 +149,8 @@ def toml(value: object) -> str:
 
 
 def safe(text: str) -> str:
-    """In a cell of Markdown."""
-    return text.replace("|", r"\|").replace("<", r"\<").replace("*", r"\*").replace("``", "`")
+    """In Markdown."""
+    return text.replace("<", r"\<").replace("*", r"\*").replace("``", "`")
 
 
 def limits(hint: Any) -> str:
