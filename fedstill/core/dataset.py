@@ -76,7 +76,8 @@ class TensorData:
     ``(N, L)`` int64 token ids, 0 for padding; rows of tables ``(N, F)`` float32."""
     targets: torch.Tensor
     """Class indices ``(N,)`` int64; findings ``(N, labels)`` int64 of 1, 0 and -1 (unknown); a class of each
-    pixel ``(N, H, W)`` int64; images ``(N, C, H, W)`` or numbers ``(N, 1)`` float32."""
+    pixel ``(N, H, W)`` int64; float32 images ``(N, C, H, W)``, numbers ``(N, 1)``, or times and events
+    ``(N, 2)``."""
     groups: torch.Tensor | None = None
     """Whose each example is (a patient), by a number: ``(N,)`` int64; None: each is by itself."""
     cases: Cases | None = None
@@ -169,7 +170,7 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
     if inputs.dtype != (torch.int64 if form == "texts" else torch.float32) or inputs.ndim != len(AXES[form]):
         wanted = f"{'int64 ids' if form == 'texts' else 'float32 of shape'} ({', '.join(AXES[form])})"
         rows = form == "images" and inputs.ndim == 2
-        hint = '; rows of a table are learned by task "tabular" or "regression"' if rows else ""
+        hint = '; rows of a table are learned by task "tabular", "regression" or "survival"' if rows else ""
         raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is {wanted}{hint}")
     if len(inputs) != count:
         raise DataError(f"{what}: {len(inputs)} inputs but {count} targets: allowed is one each")
