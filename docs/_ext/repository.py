@@ -1,7 +1,7 @@
-"""What a Git host shows and a site does not: links to folders, and to the README.
+"""What a Git host shows and a site does not: links to folders, and to pages elsewhere.
 
-A folder that has an ``index.md`` is that page here, the README the first page; of any other folder only the
-link's text is left. Links to single files become downloads, by myst-parser.
+A folder that has an ``index.md`` is that page here, the README the first page; of any other folder, and of
+pages in it, only the link's text is left. Links to single files become downloads, by myst-parser.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def linked(pages: Path, here: Path, link: re.Match[str]) -> str:
     target = (here / path).resolve()
     if target == pages.parent / "README.md":
         return f"[{text}](/index.md)"
+    if target.suffix == ".md" and not target.is_relative_to(pages):  # a page of another folder's
+        return text
     if not target.is_dir():
         return link[0]
     return f"[{text}]({path}/index.md)" if (target / "index.md").exists() else text
