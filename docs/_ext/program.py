@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -27,7 +28,7 @@ from fedstill.data.config import DATA
 from fedstill.data.split_base import SPLITS
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
-from fedstill.protocol.method import METHODS
+from fedstill.protocol.method import METHODS, Method
 from fedstill.runs.config import RunConfig
 from fedstill.tasks import TASKS
 
@@ -184,7 +185,8 @@ def meaning(kind: type, name: str) -> str:
 def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any) -> bool | None:
     """Of what is only chosen and set, show the options: its methods do their work by themselves."""
     only_options = app.env.docname in ("reference/methods", "reference/privacy")
-    return True if only_options and (callable(member) or isinstance(member, property)) else None
+    other = name in Method.__annotations__ or callable(member) or isinstance(member, property)
+    return True if only_options and other else None
 
 
 def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
@@ -195,7 +197,7 @@ def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list
         option = {"mechanism": "nodes.privacy.mechanism", "method": "method.name", "task": "task.name"}
         if registry.what in option:
             lines += ["", f"By name: ``--{option[registry.what]} {called}``."]
-        if paper := getattr(thing, "paper", ""):
+        if re.search(r"\d{4}", paper := getattr(thing, "paper", "")):
             lines += ["", f"Source: {paper}."]
 
 
