@@ -2,6 +2,7 @@
 #
 #   make demo                     install what a run needs, run the demo, show where its report is
 #   make test                     install the tools as well; lint, types, doctests, tests
+#   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
 #   make bench                    our steps beside published code, cost of a node by their number; ten minutes
 #   make clean                    remove .venv and caches; what is in runs/ stays
 #   make demo PYTHON=python3.12   with another Python (3.10 or newer)
@@ -19,7 +20,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install -qq
 
-.PHONY: help demo test bench clean
+.PHONY: help demo test docs bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +40,11 @@ test: $(VENV)/.tests
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 3 --dist worksteal --durations=10 fedstill tests
 
+# Nothing is fetched but packages; a warning, as of a link to nowhere, is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
+	@echo "The site: docs/_build/html/index.html"
+
 # What benchmarks/README.md has in its table.
 bench: $(VENV)/.runs
 	$(BIN)/python benchmarks/peers.py --rounds 1
@@ -46,7 +52,7 @@ bench: $(VENV)/.runs
 	$(BIN)/python benchmarks/scale.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build docs/gallery docs/sg_execution_times.rst
 	find fedstill tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was installed from, or the installation is repeated.
@@ -65,4 +71,8 @@ $(VENV)/.runs: $(VENV)/.made constraints.txt pyproject.toml
 
 $(VENV)/.tests: $(VENV)/.runs
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runs
+	$(PIP) --editable '.[docs]'
 	@touch $@

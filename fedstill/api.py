@@ -133,7 +133,7 @@ def distil(
     Raises:
         FedstillError: data, models, policies and method do not fit together; one line says why.
 
-    Three clinics with digits of their own, and three kinds of model::
+    Three clinics with digits of their own, and three kinds of model:
 
     >>> import fedstill, torch
     >>> from sklearn.datasets import load_digits

@@ -71,13 +71,17 @@ class TensorData:
     (3, [1, 0])
     """
 
-    # (N, C, H, W) float32, (pixel / 255 - mean) / std; texts: (N, L) int64 token ids; tables: (N, F) float32
     inputs: torch.Tensor
-    # (N,) int64 class indices; (N, labels) int64, -1 unknown; (N, H, W) int64 class of each pixel;
-    # (N, C, H, W) float32 images; (N, 1) float32 numbers; (N, 2) float32 time and event
+    """Images ``(N, C, H, W)`` float32, ``(pixel / 255 - mean) / std``: from -1 to 1 where both are 0.5; texts
+    ``(N, L)`` int64 token ids, 0 for padding; rows of tables ``(N, F)`` float32."""
     targets: torch.Tensor
-    groups: torch.Tensor | None = None  # (N,) int64, whose each example is (a patient), by a number
-    cases: Cases | None = None  # of which cases examples are parts, for evaluation
+    """Class indices ``(N,)`` int64; findings ``(N, labels)`` int64 of 1, 0 and -1 (unknown); a class of each
+    pixel ``(N, H, W)`` int64; float32 images ``(N, C, H, W)``, numbers ``(N, 1)``, or times and events
+    ``(N, 2)``."""
+    groups: torch.Tensor | None = None
+    """Whose each example is (a patient), by a number: ``(N,)`` int64; None: each is by itself."""
+    cases: Cases | None = None
+    """Of which cases examples are parts, for evaluation; None: each is one."""
 
     def __len__(self) -> int:
         return len(self.inputs)

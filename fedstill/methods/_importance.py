@@ -43,7 +43,7 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
     importance: Literal["counts", "fakeness", "realness", "odds", "size"] = "counts"
     """pi_k(x): Eq. 8 by class counts alone (published code), times D_k(x)/E D_k(x') (fakeness, as
     printed), times the same ratio of 1 - D_k (realness); data size times the odds that D_k gives x of being
-    the node's own, with ensemble = probs (FedGO); or by data size only (Table 6, ***)."""
+    the node's own, with ensemble = probs (FedGO); or by data size only (Table 6, three stars)."""
     student_inputs: Literal["remembered", "fresh"] = "remembered"
     """What S learns on: remembered questions, or (published code) a fresh question for each step."""
     gan_weights: Literal["size", "average", "expertise"] = "size"

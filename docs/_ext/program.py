@@ -1,0 +1,211 @@
+"""What the program says of itself, as parts of a page: ``{program-help}``, ``-options``, ``-methods``.
+
+So no page can tell another option, default or limit than the program has.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
+from sphinx.pycode.ast import _UnparseVisitor
+from sphinx.util.docutils import SphinxDirective
+
+from fedstill.attacks.attack import ATTACKS
+from fedstill.cli.main import main
+from fedstill.core import checked
+from fedstill.core.config_tables import as_table, describe
+from fedstill.core.registry import Registered
+from fedstill.data.config import DATA
+from fedstill.data.split_base import SPLITS
+from fedstill.node.node_file import NodeFile
+from fedstill.privacy.config import MECHANISMS
+from fedstill.protocol.method import METHODS, Method
+from fedstill.runs.config import RunConfig
+from fedstill.tasks import TASKS
+
+# Sphinx's own cannot read {**more} in a decorator, and then has no text of any field of that file.
+_UnparseVisitor.visit_Dict = lambda self, node: ast.unparse(node)  # type: ignore[method-assign]
+
+CHOSEN = {  # by what can be chosen, the registry and the table whose key chooses
+    "method": (METHODS, "method"),
+    "task": (TASKS, "task"),
+    "data": (DATA, "data"),
+    "split": (SPLITS, "split"),
+    "mechanism": (MECHANISMS, "nodes.privacy"),
+    "attack": (ATTACKS, ""),
+}
+
+
+class Help(SphinxDirective):
+    """``fedstill ARGUMENT --help``, as it is printed."""
+
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Called by docutils."""
+        words, printed = self.arguments, io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            main([*words, "--help"])
+        return [nodes.literal_block(printed.getvalue(), printed.getvalue(), language="none")]
+
+
+class Options(SphinxDirective):
+    """Options with their meanings: of a ``run``, of a ``node``, or of all that can be chosen as one thing."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Called by docutils."""
+        what = self.arguments[0]
+        if what in CHOSEN:
+            registry, under = CHOSEN[what]
+            parts = [choice(registry, name, under) for name in registry.own]
+        elif what == "node":
+            parts = [listed(NodeFile(name="clinic"), "", keys=True)]
+        else:
+            parts = [listed(RunConfig(method=METHODS["fedavg"]()), "--")]
+        return self.parse_text_to_nodes("\n\n".join(parts), allow_section_headings=True)
+
+
+class Methods(SphinxDirective):
+    """The class of each method; among reStructuredText."""
+
+    def run(self) -> list[nodes.Node]:
+        """Called by docutils."""
+        shown = [f".. autoclass:: fedstill.{METHODS[name].__name__}" for name in METHODS.own]
+        return self.parse_text_to_nodes("\n".join(shown))
+
+
+def choice(registry: Any, name: str, under: str) -> str:
+    """One thing that can be chosen: its heading, what it is, and its options."""
+    kind = registry[name]
+    about = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+    key = f"--{under}.{kind.key} {name}" if under else f"--attacks {name}"
+    options = listed(kind(), f"--{under or name}.")
+    return "\n\n".join([f"## `{key}`", about, options or "It has no options."])
+
+
+def listed(config: Any, prefix: str, keys: bool = False) -> str:
+    """A configuration's options, those of its parts among them, as a list of definitions in Markdown."""
+    return "\n\n".join(rows(config, prefix, keys))
+
+
+def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
+    """An option after the other."""
+    hints = get_type_hints(type(config), include_extras=True)
+    for field in fields(config):
+        name, hint, value = f"{prefix}{field.name}", hints[field.name], getattr(config, field.name)
+        if isinstance(value, Registered):
+            if value.key:
+                allowed = f"{value.registry.allowed}, or module:Name"
+                yield row(f"{name}.{value.key}", allowed, value.called, meaning(type(config), field.name))
+            if keys or "method" not in name:  # what each can be told stands under its own heading
+                yield from common(value, f"{name}.", keys)
+        elif is_dataclass(value):
+            yield from rows(value, f"{name}.", keys)
+        elif not any(map(is_kind, get_args(hint))):  # lists of tables are left to files
+            default = "" if needed(field) else as_table(value)
+            yield row(name, limits(hint), default, meaning(type(config), field.name))
+
+
+def common(chosen: Registered, prefix: str, keys: bool) -> Iterator[str]:
+    """Those options that all have which could have been chosen in its place."""
+    base = next(each for each in type(chosen).__mro__ if "registry" in vars(each))
+    shared = {field.name for field in fields(base)} if is_dataclass(base) else set()
+    for line in rows(chosen, prefix, keys):
+        if line.removeprefix(f"`{prefix}").partition("`")[0].partition(".")[0] in shared:
+            yield line
+
+
+def is_kind(part: object) -> bool:
+    """Whether a part of a type is a dataclass, and not what an annotation says of the type."""
+    return isinstance(part, type) and is_dataclass(part)
+
+
+def needed(field: Field[Any]) -> bool:
+    """Whether an option has no default."""
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def row(name: str, allowed: str, default: object, told: str) -> str:
+    """An option: its name; below what it may be, what it is where it is not given, and what it means."""
+    given = "" if default == "" or default == [] else f"; default `{toml(default)}`"
+    return f"`{name}`\n: *{safe(allowed)}*{given}. {safe(told)}".rstrip()
+
+
+def toml(value: object) -> str:
+    """A value as a command line or TOML has it."""
+    if isinstance(value, list):
+        return " ".join(map(toml, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def safe(text: str) -> str:
+    """In Markdown."""
+    return text.replace("<", r"\<").replace("*", r"\*").replace("``", "`")
+
+
+def limits(hint: Any) -> str:
+    """What a value may be, in words: "a whole number: 1 or more"."""
+    within = checked.allowed(hint)
+    kind = describe(bare(hint))
+    literal = get_origin(hint) is Literal
+    return within if literal else f"{kind}: {within}" if within and "one of" not in kind else kind
+
+
+def bare(hint: Any) -> Any:
+    """A type without its limits."""
+    if get_origin(hint) is Annotated:
+        return bare(get_args(hint)[0])
+    if get_origin(hint) is tuple:
+        return tuple[tuple(part if part is ... else bare(part) for part in get_args(hint))]
+    if type(None) in get_args(hint):
+        return bare(next(part for part in get_args(hint) if part is not type(None))) | None
+    return hint
+
+
+def meaning(kind: type, name: str) -> str:
+    """The text under a field, of the class that has it."""
+    for each in kind.__mro__:
+        docs = ModuleAnalyzer.for_module(each.__module__).find_attr_docs() if is_dataclass(each) else {}
+        if found := docs.get((each.__qualname__, name)):
+            return " ".join(" ".join(found).split())
+    return ""
+
+
+def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any) -> bool | None:
+    """Of what is only chosen and set, show the options: its methods do their work by themselves."""
+    only_options = app.env.docname in ("reference/methods", "reference/privacy")
+    other = name in Method.__annotations__ or callable(member) or isinstance(member, property)
+    return True if only_options and other else None
+
+
+def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Under what is chosen by name: where it is from, and by which name."""
+    registry = getattr(thing, "registry", None)
+    if what == "class" and registry is not None and registry.name_of(thing) in registry.own:
+        called = registry.name_of(thing)
+        option = {"mechanism": "nodes.privacy.mechanism", "method": "method.name", "task": "task.name"}
+        if registry.what in option:
+            lines += ["", f"By name: ``--{option[registry.what]} {called}``."]
+        if re.search(r"\d{4}", paper := getattr(thing, "paper", "")):
+            lines += ["", f"Source: {paper}."]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("autodoc-skip-member", skip)
+    app.connect("autodoc-process-docstring", add)
+    app.add_directive("program-help", Help)
+    app.add_directive("program-options", Options)
+    app.add_directive("program-methods", Methods)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,75 @@
+"""How Sphinx makes the site of these pages; ``make docs`` calls it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # this fedstill, and the site's own directives
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the gallery's figures are those of one thread
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = str(HERE.parent)  # of the command, which a script may call
+
+from fedstill.core.version import __version__  # noqa: E402
+
+project = "fedstill"
+author = "the authors of fedstill"
+copyright = "the authors of fedstill, Apache-2.0"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "repository",
+    "program",
+    "llms",
+    "links",
+]
+exclude_patterns = ["_build", "_ext"]
+
+# Pages stay Markdown that any Git host shows: links by file name, anchors as hosts make them from headings.
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+
+# The reference: docstrings in the order of the source; fields of a configuration are its options.
+autodoc_default_options = {"members": True, "inherited-members": "Module, BaseException, tuple"}
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+python_maximum_signature_line_length = 90
+
+# The gallery: scripts that any user could run, and no names that only tests know.
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "plot_gallery": "True",
+    "abort_on_example_error": True,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": False,
+    "min_reported_time": 0,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "fedstill"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "fedstill"},
+    "navbar_end": ["theme-switcher"],
+    "header_links_before_dropdown": 7,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}

@@ -1,0 +1,44 @@
+"""
+What gradient inversion recovers
+================================
+
+"Only parameters leave" is no protection by itself. An update follows from the images that a node has
+trained on, and a curious server can look for images whose update is the one that it got. This is the
+easiest case for it: a node that holds one image, and takes one step on it.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from safetensors.torch import load_file
+
+# %%
+# A short run of FedAvg, by the command, and then the attack on it. The attack repeats the run with a few
+# nodes more, which hold one image each, and attacks what these release.
+
+folder = Path(tempfile.mkdtemp()) / "run"
+run = f"run digits-fedavg --nodes.models sigmoid-lenet --student.model sigmoid-lenet --out {folder} --quiet"
+short = "--method.rounds 1 --split.nodes 2 --nodes.local.epochs 0.1 --nodes.local.augment none"
+plain = "--nodes.local.optimiser sgd --evaluation.centralised false --data.train_limit 200"
+attack = f"attack {folder} --attacks inversion --inversion.attacks idlg --quiet"
+for words in (f"{run} {short} {plain}", attack):
+    subprocess.run([sys.executable, "-m", "fedstill", *words.split()], check=True, capture_output=True)
+
+# %%
+# Below are the private images, above them what the server made of one update of each.
+
+pictures = load_file(folder / "leakage.safetensors")
+rows = [name for name in pictures if pictures[name].ndim == 4]
+figure, axes = plt.subplots(len(rows), 4, figsize=(5, 1.3 * len(rows)))
+for row, name in zip(axes, rows, strict=True):
+    for axis, image in zip(row, pictures[name], strict=False):
+        axis.imshow(image[0], cmap="gray", vmin=0, vmax=255)
+        axis.set_axis_off()
+    row[0].set_title(
+        {"inversion.idlg": "recovered (iDLG)", "inversion.original": "private"}[name], loc="left"
+    )
+figure.tight_layout()
+plt.show()

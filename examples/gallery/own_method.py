@@ -1,0 +1,118 @@
+"""
+A method of one's own
+=====================
+
+A method is one frozen dataclass. Its fields are its options, functions marked with ``@question`` run at the
+nodes, ``begin`` and ``turn`` at the server. This one is the simplest of distillation: ask all nodes once
+for their logits on public inputs, and let the student learn the mean of their softened answers. It runs
+under the same gates, budgets and audit logs as all others, on every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+
+import fedstill
+from fedstill.methods import Group, Method, Needs, Server, kinds, question
+from fedstill.models import SmallCNN
+
+
+@dataclass
+class State:
+    """What changes at the server from epoch to epoch."""
+
+    adam: torch.optim.Optimizer
+    told: torch.Tensor  # the nodes' mean answer, (N, C)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanTeacher(Method):
+    """One question, then epochs of distillation."""
+
+    title: ClassVar[str] = "Mean teacher"
+    unit: ClassVar[str] = "epoch"
+
+    rounds: int = 40
+    """Epochs of the student on the public inputs."""
+    temperature: float = 3.0
+    """By which logits are divided before they are averaged."""
+
+    def needs(self) -> Needs:
+        """Public inputs."""
+        return Needs(public=True)
+
+    @question(releases={"logits": kinds.LOGITS}, rows=lambda self, at: len(at.public.inputs))
+    def answer(self, nodes: Group) -> Mapping[str, torch.Tensor]:
+        """At the nodes: z_k = T_k(x) of all public x, (G, N, C)."""
+        x = nodes.at.public.inputs.expand(len(nodes.nodes), *nodes.at.public.inputs.shape)
+        with torch.no_grad():
+            return {"logits": nodes.bench("model")(x)}
+
+    def begin(self, server: Server) -> State:
+        """At the server, once."""
+        z = server.ask("answer")["logits"]  # (K, N, C)
+        adam = torch.optim.Adam(server.student.parameters(), 2e-3)
+        return State(adam, (z / self.temperature).softmax(2).mean(0))
+
+    def turn(self, server: Server, state: State, t: int) -> Mapping[str, float]:
+        """At the server, an epoch."""
+        server.student.train()
+        draw = torch.Generator().manual_seed(t)
+        for rows in torch.randperm(len(state.told), generator=draw).split(32):
+            z = server.student(server.public.inputs[rows]) / self.temperature
+            loss = F.kl_div(z.log_softmax(1), state.told[rows], reduction="batchmean")
+            state.adam.zero_grad()
+            loss.backward()
+            state.adam.step()
+        return {"student": loss.item()}
+
+
+# %%
+# Beside two methods that come with fedstill, on the same data, with the same local training. What a method
+# that is not fedstill's own releases, the nodes' owners have to allow by name, as they have to allow
+# FedAvg's parameters.
+
+digits = load_digits()
+x = torch.tensor(digits.images / 8 - 1).float().unsqueeze(1)  # (N, 1, 8, 8), from -1 to 1
+y = torch.tensor(digits.target)
+parts = y[:1000].argsort(stable=True).view(20, 50)  # runs of like digits, dealt out to four nodes
+data = [(x[part], y[part]) for part in (parts[node::4].flatten() for node in range(4))]
+
+
+def run(method: Method, **given: Any) -> Mapping[str, Any]:
+    """The figures of one method."""
+    torch.manual_seed(0)
+    networks = [SmallCNN((1, 8, 8), 10, width=8) for _ in range(5)]
+    first = networks[4].state_dict()
+    for network in networks:  # FedAvg begins with equal ones, so all do
+        network.load_state_dict(first)
+    local = fedstill.LocalConfig(epochs=10)
+    test = (x[1300:], y[1300:])
+    return fedstill.distil(
+        data, networks[:4], networks[4], test, 10, method=method, local=local, public=x[1000:1300], **given
+    ).figures
+
+
+runs = {
+    "FedAvg": run(fedstill.FedAvg(rounds=10), policies=[fedstill.PolicyConfig(outputs_only=False)] * 4),
+    "FedKD": run(fedstill.FedKD(epochs=40)),
+    "mine": run(MeanTeacher(), policies=[fedstill.PolicyConfig(kinds=(f"{__name__}: logits",))] * 4),
+}
+
+# %%
+# What each reaches, and what it sends.
+
+figure, axis = plt.subplots(figsize=(6, 3))
+for name, figures in runs.items():
+    axis.semilogx(figures["bytes"]["up"] / 1e3, figures["accuracy"], "o", label=name, ms=9)
+axis.set(xlabel="kB that left the nodes", ylabel="accuracy, percent", ylim=(0, 100))
+axis.legend()
+figure.tight_layout()
+plt.show()

@@ -1,0 +1,123 @@
+"""What would rot in the site between two times that ``make docs`` builds it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedstill
+from fedstill.core.checked import Checked
+from fedstill.protocol.method import METHODS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
+NAMES = [name for name in fedstill.__all__ if name != "__version__"]
+ROOMS = ("data", "figures", "methods", "models", "privacy", "tasks")  # whose names others write things with
+
+pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without the docs")
+
+
+def pages() -> set[str]:
+    """All of them, as toctrees name them."""
+    made = ("_build", "gallery")
+    names = (path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md"))
+    return {name.as_posix() for name in names if name.parts[0] not in made}
+
+
+def below(page: str, known: set[str]) -> Iterator[str]:
+    """The pages that the toctrees of one name."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    folder = f"{page}/".rpartition("/")[0].rpartition("/")[0]
+    for block in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
+        for entry in block.split("\n"):
+            pattern = f"{folder}/{entry}".strip("/")
+            if entry and not entry.startswith(":"):
+                # As with Sphinx, a star ends at a folder.
+                yield from (
+                    name
+                    for name in known - {page}
+                    if fnmatch(name, pattern) and name.count("/") == pattern.count("/")
+                )
+
+
+def test_every_page_is_in_a_toctree() -> None:
+    known, reached, queue = pages(), {"index"}, ["index"]
+    while queue:
+        new = set(below(queue.pop(), known)) - reached
+        reached |= new
+        queue.extend(new)
+    assert {"data", "methods/fedkd", "reference/options"} <= reached
+    assert sorted(known - reached) == [], "name each in the toctree of docs/howto.md, say"
+
+
+def documented() -> set[str]:
+    """What the reference shows, with the module from which it is; methods by themselves, all of them."""
+    module, found = "fedstill", {f"fedstill.{METHODS[name].__name__}" for name in METHODS.own}
+    for path in (DOCS / "reference").glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        for word, name in re.findall(r"^\.\. (currentmodule|auto\w+|py:data):: (\S+)$", text, re.MULTILINE):
+            if word == "currentmodule":
+                module = name
+            else:
+                found.add(name if name.startswith("fedstill.") else f"{module}.{name}")
+    return found
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    shown = documented()
+    assert sorted({f"fedstill.{name}" for name in fedstill.__all__} - shown) == []
+    things = [inspect.unwrap(look_up(name)) for name in shown]
+    for room in ROOMS:
+        offered = importlib.import_module(f"fedstill.{room}")
+        for name in offered.__all__:
+            thing = getattr(offered, name)
+            if inspect.isclass(thing) or inspect.isfunction(thing):  # by whichever name it is shown
+                assert inspect.unwrap(thing) in things, f"fedstill.{room}.{name}"
+
+
+def look_up(name: str) -> Any:
+    """What a dotted name stands for."""
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_has_its_text_and_every_option_its_meaning(name: str) -> None:
+    thing = getattr(fedstill, name)
+    assert (thing.__doc__ or "").strip()
+    assert not thing.__doc__.startswith(f"{name}("), "a signature that dataclass has made is no text"
+    if not (is_dataclass(thing) and issubclass(thing, Checked)):
+        return
+    for kind in thing.__mro__:
+        if is_dataclass(kind):
+            body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
+            for field, after in zip(body, [*body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+                    told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                    assert told, f"{kind.__name__}.{ast.unparse(field.target)}"
+
+
+@pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
+def test_every_script_of_the_gallery_has_a_title_and_a_figure_and_uses_what_is_public(script: Path) -> None:
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    title, line, *_ = (ast.get_docstring(tree) or "").split("\n")
+    assert title
+    assert re.fullmatch("=+", line)
+    assert len(line) >= len(title)
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert any(isinstance(call, ast.Attribute) and call.attr in ("subplots", "show") for call in calls)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedstill"):
+            offered = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert name.name in offered.__all__, f"{node.module}.{name.name}"
