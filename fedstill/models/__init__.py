@@ -84,8 +84,8 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 )
 
 PREDICTS = (  # by which rule a node refuses that gradients are pulled back through its model
-    "model: it predicts, and no gradient goes through it; allowed are methods that ask for answers alone, "
-    "as fedkd, or fediod with method.through = false"
+    "model: it predicts, and no gradient goes through it; allowed are methods that ask for answers alone "
+    "(docs/own-model.md)"
 )
 TEXTS = ("transformer", "bag")  # of these, those whose inputs are texts
 FIXED = ("linear", "unit-linear")  # and those of one width

@@ -100,7 +100,8 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
     assert {"logits", "counts", "x"} <= tensors
     # Audits of gates ask questions of their own, `methods/audited.py`, and read the answers.
     audits = ("mechanism_audits.py", "worlds.py")
-    tensors -= {"critic", "inputs", "targets", "parameters", "round", "rows"}  # roles, and keys of files and batches
+    # Roles, and keys of files, batches and approvals.
+    tensors -= {"critic", "inputs", "targets", "parameters", "round", "rows"}
     rooms = ("node", "federation", "privacy", "protocol", "runs", "attacks")
     places = [path for path in elsewhere() if path.relative_to(PACKAGE).parts[0] in rooms]
     places = [path for path in places if path.name not in audits]

@@ -75,7 +75,7 @@ def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp
 
 def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more() -> None:
     quick = {"steps": 3, "batch": 8}
-    with pytest.raises(QuestionRefused, match=r"no gradient goes through it; .* method\.through = false"):
+    with pytest.raises(QuestionRefused, match=r"no gradient goes through it"):
         distil([forest()], fedstill.FedIOD(**quick))
     figures = distil([forest()], fedstill.FedIOD(**quick, through=False)).figures
     assert "gradients" not in figures["bytes"]["by_kind"]
