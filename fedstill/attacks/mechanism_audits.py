@@ -235,8 +235,8 @@ def one_run_linear(seed: int = 0, confidence: float = CONFIDENCE) -> Finding:
     local = LocalConfig(
         optimiser="sgd", momentum=0, epochs=1, least_steps=20, batch=4096, lr=64, lr_end=64, smoothing=0
     )
-    about = {"noise": 4.0, "guessed": 0.1, "clip": 0.25}
-    return audit_one_run(seed, confidence, model="random-conv:64", local=local, **about)
+    model = "random-conv:64"
+    return audit_one_run(seed, confidence, noise=4.0, guessed=0.1, clip=0.25, model=model, local=local)
 
 
 def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
