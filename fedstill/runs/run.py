@@ -169,7 +169,7 @@ def finish(
         What ``result.json`` holds.
     """
     result = {**about, **figures, **machine_and_date()}
-    simulation.records.finish(result, simulation.setting.student if simulation.has_student else None)
+    simulation.finish(result)
     return result
 
 
