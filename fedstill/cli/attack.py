@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import make_dataclass
@@ -32,7 +33,7 @@ progress.
 def main(words: list[str]) -> None:
     """``fedstill attack ...``."""
     helped = any(word in HELPS for word in words)  # and that takes no run
-    given = read("attack", f"{'[RUN]' if helped else 'RUN'} [--quiet] [--OPTION VALUE ...]", words)
+    given = read("attack", f"{'[RUN]' if helped else 'RUN'} [--quiet] [--json] [--OPTION VALUE ...]", words)
     if not helped:  # before torch is imported, which takes seconds
         _check(Path(given.places[0]))
     config = configured(given.rest)  # help ends the command here
@@ -47,6 +48,9 @@ def main(words: list[str]) -> None:
 
     found = attack(folder, config, command=given.command, progress="--quiet" not in given)
     report = write_report(folder)
+    if "--json" in given:
+        print(json.dumps(found, indent=2))
+        return
     print_leakage(load(Leakage, found, folder / FILE), Console())
     print(f"Report: {report}")
 

@@ -45,6 +45,8 @@ usage:
   fedstill export RUN --format onnx|torchscript|huggingface [--out FILE] [--model NAME]
                                             the student for other tools, preprocessing inside, and its card
   fedstill list [METHOD|presets|tasks] [--json]   methods, tasks, data sets, models; more of one of them
+  fedstill doctor [--json]                  what is installed and computes here, and what is missing for what
+  fedstill completion bash|zsh|fish         what makes a shell complete commands, presets and methods
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
   fedstill report DIR                       write the report of a run or a comparison again
   fedstill figures DIR [--format pdf|svg|png] [--out DIR]   its figures as files, for a paper
@@ -103,6 +105,8 @@ COMMANDS = {
     "evaluate": "fedstill.cli.student:evaluate",
     "export": "fedstill.cli.student:export",
     "list": "fedstill.cli.list_command:names",
+    "doctor": "fedstill.cli.doctor:doctor",
+    "completion": "fedstill.cli.completion:completion",
     "show": "fedstill.cli.run:show",
     "report": "fedstill.cli.run:report",
     "figures": "fedstill.cli.run:figures",
