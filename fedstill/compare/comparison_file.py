@@ -221,7 +221,7 @@ def _comparison(
         settings=settings,
         runs=runs,
         paper=paper,
-        changed=(*changes, *(option for option in told.changed if option not in changes)),
+        changed=tuple(sorted({*changes, *told.changed})),  # typed in another order, it is the same comparison
         leakage=_leakage(table),
     )
     reached = [figure for figure in paper if figure.figure not in COSTS]

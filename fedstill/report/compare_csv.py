@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedstill.report import table_formats
-from fedstill.report.compare_summary import (
-    ALL_TESTS,
-    LOCAL,
-    Entry,
-    Run,
-    Setting,
-    Spread,
-    Summary,
-    pick,
-    strongest,
-)
+from fedstill.report.compare_entry import ALL_TESTS, LOCAL, Entry, Run, Spread, pick, strongest
+from fedstill.report.compare_summary import Setting, Summary
 from fedstill.report.privacy_section import guaranteed
 
 MARKS = ("standalone", "ensemble", "centralised")

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from fedstill.attacks.leakage_rows import Column
 from fedstill.core.text_format import human_bytes, percent
 from fedstill.report import drawing
+from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_points import Spot, budgets, written
-from fedstill.report.compare_summary import Line, Spread
+from fedstill.report.compare_summary import Line
 from fedstill.report.drawing import CARD, FAINT, MUTED, PAPER, again, colour
 
 if TYPE_CHECKING:

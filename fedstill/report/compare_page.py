@@ -12,7 +12,8 @@ from markupsafe import Markup
 from fedstill.attacks.leakage_file import Leakage, skipped
 from fedstill.core.text_format import human_bytes
 from fedstill.report import compare_figures, compare_points, drawing
-from fedstill.report.compare_summary import Entry, Setting, Spread, Summary
+from fedstill.report.compare_entry import Entry, Spread
+from fedstill.report.compare_summary import Setting, Summary
 from fedstill.report.compare_table import budget_table, leak_notes, leaves, needs, whole_table
 from fedstill.report.result import CENTRAL
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table

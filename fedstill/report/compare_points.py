@@ -9,7 +9,8 @@ from string import ascii_lowercase
 from fedstill.attacks.leakage_rows import Column
 from fedstill.core.text_format import human_bytes, percent
 from fedstill.privacy.statement import epsilon_text
-from fedstill.report.compare_summary import Entry, Line, Setting, Spread, Summary
+from fedstill.report.compare_entry import Entry, Spread
+from fedstill.report.compare_summary import Line, Setting, Summary
 
 NOTHING = Spread(0.0)
 

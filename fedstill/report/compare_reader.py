@@ -12,7 +12,8 @@ from fedstill.compare import comparison_runner
 from fedstill.compare.comparison_file import SHARED, Comparison, Place, what_leaves
 from fedstill.core.text_format import counted, listed
 from fedstill.protocol.method import method_name
-from fedstill.report.compare_summary import LOCAL, Entry, Run, Setting, Summary
+from fedstill.report.compare_entry import LOCAL, Entry, Run
+from fedstill.report.compare_summary import Setting, Summary
 from fedstill.report.metric_text import in_a_sentence
 from fedstill.report.result import CENTRAL, Result
 from fedstill.report.run_files import RunFiles

@@ -8,8 +8,9 @@ from functools import partial
 
 from fedstill.attacks.leakage_rows import Column as Leak
 from fedstill.core.text_format import human_bytes
+from fedstill.report.compare_entry import LOCAL, Entry, Spread
 from fedstill.report.compare_points import budgets, written
-from fedstill.report.compare_summary import LOCAL, Entry, Setting, Spread, Summary
+from fedstill.report.compare_summary import Setting, Summary
 from fedstill.report.metric_text import gap_text, head, in_a_sentence
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 

@@ -11,8 +11,9 @@ from fedstill.compare.reproduction import Record, Reproduction, Row, in_order
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted
 from fedstill.report import table_formats
+from fedstill.report.compare_entry import LOCAL, Run
 from fedstill.report.compare_files import summarise, write_comparison
-from fedstill.report.compare_summary import LOCAL, Run, Summary
+from fedstill.report.compare_summary import Summary
 from fedstill.report.table_formats import Cell, Column
 from fedstill.report.table_formats import Row as Line
 from fedstill.runs.config import PaperFigure

@@ -208,7 +208,7 @@ def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) 
     for setting in plan.settings:
         ours = plan.config(Place(setting, "fedavg", 3))
         assert (ours.split.alpha, ours.nodes.local.epochs) == (7.0, 2.0)
-    assert plan.changed == ("split.alpha", "nodes.local.epochs")
+    assert plan.changed == ("nodes.local.epochs", "split.alpha")
 
 
 def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:

@@ -16,8 +16,9 @@ from fedstill.attacks.leakage_rows import Column
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
+from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_points import Spot
-from fedstill.report.compare_summary import Line, Spread
+from fedstill.report.compare_summary import Line
 from tests.report.test_report_compare import folder as _comparison
 from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
 

@@ -18,8 +18,9 @@ from safetensors.numpy import save_file
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
+from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.compare_summary import Setting, Spread, Summary
+from fedstill.report.compare_summary import Setting, Summary
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page, refuse_loading
 
