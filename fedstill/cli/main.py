@@ -36,7 +36,8 @@ usage:
   fedstill reproduce [NAME|FILE.toml] [--scale small|paper] [--seeds N] [--OPTION VALUE ...] [--out DIR]
                             [--record] [--recorded] [--quiet]
                                             list the papers' tables and figures, or run one of them
-  fedstill attack RUN [--OPTION VALUE ...]  what an adversary gets from what left the nodes in a finished run
+  fedstill attack RUN [--quick] [--quiet] [--json] [--OPTION VALUE ...]
+                                            what an adversary gets from what left the nodes in a finished run
   fedstill predict RUN DATA [--out FILE] [--fit] [--label COLUMN] [--image COLUMN] [--channels N ...]
                             [--model NAME]  what the student answers about new data, as a csv
   fedstill evaluate RUN --data DATA [--sites NAME ...] [--fit] [--label COLUMN] [--image COLUMN]

@@ -32,9 +32,9 @@ def seen_text(found: Mapping[str, Any]) -> str:
     """Whether a node had any of the examples, as far as that was looked up."""
     seen, count = found["seen"], found["examples"]
     if seen["examples"] is None:
-        return f"Whether a node saw any of them was not checked: {seen['why']}."
+        return f"Whether a node had any of them was not checked: {seen['why']}."
     if not seen["examples"]:
         what = counted(count, "example")
-        return f"No node saw any of these {what}: each was compared with the nodes' data."
+        return f"No node had any of these {what}: each was compared with the nodes' data, to the last bit."
     some = f"{seen['examples']:,} of {count:,} examples"
     return f"{some} are equal to some of the nodes' own: figures may flatter."

@@ -14,9 +14,11 @@ from torch import nn
 
 import fedstill
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
+from fedstill.data import load, named
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.new_data import Reading, measured
+from fedstill.data.new_data import Reading, measured, unlabelled
 from fedstill.models import MLP, SmallCNN
+from fedstill.runs.cautions import digests
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.central_model import Portable
 from fedstill.student.export import export
@@ -171,3 +173,17 @@ def test_one_class_of_a_student_counts_by_its_name(tmp_path: Path) -> None:
     assert data.cases.sites == ("x", "y")
     with pytest.raises(ArgumentError, match=r"data\.sites is 'z': allowed is some of x, y"):
         measured(str(tmp_path / "dogs.npz"), PIXELS, Reading(sites=("z",)))
+
+
+def test_maps_are_brought_to_a_size_as_a_run_brings_its_own(tmp_path: Path) -> None:
+    """Else figures would be of other images, and none of these would be known again as a node's."""
+    draw = np.random.default_rng(0)
+    images, masks = draw.integers(0, 256, (6, 16, 16), dtype=np.uint8), draw.integers(0, 2, (6, 16, 16))
+    np.savez(tmp_path / "scans.npz", images=images, masks=masks)
+    task = TASKS["segmentation"]()
+    run = load(named(str(tmp_path / "scans.npz"), size=8), task)
+    data = measured(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
+    own = torch.cat([run.train.inputs, run.test.inputs])
+    assert set(digests(own)) == set(digests(data.inputs))
+    _, pixels = unlabelled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
+    torch.testing.assert_close((pixels - 0.5) / 0.5, data.inputs)

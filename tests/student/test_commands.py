@@ -62,7 +62,7 @@ def test_it_is_measured_at_a_hospital_that_no_node_had(run: Path, command: Main)
 
     code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv")
     assert code == 0
-    assert "No node saw any of these 60 examples" in out
+    assert "No node had any of these 60 examples" in out
 
 
 def test_it_says_which_examples_a_node_had_and_measures_site_by_site(run: Path, command: Main) -> None:
@@ -83,7 +83,7 @@ def test_it_says_which_examples_a_node_had_and_measures_site_by_site(run: Path, 
 def test_nothing_is_claimed_of_what_nodes_saw_where_it_cannot_be_looked_up(run: Path, command: Main) -> None:
     out = command("evaluate", run / "student.safetensors", "--data", run.parent / "d.csv")[1]
     assert "not checked" in out
-    assert "No node saw" not in out
+    assert "No node had" not in out
 
 
 def test_its_answers_are_a_line_an_example(run: Path, command: Main, tmp_path: Path) -> None:
