@@ -50,18 +50,19 @@ def export(given: Given) -> None:
     """The student in another tool's form, with its preprocessing, compared; and its card."""
     from fedstill.report.model_card import NAME, model_card
     from fedstill.student.central_model import load
-    from fedstill.student.export import export, file_of
+    from fedstill.student.export import export, format_of
 
     run, kind = Path(given.places[0]), str(given.get("--format"))
     student = load(run, given.get("--model"))
     folder = run if run.is_dir() else run.parent
-    out = given.path("--out", folder / file_of(kind))
+    out = given.path("--out", folder / format_of(kind).name)
     apart = export(student, kind, out)
     print(f"{out}: loaded back, and the same to {apart:.1e}")
     print(f"It takes {student.raw.says}; the preprocessing is inside.")
     if (folder / "result.json").exists():
-        card = out / NAME if out.is_dir() else out.with_name(f"{out.stem}-{NAME}")
-        card.write_text(model_card(folder, student.raw.says), encoding="utf-8")
+        use = format_of(kind).use.format(file=out.name, inputs=student.raw.called)
+        card = out / NAME if out.is_dir() else out.with_name(f"{out.name}.md")
+        card.write_text(model_card(folder, student.raw.says, use), encoding="utf-8")
         print(f"Model card: {card}")
 
 

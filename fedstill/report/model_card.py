@@ -13,6 +13,7 @@ from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import MISSING, counted, human_bytes, listed
 from fedstill.report import privacy_section
 from fedstill.report.result import FILE, Result
+from fedstill.report.result_parts import NodeRecord
 from fedstill.report.run_levels import table, tested
 from fedstill.report.run_text import plain_sentence
 from fedstill.report.table_formats import Cell, Column, Row, Table, markdown
@@ -22,6 +23,7 @@ PIPELINES = {"classification": "image-classification", "multi-label": "image-cla
              "segmentation": "image-segmentation", "text": "text-classification",
              "tabular": "tabular-classification", "regression": "tabular-regression"}  # fmt: skip
 
+COUNTS, SIZES = "label counts", "data sizes"
 UNTRIED = "The run was not attacked (`fedstill attack`), which says nothing of what attacks would get."
 
 CARD = """\
@@ -37,9 +39,7 @@ The student of a federated run: {model}, {parameters}, learned by {method} ({tas
 It takes {inputs}. Classes or outputs: {classes}.
 
 ```python
-import fedstill
-
-student = fedstill.load("FOLDER OR student.safetensors")
+{use}
 ```
 
 ## What happened
@@ -80,12 +80,16 @@ Made by fedstill {version}, {date}: `{command}`
 """
 
 
-def model_card(folder: Path, says: str) -> str:
+def model_card(folder: Path, says: str, use: str) -> str:
     """The card of a finished run's student.
+
+    A card is for everybody: what a node holds is told as far as the node told it without noise, though a
+    simulation's own report knows more.
 
     Args:
         folder: of the run.
         says: what the student takes, in words.
+        use: how it is used, in Python.
 
     Raises:
         RunFolderError: there is no finished run, or it has no central model.
@@ -95,29 +99,34 @@ def model_card(folder: Path, says: str) -> str:
         f"{kind} ({human_bytes(sums.up)})" for kind, sums in (result.bytes.by_kind or {}).items() if sums.up
     )
     data, names = result.data, result.data.classes
+    # Under a mechanism counts leave with noise, if at all, and the result of a simulation has the true ones.
+    private = any(node.mechanism != "none" for node in result.protected)
+    told = set() if private else set(result.leaves) & {COUNTS, SIZES}
+    by_class = COUNTS in told and any(node.label_counts for node in result.nodes)
     rows = [
         Row(
             node.name,
             [
                 Cell(None if node.examples is None else f"{node.examples:,}"),
-                *(Cell(None if count is None else f"{count:,}") for count in node.label_counts or ()),
+                *(Cell(None if count is None else f"{count:,}") for count in _by_class(node, by_class)),
             ],
         )
-        for node in result.nodes
+        for node in (result.nodes if told else ())
     ]
-    counted_classes = names if any(node.label_counts for node in result.nodes) else ()
-    columns = [Column("examples"), *(Column(name) for name in counted_classes)]
+    columns = [Column("examples"), *(Column(name) for name in names * by_class)]
     pipeline = PIPELINES.get(task := str(read_result(folder / FILE)["task"]), "")
     public = result.public
-    told = [
-        f"Data set {data.name or MISSING}: {_count(data.train)} training examples at "
-        f"{counted(len(result.nodes), 'node')}, {_count(data.test)} test examples.",
+    learned = f"{_count(data.train)} training examples" if told else "training examples, not told how many,"
+    sentences = [
+        f"Data set {data.name or MISSING}: {learned} at {counted(len(result.nodes), 'node')}, "
+        f"{_count(data.test)} test examples.",
         f"Divided {result.split.about}." if result.split.about else "",
         f"Public data: {public.name}, {_count(public.examples)} examples." if public.name else "",
-        data.note or "",
+        (data.note or "") if told else "",
     ]
     fields: dict[str, Any] = {
         "pipeline": f"pipeline_tag: {pipeline}\n" if pipeline else "",
+        "use": use,
         "name": result.name or "A student",
         "model": result.student.model or MISSING,
         "parameters": f"{_count(result.student.parameters)} parameters",
@@ -126,7 +135,7 @@ def model_card(folder: Path, says: str) -> str:
         "inputs": says,
         "classes": listed(names) or MISSING,
         "happened": plain_sentence(result),
-        "data": " ".join(part for part in told if part),
+        "data": " ".join(part for part in sentences if part),
         "nodes": "\n".join(markdown(Table("", "node", columns, rows))) if rows else "",
         "test": f"{_count(data.test)} test examples",
         "tested": f" Intervals: {tested(result)}." if result.intervals else "",
@@ -140,6 +149,10 @@ def model_card(folder: Path, says: str) -> str:
         "command": result.command or "from Python",
     }
     return CARD.format(**fields)
+
+
+def _by_class(node: NodeRecord, wanted: bool) -> tuple[int | None, ...]:
+    return (node.label_counts or ()) if wanted else ()
 
 
 def _count(count: int | None) -> str:

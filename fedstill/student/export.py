@@ -33,11 +33,13 @@ class Format(NamedTuple):
         name: of the file or folder, in the run's.
         write: writes it.
         ask: loads it back and asks it about inputs.
+        use: how others use it, in Python.
     """
 
     name: str
     write: Callable[[Portable, torch.Tensor, Path], None]
     ask: Callable[[Path, torch.Tensor], torch.Tensor]
+    use: str
 
 
 def export(student: CentralModel, kind: str, out: Path) -> float:
@@ -55,7 +57,7 @@ def export(student: CentralModel, kind: str, out: Path) -> float:
         ArgumentError: no such format, or what it needs is not installed.
         ModelError: the network cannot be written so, or answers otherwise when it is loaded back.
     """
-    form, portable = _format(kind), Portable(student).eval()
+    form, portable = format_of(kind), Portable(student).eval()
     x = student.raw.example(EXAMPLES, torch_generator(0, "export"))
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -76,12 +78,8 @@ def export(student: CentralModel, kind: str, out: Path) -> float:
     return apart
 
 
-def file_of(kind: str) -> str:
-    """What a format's file is called; an ArgumentError if there is no such format."""
-    return _format(kind).name
-
-
-def _format(kind: str) -> Format:
+def format_of(kind: str) -> Format:
+    """A format by its name; an ArgumentError if there is none."""
     if kind not in FORMATS:
         raise ArgumentError("--format", kind, f"one of {', '.join(FORMATS)}")
     return FORMATS[kind]
@@ -161,10 +159,23 @@ def _ask_hugging_face(out: Path, x: torch.Tensor) -> torch.Tensor:
 
 ABOUT = "fedstill.json"  # in a file of TorchScript
 
+ONNX = """\
+import onnxruntime
+
+outputs = onnxruntime.InferenceSession("{file}").run(None, {{"{inputs}": array}})[0]"""
+TORCHSCRIPT = """\
+import torch
+
+outputs = torch.jit.load("{file}")(tensor)"""
+HUGGING_FACE = """\
+import fedstill.student.hugging_face  # registers the kind
+from transformers import AutoModel
+
+outputs = AutoModel.from_pretrained("{file}")(tensor).logits"""
 FORMATS: Mapping[str, Format] = {
-    "onnx": Format("student.onnx", _write_onnx, _ask_onnx),
-    "torchscript": Format("student.pt", _write_torchscript, _ask_torchscript),
-    "huggingface": Format("student-huggingface", _write_hugging_face, _ask_hugging_face),
+    "onnx": Format("student.onnx", _write_onnx, _ask_onnx, ONNX),
+    "torchscript": Format("student.pt", _write_torchscript, _ask_torchscript, TORCHSCRIPT),
+    "huggingface": Format("student-huggingface", _write_hugging_face, _ask_hugging_face, HUGGING_FACE),
 }
 
 

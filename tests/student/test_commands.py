@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 import fedstill
+from fedstill.report.model_card import model_card
 from fedstill.runs.config import load_toml
 from fedstill.runs.run import run
 from tests.student import hospitals
@@ -137,7 +138,7 @@ def test_what_onnx_needs_is_said_in_a_line(run: Path, command: Main, monkeypatch
 
 def test_its_card_has_the_runs_facts(run: Path, command: Main, tmp_path: Path) -> None:
     assert command("export", run, "--format", "torchscript", "--out", tmp_path / "student.pt")[0] == 0
-    card = (tmp_path / "student-README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "student.pt.md").read_text(encoding="utf-8")
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for fact in (
         "license: unknown",
@@ -147,5 +148,23 @@ def test_its_card_has_the_runs_facts(run: Path, command: Main, tmp_path: Path) -
         "no guarantee",
         "was not attacked",
         "parameters (",
+        'torch.jit.load("student.pt")(tensor)',
+        "| node | examples |",  # as FedAvg's nodes told; of which class they are did not leave
     ):
         assert fact in card
+
+
+def test_a_card_is_for_everybody_and_tells_no_count_that_did_not_leave(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    result = json.loads(file.read_text(encoding="utf-8"))
+
+    def card(*leaves: str, mechanism: str = "none") -> str:
+        privacy = {"nodes": [{"name": "node-0", "mechanism": mechanism}]}
+        file.write_text(json.dumps({**result, "leaves": leaves, "privacy": privacy}), encoding="utf-8")
+        return model_card(tmp_path / "run", "rows", "")
+
+    assert "| node | examples | no | yes |" in card("label counts", "parameters")
+    assert "| node |" not in card("parameters")
+    assert "| node |" not in card("label counts", "parameters", mechanism="dp-sgd")
+    assert "144" not in card("parameters")
