@@ -29,7 +29,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
-from fedstill.runs.run import REHEARSED, check_folder, finish
+from fedstill.runs.run import REHEARSED, check_folder, finish, noted
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS, Task, TaskConfig
@@ -86,7 +86,9 @@ def distil(
             (its pixels are normalised here), or :class:`~fedstill.core.dataset.TensorData`. Other tasks
             have other targets: a class for each pixel ``(N, H, W)``, findings ``(N, classes)`` of 1, 0 and
             -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding;
-            of tables (task "tabular"), features ``(N, F)``, or DataFrames with a schema.
+            of tables (tasks "tabular", "regression" and "survival"), features ``(N, F)``, or DataFrames with
+            a schema, with a class, a number or, for survival, ``(N, 2)`` each: the time of follow-up in
+            intervals, and 1 where the event ended it.
         models: each node's own module, of any architecture; trained in place.
         student: the server's module; trained in place.
         test: examples that no node has.
@@ -183,7 +185,8 @@ def distil(
     else:
         folder = Path(out)
         _open_folder(folder, _fingerprint(setting))
-        figures = finish(simulation, {}, simulation.run(folder, bars=Bars(progress)), folder)
+        bars = noted(folder, progress, write_report)
+        figures = finish(simulation, {}, simulation.run(folder, bars=bars), folder)
         write_report(folder)
     return Outcome(student if simulation.has_student else None, figures)
 
@@ -250,7 +253,7 @@ def _tensors(
         return examples
     if is_frame(examples):
         if not schema or task.form != "rows":
-            raise DataError(f'{what} is a DataFrame: allowed is one with schema=, for task "tabular"')
+            raise DataError(f"{what} is a DataFrame: allowed is one with schema=, for a task of tables")
         return of_frame(examples, schema, what)
     if hugging_face.is_data_set(examples):
         examples = hugging_face.tensors(examples, what, task, mean, std)
@@ -275,6 +278,8 @@ def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:
         return labels.float()
     if task.kind == "number":
         return labels.float().reshape(-1, 1)
+    if task.kind == "time":
+        return labels.float()
     if task.kind == "class" and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST's are
     if labels.is_floating_point() and (labels != labels.round()).any():

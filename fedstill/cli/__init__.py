@@ -1,7 +1,8 @@
 """The command ``fedstill``: a file a command or a few that belong together, called by ``main``.
 
 ``main`` has the help and names the commands; ``arguments`` and ``options`` read words by it, ``console``
-writes tables. ``run``, ``compare``, ``reproduce``, ``attack``, ``list_command``: runs and what was found.
+writes tables. ``run``, ``compare``, ``reproduce``, ``attack``, ``list_command``: runs and what was found;
+``page``: what goes on.
 ``server`` and ``node``, with ``node_check``: a real federation. ``offline``: by files. ``privacy`` with
 ``privacy_plan`` and ``privacy_audit``: what a run will cost. ``audit_log``: what has left.
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.console import columns
-from fedstill.cli.privacy import budgets, left, up
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -140,6 +139,7 @@ def print_totals(
     from fedstill.core.text_format import counted
     from fedstill.node.audit_entries import ALL, DATA, RELEASES
     from fedstill.privacy.accounting import epsilon
+    from fedstill.privacy.budget_text import budgets, left, up
     from fedstill.privacy.events import from_text
 
     limited = privacy is not None and math.isfinite(min(privacy.epsilon, privacy.over_all[0]))

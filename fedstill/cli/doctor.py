@@ -21,6 +21,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "offline": ("questions and answers by files", ("cryptography",)),
     "dp": ("which layers cannot learn privately, and what takes their place", ("opacus",)),
     "text": ("Hugging Face models and tokenizers; export --format huggingface", ("transformers",)),
+    "tables": ("Parquet files", ("pyarrow",)),
     "medical": ("NIfTI volumes", ("nibabel",)),
     "onnx": ("export --format onnx", ("onnx", "onnxscript", "onnxruntime")),
     "vision": ("torchvision's networks as models of your own", ("torchvision",)),

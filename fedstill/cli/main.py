@@ -51,6 +51,8 @@ usage:
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
   fedstill report DIR                       write the report of a run or a comparison again
   fedstill figures DIR [--format pdf|svg|png] [--out DIR]   its figures as files, for a paper
+  fedstill page DIR [--port N]              a page of what goes on, for a browser of this machine: in the
+                                            folder of a node, of a server, of a run or of several
   fedstill run PRESET --help                every option, with its meaning and default
   fedstill node init|check|start|answer|approve|log DIR     a node of a real federation, for its data's owner
   fedstill server init|start|status|stop DIR    the server that they join
@@ -111,6 +113,7 @@ COMMANDS = {
     "show": "fedstill.cli.run:show",
     "report": "fedstill.cli.run:report",
     "figures": "fedstill.cli.run:figures",
+    "page": "fedstill.cli.page:page",
 }
 ROOMS = {  # commands that have commands, or a help of their own
     "node": "fedstill.cli.node:main",

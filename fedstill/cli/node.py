@@ -18,6 +18,8 @@ usage:
                                             what the node is, what it would answer and refuse (in one run, or
                                             by each method), and everything that is wrong; trains nothing
   fedstill node start DIR                   join the federation that the startup kit in DIR/kit is for
+  fedstill node status DIR                  does it run, and can the server be reached from here? Else the
+                                            exit code is 1
   fedstill node requests DIR [HASH]         which runs have asked for your approval (policy approve), and what
                                             each may ask; of one the canonical text, whose SHA-256 HASH is
   fedstill node approve DIR HASH [--because TEXT]
@@ -36,7 +38,7 @@ def main(words: list[str]) -> None:
     """``fedstill node ...``."""
     afar = {"check": "fedstill.cli.node_check:check", "answer": "fedstill.cli.offline:answer"}
     afar |= {name: f"fedstill.cli.node_requests:{name}" for name in ("requests", "approve", "reject", "log")}
-    dispatch("node", words, HELP, {"init": _init, **afar, "start": _start})
+    dispatch("node", words, HELP, {"init": _init, **afar, "start": _start, "status": _status})
 
 
 def _init(given: Given) -> None:
@@ -74,3 +76,19 @@ def _start(given: Given) -> None:
         name, address = startup_kit.read(folder)
         print(f"node {name} joins {address}; Ctrl+C ends it. Its log: {here.log}", flush=True)
     sys.exit(flare_site.run(here))
+
+
+def _status(given: Given) -> None:
+    from fedstill.federation import flare_site
+
+    folder = Path(given.places[0])
+    here = flare_site.node(folder)
+    number = flare_site.running(here)
+    if number is None:
+        print(f"The node does not run on this machine: fedstill node start {folder}")
+        sys.exit(1)
+    address = flare_site.target(here)
+    reached = flare_site.reaches(address)
+    print(f"The node runs as process {number}; {address} {'answers' if reached else 'does not answer'}.")
+    print(f"What became of its link stands in {here.log}.")
+    sys.exit(0 if reached else 1)

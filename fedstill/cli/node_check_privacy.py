@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fedstill.cli.privacy import left, up
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
 from fedstill.data.stratified_sampling import limit_groups
@@ -17,6 +16,7 @@ from fedstill.node.privacy_forecast import forecast, objection
 from fedstill.node.protection import unit_notes, wanted
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import within
+from fedstill.privacy.budget_text import left, up
 from fedstill.privacy.events import from_text, total
 from fedstill.privacy.statement import state
 from fedstill.protocol.questions import NodeSide

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedstill.cli.arguments import Given
 from fedstill.cli.console import plain, print_facts, print_table
 from fedstill.core.fingerprints import grouped
-from fedstill.core.text_format import clip, human_bytes
+from fedstill.core.text_format import clip
 
 if TYPE_CHECKING:
     from fedstill.node.requests import Request, Requests
@@ -20,6 +20,8 @@ LAST = 50  # lines of the log that are shown
 
 def requests(given: Given) -> None:
     """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
+    from fedstill.node.request_text import facts
+
     known = _requests(Path(given.places[0])).all()
     if given.places[1:]:
         sys.stdout.write(known[_one(known, given.places[1])].description)
@@ -29,7 +31,7 @@ def requests(given: Given) -> None:
         console.print("No run has asked for approval.")
     for sha256, request in known.items():
         console.print(grouped(sha256))
-        print_facts(console, _facts(request))
+        print_facts(console, facts(request))
 
 
 def approve(given: Given) -> None:
@@ -94,33 +96,3 @@ def _decide(given: Given, approved: bool) -> None:
     print(f"Run {request.run}, {grouped(sha256)}: {request.state}.")
     if approved:
         print("The server starts it again, or goes on with it, and it is let in.")
-
-
-def _facts(request: Request) -> dict[str, str | list[str]]:
-    """What is to be known of a request, in lines by what they are about."""
-    about, table = request.about, request.about.table
-    method, spec, public = dict(table["method"]), table["spec"], table["public"]
-    asks = []
-    for name, asked in about.questions.items():
-        often = f"{asked['times']} times" if asked["times"] else "as often as the server likes"
-        rows = f", up to {asked['rows']} inputs" if asked["rows"] else ""
-        size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
-        leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
-        asks.append(f"{name}: {often}{rows}; {leaves} leave{size}")
-    questions = about.most_questions or "not limited by the plan"
-    left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
-    student, least = table["student"] or "to be chosen", table["least_nodes"] or "any number of"
-    shape = " x ".join(map(str, spec["shape"]))
-    shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
-    return {
-        "state": request.state,
-        "run": f"{request.run}, asked {request.at} by {request.server or 'a server that nothing proves'}",
-        "method": clip(
-            ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
-        ),
-        "asks": asks,
-        "at most": f"{questions} questions, {left}",
-        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}",
-        "public": shared if public["fingerprint"] else "none",
-        "server says": f"student {student}; goes on with {least} nodes or more",
-    }

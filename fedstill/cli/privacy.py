@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Given, dispatch, number
 
 if TYPE_CHECKING:
-    from fedstill.privacy.config import Accountant, PrivacyConfig
+    from fedstill.privacy.config import Accountant
     from fedstill.privacy.events import Price
 
 HELP = """\
@@ -57,6 +55,7 @@ def _price(given: Given) -> None:
     delta = number("--delta", given.get("--delta") or "1e-5")
 
     from fedstill.privacy.accounting import epsilon
+    from fedstill.privacy.budget_text import up
     from fedstill.privacy.events import Event, Price
 
     price: Price = Price()
@@ -71,41 +70,3 @@ def _price(given: Given) -> None:
     for event, times in price.items():
         print(f"{event} x {times}")
     print(f"epsilon {up(costs['pld'])} (PLD), {up(costs['rdp'])} (RDP) at delta {delta:g}")
-
-
-def up(value: float | None) -> str:
-    """An epsilon, rounded up; None is no guarantee."""
-    if value is None:
-        return "no guarantee"
-    return f"{math.ceil(1000 * value) / 1000:g}" if math.isfinite(value) else "inf"
-
-
-def budgets(privacy: PrivacyConfig) -> list[str]:
-    """What a node's owner allows: a run, and all of them."""
-    both = (("a run", privacy.epsilon, privacy.delta), ("all runs on these data", *privacy.over_all))
-    return [
-        f"{what} has " + (f"epsilon {most:g} at delta {delta:g}" if math.isfinite(most) else "none")
-        for what, most, delta in both
-    ]
-
-
-def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool) -> str:
-    """What a budget has left, rounded down.
-
-    Args:
-        privacy: the owner's.
-        spent: events as text and how often each.
-        bare: releases without a guarantee; they leave nothing.
-        over_all: of all runs, and not of one.
-
-    Raises:
-        ArgumentError: what was spent are no events.
-    """
-    from fedstill.privacy.budget import Budget
-    from fedstill.privacy.events import from_text
-
-    most, delta = privacy.over_all if over_all else (privacy.epsilon, privacy.delta)
-    if math.isinf(most):
-        return "no budget"
-    kept = 0.0 if bare else Budget(most, delta, privacy.accountant).left(from_text(spent))
-    return f"{math.floor(1000 * kept) / 1000:g}"

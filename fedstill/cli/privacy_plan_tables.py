@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.audit_log_tables import events
 from fedstill.cli.console import print_facts, print_table
 from fedstill.cli.node_check_privacy import refusal
-from fedstill.cli.privacy import up
 from fedstill.node.audit_file import Balance
 from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.budget_text import up
 from fedstill.privacy.events import Price, as_text, from_text
 
 if TYPE_CHECKING:

@@ -35,18 +35,21 @@ def run(given: Given) -> None:
     """One run, from data to report; or go on with one."""
     folder = given.path("--resume")
     if folder is not None:
+        from fedstill.report import write_report
         from fedstill.runs.run import resume
 
         with resumable(folder):
-            result = resume(folder, progress=given.bars, startup_kit=given.path("--startup-kit"))
+            kit = given.path("--startup-kit")
+            result = resume(folder, progress=given.bars, startup_kit=kit, report=write_report)
     else:
         config = configured(given.places[0], given, "run")
         folder = out_folder(given, f"runs/{config.name}-seed{config.seed}")
 
+        from fedstill.report import write_report
         from fedstill.runs.run import run
 
         with resumable(folder):
-            result = run(config, folder, command=given.command, progress=given.bars)
+            result = run(config, folder, command=given.command, progress=given.bars, report=write_report)
     finish(folder, result, "--json" in given)
 
 

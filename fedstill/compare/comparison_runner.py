@@ -52,7 +52,7 @@ def compare(
         out: its folder; a new one, or one in which the same comparison was stopped. One that has run without
             attacks, or with fewer seeds, goes on with them; one that has run with attacks keeps them.
         command: the command that repeats it, for the report.
-        report: writes the report of a run's folder, once the run or an attack on it is finished.
+        report: writes the report of a run's folder, as far as the run has come.
         quiet: say nothing of the runs on standard error.
         bars: show each run's own progress bars.
 
@@ -86,17 +86,18 @@ def compare(
             if before_it is None or (before_it.setting, before_it.seed) != (place.setting, place.seed):
                 shutil.rmtree(out / TRAINED, ignore_errors=True)
             before_it = place
-            if not (folder / "result.json").exists():
+            finished = (folder / "result.json").exists()
+            if not finished:
                 _tell(console, f"run {number}", place, time.monotonic() - start)
             try:
-                _run(comparison.config(place), folder, bars, out / TRAINED)
+                _run(comparison.config(place), folder, bars, out / TRAINED, report)
             except RunFolderError:
                 raise  # not the method's fault
             except FedstillError as error:  # such as a limit in a node's policy, reached
                 refused[place.folder] = f"stopped: {error}"
                 _remember(out / NOT_RUN, refused)
                 continue
-            if not (folder / "report.html").exists():
+            if not finished or not (folder / "report.html").exists():
                 report(folder)
             if comparison.leakage is None or attacked(folder, comparison.leakage) is not None:
                 continue
@@ -151,20 +152,20 @@ def command_of(out: Path) -> str:
     return presets.text_of(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
-def _run(config: RunConfig, folder: Path, bars: bool, trained: Path) -> None:
+def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
     """One run: from the start, or from where it stopped; nothing if it is finished."""
     if not (folder / "config.toml").exists():
         # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
         (folder / "config.toml.part").unlink(missing_ok=True)
         again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
-        run.run(config, folder, command=again, progress=bars, trained=trained)
+        run.run(config, folder, command=again, progress=bars, trained=trained, report=report)
         return
     if load_toml(folder / "config.toml") != config:
         raise RunFolderError(
             f"{folder / 'config.toml'} is not the run that {FILE} plans: choose another folder"
         )
     if not (folder / "result.json").exists():
-        run.resume(folder, progress=bars, trained=trained)
+        run.resume(folder, progress=bars, trained=trained, report=report)
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:

@@ -7,7 +7,7 @@
   every random draw, ``deadline`` ends what takes too long, ``dataset`` is data as tensors.
 - A run's files: ``run_writer`` writes them, ``checkpoint`` is a state to go on from, ``clock`` counts its
   seconds, ``progress`` is what a person sees meanwhile, ``file_permissions`` keeps others out; ``hash_chain``
-  shows what was changed in a log, ``fingerprints`` are what people compare.
+  shows what was changed in a log, ``fingerprints`` are what people compare, ``locks`` keep others waiting.
 - ``errors`` are what a user can cause, each one clear line; ``text_format`` puts numbers into words.
 
 May import nothing of fedstill. A newcomer adds an error here, or a check that several rooms need.

@@ -74,7 +74,7 @@ class TensorData:
     # (N, C, H, W) float32, (pixel / 255 - mean) / std; texts: (N, L) int64 token ids; tables: (N, F) float32
     inputs: torch.Tensor
     # (N,) int64 class indices; (N, labels) int64, -1 unknown; (N, H, W) int64 class of each pixel;
-    # (N, C, H, W) float32 images
+    # (N, C, H, W) float32 images; (N, 1) float32 numbers; (N, 2) float32 time and event
     targets: torch.Tensor
     groups: torch.Tensor | None = None  # (N,) int64, whose each example is (a patient), by a number
     cases: Cases | None = None  # of which cases examples are parts, for evaluation
@@ -166,7 +166,7 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
     if inputs.dtype != (torch.int64 if form == "texts" else torch.float32) or inputs.ndim != len(AXES[form]):
         wanted = f"{'int64 ids' if form == 'texts' else 'float32 of shape'} ({', '.join(AXES[form])})"
         rows = form == "images" and inputs.ndim == 2
-        hint = '; rows of a table are learned by task "tabular" or "regression"' if rows else ""
+        hint = '; rows of a table are learned by task "tabular", "regression" or "survival"' if rows else ""
         raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is {wanted}{hint}")
     if len(inputs) != count:
         raise DataError(f"{what}: {len(inputs)} inputs but {count} targets: allowed is one each")

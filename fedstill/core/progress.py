@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedstill.core.text_format import human_seconds
+from fedstill.core.config_tables import load
+from fedstill.core.errors import FedstillError, RunFolderError
+from fedstill.core.text_format import clip, human_seconds
+
+PROGRESS = "progress.json"  # in the folder of a run that is not finished: how far it is
 
 
 class Bars:
@@ -27,11 +32,11 @@ class Bars:
     def __init__(self, wanted: bool) -> None:
         console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn("{task.description:<18}"),
+            TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             disable=not (wanted and console.is_terminal),
         )
@@ -48,6 +53,9 @@ class Bars:
 
     def show(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Move a phase's bar; it appears when first shown, and keeps its note until the next one."""
+        self._move(phase, done, total, note)
+
+    def _move(self, phase: str, done: int, total: int, note: str) -> None:
         if phase not in self._bars:
             self._bars[phase] = self._progress.add_task(phase, total=total, note="")
         if note:
@@ -57,69 +65,155 @@ class Bars:
     def wait_for(self, names: Sequence[str]) -> None:
         """Say which nodes have not answered yet; none is that all have."""
 
+    def describe(self, about: Mapping[str, str]) -> None:
+        """Say what the run is, for whoever reads its notes: see :class:`Note`."""
+
+    def follow(self, noted: Note) -> None:
+        """Show what another process has noted."""
+        if noted.total:
+            self._move(noted.phase, noted.done, noted.total, noted.waiting() or noted.note or " ")
+
 
 @dataclass(frozen=True)
 class Note:
     """How far a run is, as the process at work on it notes it.
 
     Args:
-        phase, done, total: as bars show them.
+        phase, done, total: as bars show them; before the first of them the total is 0.
         note: the main figure so far.
         since: seconds of the clock when the last of these was done.
         waits_for: nodes that have not answered for a while.
+        began, first: seconds of the clock, and what was done by then, when the phase was first seen.
+        about: the run's ``name`` and method (``title``), and its main figure: ``metric`` is its key,
+            ``figure`` its title, ``unit``, ``better`` "higher" or "lower".
+        error: why it stopped.
     """
 
-    phase: str
-    done: int
-    total: int
+    phase: str = "starting"
+    done: int = 0
+    total: int = 0
     note: str = ""
     since: float = 0.0
     waits_for: tuple[str, ...] = ()
+    began: float = 0.0
+    first: int = 0
+    about: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Note | None:
-        """What stands in a file; None where nothing has been noted."""
+        """What stands in a file; None where nothing has been noted.
+
+        Raises:
+            RunFolderError: the file holds something else.
+        """
         try:
-            table = json.loads(path.read_text(encoding="utf-8"))
+            return cls.parse(path.read_text(encoding="utf-8", errors="replace"), path)
         except FileNotFoundError:
             return None
-        return cls(**{**table, "waits_for": tuple(table["waits_for"])})
+
+    @classmethod
+    def parse(cls, text: str, source: Path) -> Note:
+        """From its text, which may be another machine's; :class:`RunFolderError` where it is none."""
+        try:
+            table = json.loads(text)
+        except (ValueError, RecursionError):
+            table = None
+        if not isinstance(table, dict):
+            raise RunFolderError(f"{source} does not hold how far a run is")
+        found = load(cls, table, source)
+        return replace(found, phase=clip(found.phase), note=clip(found.note) if found.note else "")
+
+    def text(self) -> str:
+        """As a file holds it."""
+        return json.dumps(asdict(self))
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the phase is done at its pace so far; None where nothing tells.
+
+        >>> Note("rounds", 30, 60, since=120.0, began=100.0, first=10).left
+        30.0
+        """
+        came, took = self.done - self.first, self.since - self.began
+        return took / came * (self.total - self.done) if came > 0 and took > 0 else None
+
+    def waiting(self, now: float | None = None) -> str:
+        """For whom it waits, in words; empty where it does not."""
+        if not self.waits_for:
+            return ""
+        seconds = (time.time() if now is None else now) - self.since
+        return f"waits for {clip(', '.join(self.waits_for))} for {human_seconds(max(seconds, 0.0))}"
 
     def words(self, now: float | None = None) -> str:
         """It in words.
 
         >>> Note("distillation", 31, 400, since=1000.0, waits_for=("north",)).words(1042.0)
         'distillation 31 of 400, waits for north for 42.0 s'
+        >>> Note("distillation", 300, 400, "accuracy 71.0 %", since=130.0, began=100.0).words()
+        'distillation 300 of 400, accuracy 71.0 %, about 10.0 s left'
         """
-        told = f"{self.phase} {self.done} of {self.total}"
-        if not self.waits_for:
-            return told
-        seconds = (time.time() if now is None else now) - self.since
-        return f"{told}, waits for {', '.join(self.waits_for)} for {human_seconds(seconds)}"
+        told = [f"{self.phase} {self.done} of {self.total}" if self.total else self.phase, self.note]
+        if self.waits_for:
+            told.append(self.waiting(now))
+        elif self.left:
+            told.append(f"about {human_seconds(self.left)} left")
+        return ", ".join(part for part in told if part.strip())
 
 
 class Noted(Bars):
-    """Progress written into a file, for whoever started this process and watches it.
+    """Progress written into a file, for whoever watches the run from elsewhere.
 
     Args:
         path: of the file.
+        wanted: show bars as well.
+        then: is called when the run begins, now and then as it goes on, and when it stops before its end;
+            so rarely that it takes a hundredth of the time at most.
+        pace: seconds between two such calls, and more where a call takes long.
     """
 
-    EVERY = 0.5  # seconds
+    EVERY = 0.5  # seconds between two writings
+    SHARE = 0.01  # of the time, that calls take at most
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(False)
-        self._path, self._written = path, -self.EVERY
-        self._last = Note("starting", 0, 1, since=time.time())
+    def __init__(
+        self,
+        path: Path,
+        wanted: bool = False,
+        then: Callable[[Note], object] = lambda note: None,
+        pace: float = 5.0,
+    ) -> None:
+        super().__init__(wanted)
+        self._path, self._then, self._pace = path, then, pace
+        self._written = self._next = -math.inf
+        self._last = Note(since=time.time())
+
+    def __enter__(self) -> Noted:
+        super().__enter__()
+        self._write()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, Exception):
+            known = isinstance(error, FedstillError | OSError)
+            told = clip(str(error), 2000) if known else "it failed where it should not"
+            self._last, self._next = replace(self._last, error=told), -math.inf
+            self._write()
 
     def show(self, phase: str, done: int, total: int, note: str = "") -> None:
         """See :class:`Bars`."""
-        kept = note or (self._last.note if phase == self._last.phase else "")
-        self._last = Note(phase, done, total, kept, time.time(), self._last.waits_for)
-        now = time.monotonic()
-        if now - self._written >= self.EVERY or done == total or note:
+        super().show(phase, done, total, note)
+        last, at = self._last, time.time()
+        if phase == last.phase:
+            self._last = replace(last, done=done, total=total, note=note or last.note, since=at)
+        else:
+            self._last = replace(
+                last, phase=phase, done=done, total=total, note=note, since=at, began=at, first=done
+            )
+        if time.monotonic() - self._written >= self.EVERY or done == total or note:
             self._write()
-            self._written = now
 
     def wait_for(self, names: Sequence[str]) -> None:
         """See :class:`Bars`."""
@@ -127,33 +221,51 @@ class Noted(Bars):
             self._last = replace(self._last, waits_for=tuple(names))
             self._write()
 
+    def describe(self, about: Mapping[str, str]) -> None:
+        """See :class:`Bars`."""
+        self._last = replace(self._last, about=dict(about))
+
+    def follow(self, noted: Note) -> None:
+        """See :class:`Bars`; it is noted here as it is there."""
+        super().follow(noted)
+        if noted != self._last:
+            self._last = noted
+            self._write()
+
     def _write(self) -> None:
-        part = self._path.with_name(self._path.name + ".part")
-        part.write_text(json.dumps(asdict(self._last)), encoding="utf-8")
+        part = self._path.with_name(f"{self._path.name}.part")
+        part.write_text(self._last.text(), encoding="utf-8")
         part.replace(self._path)
+        self._written = start = time.monotonic()
+        if start >= self._next:
+            # Whatever is wrong with a report, the run goes on.
+            with contextlib.suppress(Exception):
+                self._then(self._last)
+            took = time.monotonic() - start
+            self._next = start + max(self._pace, took / self.SHARE)
 
 
 @contextlib.contextmanager
-def following(path: Path, wanted: bool) -> Iterator[None]:
+def following(path: Path, bars: Bars) -> Iterator[None]:
     """Show what another process notes in a file, as long as the block lasts.
 
     Args:
         path: of the file; it need not exist yet.
-        wanted: show it at all.
+        bars: that show it.
     """
     over = threading.Event()
 
     def follow() -> None:
-        with Bars(wanted) as bars:
-            while not over.wait(Noted.EVERY):
+        while not over.wait(Noted.EVERY):
+            with contextlib.suppress(FedstillError):
                 if (noted := Note.read(path)) is not None:
-                    waits = noted.words().partition(", ")[2]
-                    bars.show(noted.phase, noted.done, noted.total, waits or noted.note or " ")
+                    bars.follow(noted)
 
     thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with bars:
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

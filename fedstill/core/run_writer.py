@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from torch import nn
 
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import RunFolderError
+from fedstill.core.locks import lock
 
 STATE = "state.safetensors"
 PICTURES = "pictures.safetensors"
@@ -147,7 +147,7 @@ def holding(folder: Path, what: str) -> Iterator[None]:
     held = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(held)
         except BlockingIOError as error:
             raise RunFolderError(f"{folder} is in use: another process is at work on this {what}") from error
         yield

@@ -15,6 +15,7 @@ from typing import Literal
 from fedstill.core.errors import ArgumentError
 
 MOST = 100_000  # features
+LONGEST = 1000  # intervals of time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,14 @@ class SchemaColumn:
 class Schema:
     """The columns of a table and which of them is learned; without columns it is none.
 
+    Args:
+        target: the column that is learned.
+        columns: all that are read.
+        event: survival: the column that says whether the target, a time, ended with the event or was cut
+            short (censored). A category of two, of which the second is the event. Empty: the target is no
+            time until an event.
+        intervals: survival: into how many equal intervals the target's range is cut.
+
     A number is the feature ``2 (value - lowest) / (highest - lowest) - 1``, a category as many features as
     there are, of which one is 1 and the others 0. Where cells may be empty one more feature is 1 if this one
     is, and its others are 0.
@@ -91,13 +100,24 @@ class Schema:
     >>> schema.features, schema.classes
     (('age', 'age: missing'), ('no', 'yes'))
 
+    Of survival what is learned are the hazards of the intervals, and their names are its classes.
+
+    >>> died = SchemaColumn(name="died", type="category", categories=("no", "yes"))
+    >>> months = SchemaColumn(name="months", range=(0.0, 60.0))
+    >>> schema = Schema("months", (age, months, died), event="died", intervals=3)
+    >>> schema.features, schema.classes
+    (('age', 'age: missing'), ('0 to 20', '20 to 40', '40 to 60'))
+
     Raises:
-        ArgumentError: no such target, or one that may be missing; a column twice, none beside the target, or
-            more features than a network can have.
+        ArgumentError: no such target or event, or one that may be missing; an event that is no category of
+            two, or of a target that is no number; a column twice, none beside these, or more features than a
+            network can have.
     """
 
     target: str = ""
     columns: tuple[SchemaColumn, ...] = ()
+    event: str = ""
+    intervals: int = 10
 
     def __post_init__(self) -> None:
         if not self:
@@ -109,11 +129,28 @@ class Schema:
             raise ArgumentError("target", self.target, f"one of the columns {', '.join(names)}")
         if self.answer.missing:
             raise ArgumentError(f"column {self.target!r}: missing", True, "false, as it is the target")
+        if self.event:
+            self._check_event()
         if not 1 <= len(self.features) <= MOST:
             raise ArgumentError("columns", names, f"one or more beside the target, up to {MOST} features")
 
+    def _check_event(self) -> None:
+        found = next((column for column in self.columns if column.name == self.event), None)
+        if found is None or found.missing or len(found.categories) != 2:
+            allowed = "one of the columns, a category of two that is never missing: the second is the event"
+            raise ArgumentError("event", self.event, allowed)
+        if self.answer.categories:
+            raise ArgumentError("target", self.target, "a number, the time at which the event came or not")
+        if not 1 <= self.intervals <= LONGEST:
+            raise ArgumentError("intervals", self.intervals, f"from 1 to {LONGEST}")
+
     def __bool__(self) -> bool:
         return bool(self.columns)
+
+    @property
+    def teaches(self) -> Literal["category", "number", "time until an event"]:
+        """What its target is."""
+        return "time until an event" if self.event else self.answer.type
 
     @property
     def answer(self) -> SchemaColumn:
@@ -122,8 +159,8 @@ class Schema:
 
     @property
     def inputs(self) -> tuple[SchemaColumn, ...]:
-        """The other columns, in their order."""
-        return tuple(column for column in self.columns if column.name != self.target)
+        """The columns that it is learned from, in their order."""
+        return tuple(column for column in self.columns if column.name not in (self.target, self.event))
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -132,8 +169,12 @@ class Schema:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The categories of the target, or the name of one that is a number."""
-        return self.answer.categories or (self.target,)
+        """The categories of the target, the intervals of a time, or the name of one that is a number."""
+        if not self.event:
+            return self.answer.categories or (self.target,)
+        (low, high), count = self.answer.range, self.intervals
+        ends = [low + (high - low) * place / count for place in range(count + 1)]
+        return tuple(f"{first:g} to {end:g}" for first, end in pairwise(ends))
 
     def places(self) -> list[tuple[SchemaColumn, slice]]:
         """Where each column's features are."""

@@ -125,7 +125,7 @@ def of_example(spec: InputSpec) -> int:
     264
     """
     task = spec.make_task()
-    target = {"class": 1, "number": 1, "labels": task.classes, "map": math.prod(spec.shape[1:])}
+    target = {"class": 1, "number": 1, "time": 1, "labels": task.classes, "map": math.prod(spec.shape[1:])}
     inputs = math.prod(spec.shape) * (8 if task.form == "texts" else 4)
     return inputs + (8 * target[task.kind] if task.kind in target else inputs)
 

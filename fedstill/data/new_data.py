@@ -27,7 +27,7 @@ from fedstill.data.loader import load
 from fedstill.data.preparation import PATIENT, SITE, check_sites, taught, with_channels
 from fedstill.data.raw import Images, image_array, read_npz
 from fedstill.data.spec_tensors import inputs_in, labels_in
-from fedstill.data.tables import read_folder, read_rows
+from fedstill.data.tables import cells_of, read_folder, read_rows
 from fedstill.data.text_data import HASH
 from fedstill.data.user_data import Files, form_of, located, read
 
@@ -166,9 +166,8 @@ def unlabelled(name: str, spec: InputSpec, how: Reading) -> tuple[list[str], Any
     if not place.exists():
         raise DataError(f"{what}: there is no {place}")
     if form == "rows":
-        needed = [column.name for column in spec.schema.inputs]
-        cells = read_csv(place, *needed)
-        return _numbered(len(cells[needed[0]])), cells
+        cells, _ = cells_of(place)
+        return _numbered(len(next(iter(cells.values())))), cells
     if form == "texts":
         texts = read_csv(place, "text")["text"]
         return _numbered(len(texts)), texts

@@ -126,7 +126,7 @@ def locate(config: PrivateConfig, folder: Path) -> Path:
 def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
     targets = task.targets
     serving = SERVING[targets]
-    of_files = targets in ("instances", "texts", "rows", "values")
+    of_files = targets == "instances" or task.makes.form in ("texts", "rows")
     if config.source not in serving and (config.source in SOURCES or of_files):
         told = {"texts": ": columns text and label", "rows": ": the columns of the run's schema"}
         columns = told.get(task.makes.form, "")

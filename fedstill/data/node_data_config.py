@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedstill.core.errors import ArgumentError
 from fedstill.data.config import DATA
 
-SOURCES = ("npz", "folder", "csv", "nifti", "tensors")
+SOURCES = ("npz", "folder", "csv", "parquet", "nifti", "tensors")
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,11 @@ class PrivateConfig:
     source: str = "npz"
     """npz: a file with arrays images and labels, or masks, or instances; folder: images by class, one folder
     a class, or a folder images beside a folder masks; nifti: a folder of volumes; csv: a table of pixels,
-    image files, findings, texts, or the columns that the run's schema has; tensors: a .safetensors file of
-    inputs and targets just as the server declares them; or package.module:function, your own, called with
-    the path below, which gives images and labels, or arrays by name as an npz has them; or a data set of your
-    own, by name or package.module:Class, whose folder (root) is the path below."""
+    image files, findings, texts, or the columns that the run's schema has; parquet: these columns, too;
+    tensors: a .safetensors file of inputs and targets just as the server declares them; or
+    package.module:function, your own, called with the path below, which gives images and labels, or arrays by
+    name as an npz has them; or a data set of your own, by name or package.module:Class, whose folder (root)
+    is the path below."""
 
     path: str = "data.npz"
     """The file or folder, from the folder of this file."""

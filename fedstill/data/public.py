@@ -194,7 +194,7 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
 
 
 def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
-    if targets[0] in ("texts", "rows", "values") or task.makes.form == "rows":
+    if targets[0] in ("texts", "rows", "values", "times") or task.makes.form == "rows":
         raise ArgumentError("public.name", name, f"{task.makes.form}, as task {task.called} takes no others")
     return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])
 

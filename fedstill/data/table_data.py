@@ -46,16 +46,17 @@ def data_set(table: Table, config: DataConfig, task: TaskConfig, name: str, note
     Raises:
         DataError: the schema's target is not what the task learns.
     """
-    answer, data = table.schema.answer, table.data
-    wanted = "number" if task.makes.kind == "number" else "category"
-    if answer.type != wanted:
-        told = f"target {answer.name!r} of the schema is a {answer.type}"
-        raise DataError(f"{name}: {told}: allowed for task {task.called} is a {wanted}")
+    schema, data = table.schema, table.data
+    wanted = {"number": "number", "time": "time until an event"}.get(task.makes.kind, "category")
+    if schema.teaches != wanted:
+        told = f"target {schema.target!r} of the schema is a {schema.teaches}"
+        hint = ", by event = in the schema" if task.makes.kind == "time" else ""
+        raise DataError(f"{name}: {told}: allowed for task {task.called} is a {wanted}{hint}")
     made = prepared(
         Source(
             name=name,
             targets=data.targets.numpy(),
-            classes=table.schema.classes,
+            classes=schema.classes,
             tensors=lambda rows: data.subset(torch.from_numpy(rows)),
             test=table.test,
             columns=table.columns,
@@ -66,4 +67,4 @@ def data_set(table: Table, config: DataConfig, task: TaskConfig, name: str, note
         ),
         config,
     )
-    return replace(made, schema=table.schema)
+    return replace(made, schema=schema)

@@ -22,10 +22,11 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
 from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import as_column, rows, told_part
+from fedstill.data.parquet_tables import SUFFIX, read_parquet
 
 SCHEMA = "schema.toml"
 EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
 Where = Callable[[int], str]  # in which file and line a row stands
 
 
@@ -71,7 +72,8 @@ def read_schema(path: str | Path) -> Schema:
 
 
 def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: Where) -> TensorData:
-    """Columns of cells as features ``(N, F)`` and targets: classes ``(N,)``, or numbers ``(N, 1)`` in -1..1.
+    """Columns of cells as features ``(N, F)`` and targets: classes ``(N,)``, numbers ``(N, 1)`` in -1..1, or
+    times until an event, in intervals, and whether it came ``(N, 2)``.
 
     Columns that the schema does not have are passed over.
 
@@ -96,15 +98,25 @@ def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where
         if column.name not in cells:
             raise DataError(f"{what}: has no column {column.name!r}: allowed are those of the schema")
     parts = [_features(cells[column.name], column, where) for column in schema.inputs]
-    answers = cells[schema.target]
-    inputs = torch.from_numpy(np.concatenate(parts, axis=1))
-    target = torch.from_numpy(_features(answers, schema.answer, where))
-    return TensorData(inputs, target.argmax(1) if schema.answer.categories else target)
+    inputs = torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32))
+    return TensorData(inputs, _targets(cells, schema, where))
+
+
+def _targets(cells: Mapping[str, Sequence[Any]], schema: Schema, where: Where) -> torch.Tensor:
+    target = torch.from_numpy(_features(cells[schema.target], schema.answer, where))
+    if schema.answer.categories:
+        return target.argmax(1)
+    if not schema.event:
+        return target.float()
+    event = next(column for column in schema.columns if column.name == schema.event)
+    came = torch.from_numpy(_features(cells[schema.event], event, where))[:, 1:]
+    # Rounded to float32 only now: a time at which two intervals meet is a whole number of them.
+    return torch.cat([(target + 1) / 2 * schema.intervals, came], 1).float()
 
 
 def _features(cells: Sequence[Any], column: SchemaColumn, where: Where) -> Floats:
-    """One column's features, ``(N, features)`` float32."""
-    made = np.zeros((len(cells), len(column.features)), dtype=np.float32)
+    """One column's features, ``(N, features)``."""
+    made = np.zeros((len(cells), len(column.features)))
     numbers = column.type == "number"
     place = {name: number for number, name in enumerate(column.categories)}
     for row, cell in enumerate(cells):
@@ -122,7 +134,9 @@ def _features(cells: Sequence[Any], column: SchemaColumn, where: Where) -> Float
     return made
 
 
-def coded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: Where) -> Floats:
+def coded(
+    cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: Where
+) -> npt.NDArray[np.float32]:
     """Columns of cells, without the target, as numbers ``(N, columns)``: a number as it is, a category by its
     place, NaN for nothing.
 
@@ -175,7 +189,7 @@ def _wrong(row: int, column: SchemaColumn, found: str, where: Where) -> DataErro
 
 
 def read_rows(path: Path, schema: Schema) -> Table:
-    """The rows of one csv.
+    """The rows of one csv or Parquet file, which its ending tells apart.
 
     Beside the schema's columns it may have ``split`` (train or test) and any others, of which ``patient`` and
     ``site`` are heeded.
@@ -183,25 +197,47 @@ def read_rows(path: Path, schema: Schema) -> Table:
     Raises:
         DataError: it cannot be read, or breaks the schema.
     """
+    cells, where = cells_of(path)
+    data = encoded(cells, schema, str(path), where)
+    test = told_part(cells, path)
+    return Table(schema, data, test, {name: as_column(name, column) for name, column in cells.items()})
+
+
+def cells_of(path: Path) -> tuple[dict[str, list[str]], Where]:
+    """The cells of a csv or Parquet file, by column, and where each row stands.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    return _parquet(path) if path.suffix == SUFFIX else _csv(path)
+
+
+def _csv(path: Path) -> tuple[dict[str, list[str]], Where]:
     (_, header), *below = rows(path)
     if twice := named_twice(header):
         raise DataError(f"{path}: has column {twice!r} twice: allowed is once")
     cells = {name: [row[place] for _, row in below] for place, name in enumerate(header)}
     lines = [line for line, _ in below]
-    data = encoded(cells, schema, str(path), lambda row: f"{path}, line {lines[row]}")
-    test = told_part(cells, path)
-    return Table(schema, data, test, {name: as_column(name, column) for name, column in cells.items()})
+    return cells, lambda row: f"{path}, line {lines[row]}"
+
+
+def _parquet(path: Path) -> tuple[dict[str, list[str]], Where]:
+    cells = {name: [_text(cell) for cell in column] for name, column in read_parquet(path).items()}
+    return cells, lambda row: f"{path}, row {row + 1}"
 
 
 def read_folder(path: Path, schema: Schema) -> Table:
-    """The rows of all csv files of a folder, each a site by its name.
+    """The rows of all csv and Parquet files of a folder, each a site by its name.
 
     Raises:
-        DataError: there are none, or as :func:`read_rows`; some with a column ``split`` and some without.
+        DataError: there are none, or two of one site, or as :func:`read_rows`; some with a column ``split``
+            and some without.
     """
-    files = sorted(file for file in path.iterdir() if file.suffix == ".csv")
+    files = sorted(file for file in path.iterdir() if file.suffix in (".csv", SUFFIX))
     if not files:
-        raise DataError(f"{path}: has no csv file: allowed is one for each site")
+        raise DataError(f"{path}: has no csv or Parquet file: allowed is one for each site")
+    if twice := named_twice([file.stem for file in files]):
+        raise DataError(f"{path}: has {twice}.csv and {twice}{SUFFIX}: allowed is one file for each site")
     parts = [read_rows(file, schema) for file in files]
     tests = [part.test for part in parts if part.test is not None]
     if 0 < len(tests) < len(parts):

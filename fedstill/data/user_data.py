@@ -40,7 +40,8 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
         raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
     if place is None:
         raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
-    suffixes = {"labels": (".npz", ".csv"), "rows": (".csv",), "values": (".csv",)}.get(targets, (".npz",))
+    table = (".csv", ".parquet") if targets in ("rows", "values", "times") else (".npz",)
+    suffixes = (".npz", ".csv") if targets == "labels" else table
     if place.is_file() and targets != "texts" and place.suffix not in suffixes:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}")
@@ -84,8 +85,9 @@ SERVING: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
         "image": ("npz", "folder", "nifti"),
         "instances": ("npz", "folder"),
         "texts": ("csv",),
-        "rows": ("csv",),
-        "values": ("csv",),
+        "rows": ("csv", "parquet"),
+        "values": ("csv", "parquet"),
+        "times": ("csv", "parquet"),
     }
 )
 
@@ -155,6 +157,7 @@ _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
         "texts": ("length", "words", "vocabulary"),
         "rows": ("schema",),
         "values": ("schema",),
+        "times": ("schema",),
     }
 )
 
@@ -162,8 +165,8 @@ _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 @dataclass(frozen=True, kw_only=True)
 class Files(instance_images.PictureData, text_data.TextData):
     """Data of one's own, by their path: an .npz with images and labels or masks, a folder of images by class,
-    of images and masks, or of NIfTI volumes; a csv of findings, texts or a table's rows, or a folder of such
-    tables."""
+    of images and masks, or of NIfTI volumes; a csv of findings or texts; a table's rows in a csv or Parquet
+    file, or a folder of these."""
 
     targets: ClassVar[tuple[Targets, ...]] = get_args(Targets)
 
@@ -182,7 +185,7 @@ class Files(instance_images.PictureData, text_data.TextData):
 
     schema: str = ""
     """Tables: the file that says which columns they have (docs/data.md); empty: schema.toml in the folder, or
-    beside the csv."""
+    beside the file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,7 +208,7 @@ class Files(instance_images.PictureData, text_data.TextData):
         return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)
 
     def rows(self, place: Path) -> tables.Table:
-        """Rows of a csv, or of a folder of these."""
+        """Rows of a table, or of a folder of tables."""
         folder = place if place.is_dir() else place.parent
         schema = tables.read_schema(Path(self.schema).expanduser() if self.schema else folder / tables.SCHEMA)
         return tables.read_folder(place, schema) if place.is_dir() else tables.read_rows(place, schema)

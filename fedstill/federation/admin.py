@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedstill.core.errors import DeployError
+from fedstill.core.errors import DeployError, RunFolderError
+from fedstill.core.progress import Note
 from fedstill.federation.provision import require_flare
 from fedstill.federation.run_status import PROGRESS_TOPIC
 
@@ -111,13 +112,13 @@ class Admin:
         with self._refusals():
             return str(self._session.get_job_status(job))
 
-    def progress(self, job: str) -> str:
-        """How far a job's run is, in words that follow its status; empty where the job does not say."""
-        try:
+    def progress(self, job: str) -> Note | None:
+        """How far a job's run is; None where the job does not say."""
+        with contextlib.suppress(DeployError, RunFolderError):  # it is not at work yet, or no more
             with self._refusals():
-                return str(self._session.do_app_command(job, PROGRESS_TOPIC, None)["words"])
-        except DeployError:  # it is not at work yet, or no more
-            return ""
+                told = self._session.do_app_command(job, PROGRESS_TOPIC, None)["note"]
+            return Note.parse(str(told), Path(job)) if told else None
+        return None
 
     def wait(self, job: str, patience: float, every: float = 0.5) -> str:
         """Wait until a job has ended, and say how.

@@ -208,6 +208,16 @@ def target(site: Site) -> str:
     return str(config["servers"][0]["service"]["target"])
 
 
+def reaches(address: str, seconds: float = 5.0) -> bool:
+    """Whether anybody accepts a connection at ``host:port``; that it is the server is for TLS to tell."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=seconds):
+            return True
+    except OSError:
+        return False
+
+
 def heartbeat(site: Site) -> float:
     """Seconds between two signs of life of a node."""
     try:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstill.core.progress import Note
+from fedstill.core.locks import is_locked
+from fedstill.core.progress import PROGRESS, Note
 
 STOPPED = "stopped.json"  # in a run's folder: why it stopped
-PROGRESS = "progress.json"  # there too: how far it is
 PROGRESS_TOPIC = "progress"  # by which whoever waits for a job asks it that
 JOB = "job.lock"  # there too: held by the one job that is at work on the run
 RESULT = "result.json"  # there too, once it is done
@@ -69,7 +68,7 @@ def outcome(folder: Path, status: str = "", since: float = 0.0) -> str:
     if status in _WAITING:
         return _WAITING[status]
     if status and not status.startswith("FINISHED"):
-        if _at_work(folder):
+        if at_work(folder):
             return f"running{progress(folder)}"
         if not _newer(folder / JOB, since):
             return _WAITING["DISPATCHED"]
@@ -88,19 +87,12 @@ def outcome(folder: Path, status: str = "", since: float = 0.0) -> str:
 
 def over(folder: Path) -> bool:
     """Whether the run in a folder at the server has come to a result or stopped, and all is written."""
-    return ((folder / RESULT).exists() or (folder / STOPPED).exists()) and not _at_work(folder)
+    return ((folder / RESULT).exists() or (folder / STOPPED).exists()) and not at_work(folder)
 
 
-def _at_work(folder: Path) -> bool:
+def at_work(folder: Path) -> bool:
     """Whether a job holds the run's folder."""
-    try:
-        with (folder / JOB).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_locked(folder / JOB)
 
 
 def _newer(path: Path, since: float) -> bool:

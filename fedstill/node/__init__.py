@@ -6,6 +6,7 @@
   ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_checks`` and ``permission_check`` say
   what is wrong. ``admission`` and ``requests`` are who may have a run, and which its owner approves;
   ``security_log`` has who came, was refused and let in, ``refusal_text`` what a server hears of it.
+  ``request_text`` is what an owner reads of a request, ``overview`` of all that goes on.
 - Learning: ``node`` is data and networks, ``node_group`` computes several together, ``owner_model`` and
   ``network_setup`` make them ready; ``local_training``, ``dp_training``, ``first_training``.
 - Privacy: ``protection`` puts a node under its ``run_mechanism``, with ``noise_calibration``; ``run_budgets``

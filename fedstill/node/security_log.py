@@ -17,6 +17,7 @@ import getpass
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -101,11 +102,24 @@ class SecurityLog:
                     yield line
 
     def verify(self) -> str | None:
-        """What is wrong with the log, with which line; None: nothing, or there is none."""
+        """What is wrong with the log, with which line; None: nothing, or there is none.
+
+        Nothing is locked, so that no node waits for whoever reads: what looks wrong while a file is moved
+        or a line is written is looked at again.
+        """
         if not self._files() and not (self._folder / HEAD).exists():
             return None
-        with self._alone():
-            return self._fault()
+        fault = None
+        for _ in range(3):
+            try:
+                if (fault := self._fault()) is None:
+                    break
+            except FileNotFoundError:
+                fault = f"{self._folder / FILE} was moved while it was read"
+            except OSError as error:
+                raise SecurityLogError(f"{self._folder / FILE} cannot be used: {error.strerror}") from error
+            time.sleep(0.02)
+        return fault
 
     # --- the file ---------------------------------------------------------------------------------------
 

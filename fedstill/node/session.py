@@ -186,6 +186,7 @@ class Session:
         if not self.training.done:
             # So short that it counts steps, none is.
             most = min(60, self.node.gate.policy.most_seconds or 60)
+            before = self.training.percent
             if self.training.go_on(time.monotonic() + min(max(seconds, 1.0), most), self._save_now_and_then):
                 self.training.forget_optimisers()
                 self.kept.save(
@@ -193,6 +194,8 @@ class Session:
                 )  # before anything leaves: it would not come out the same
                 self.training.done = True
                 logger.info("local training is done: %d steps", self.training.steps)
+            elif self.training.percent > before:
+                logger.info("local training: %d %% done", self.training.percent)
         return {"percent": self.training.percent, "learned": self.training.done}
 
     def _save_now_and_then(self) -> None:

@@ -3,8 +3,8 @@
 ``config`` is the base of all mechanisms; ``dpsgd``, ``pate`` and ``noisy_outputs`` are one each.
 ``release_rules`` say what is done to a tensor that leaves, and its price: ``clipping``, ``noise``,
 ``pate_teachers`` and their votes. ``events`` are prices; ``accounting`` composes them to an epsilon, by
-``privacy_loss`` and ``renyi``; ``budget`` says whether one more fits. ``statement`` says all of this in
-words, ``epsilon_lower_bounds`` what an attack proves.
+``privacy_loss`` and ``renyi``; ``budget`` says whether one more fits, ``budget_text`` what is left.
+``statement`` says all of this in words, ``epsilon_lower_bounds`` what an attack proves.
 
 May import protocol and what lies below. A newcomer writes a mechanism as docs/own-mechanism.md says.
 """

@@ -5,7 +5,9 @@
 ``run_tables``, ``privacy_section``, ``leakage_section`` and ``link_costs`` make a run's; ``compare_reader``
 reads a comparison into its ``compare_summary``, of which ``compare_table``, ``compare_points`` and
 ``compare_csv`` make tables and ``compare_files`` all files; ``paired`` tells an order from chance.
-``run_page`` and ``compare_page`` fill the templates. ``paired_difference`` says how far two models are apart
+``run_page`` and ``compare_page`` fill the templates. What goes on is a ``live_page``, which a
+``page_server`` shows to browsers of this machine: ``node_page`` and ``runs_page``; ``so_far`` is a run that
+is not finished. ``paired_difference`` says how far two models are apart
 on the same cases. ``drawing`` is how all figures look, ``run_figures`` and ``compare_figures`` are the
 figures, ``pictures`` shows images. ``run_text`` and ``metric_text`` say in plain words what happened.
 

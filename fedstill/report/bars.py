@@ -1,4 +1,7 @@
-"""Bars from 0 to 100% for the cells of tables: they stretch to any width while their lines keep theirs."""
+"""Bars from 0 to 100% and plain lines, for the cells of tables and for pages that are drawn again and again.
+
+They stretch to any width while their strokes keep theirs, and need no matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,25 @@ def bar(
         parts.append(f'<line class="whisker" x1="{_x(whisker[0])}" x2="{_x(whisker[1])}" y1="12" y2="12"/>')
     inside = "".join(parts)
     return Markup(f'<svg class="bars" width="100%" height="24" aria-hidden="true">{inside}</svg>')
+
+
+MOST = 200  # points of a line
+
+
+def spark(values: Sequence[float]) -> Markup:
+    """A line through finite values, from the lowest to the highest; of many, some in equal steps."""
+    step = -(-len(values) // MOST) or 1
+    kept = [*values[:-1:step], *values[-1:]]
+    low, high = min(kept, default=0.0), max(kept, default=0.0)
+    across, up = 100 / max(len(kept) - 1, 1), 30 / ((high - low) or 1.0)
+    points = " ".join(
+        f"{place * across:.2f},{35 - (value - low) * up:.2f}" for place, value in enumerate(kept)
+    )
+    line = Markup('<polyline points="{}" vector-effect="non-scaling-stroke"/>').format(points)
+    box = Markup(
+        '<svg class="spark" viewBox="0 0 100 40" preserveAspectRatio="none" aria-hidden="true">{}</svg>'
+    )
+    return box.format(line)
 
 
 def _x(value: float) -> str:

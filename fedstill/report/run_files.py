@@ -40,6 +40,7 @@ class Metrics:
         losses: of the server, by name.
         local: of local training, by node.
         centralised: of the centralised model.
+        link: what messages to nodes elsewhere have cost by now, as a result has it of the whole run.
     """
 
     central: dict[float, float] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class Metrics:
     losses: Losses = field(default_factory=dict)
     local: Losses = field(default_factory=dict)
     centralised: dict[float, float | None] = field(default_factory=dict)
+    link: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, metric: str = "accuracy") -> Metrics:
@@ -65,6 +67,9 @@ class Metrics:
             for kept, key in ((self.central, metric), (self.own, f"local_{metric}")):
                 if (value := number(record, key)) is not None:
                     kept[step] = value
+            for name in record:
+                if name.startswith("link_") and (value := number(record, name)) is not None:
+                    self.link[name.removeprefix("link_")] = value
             for name in record.get("losses", {}):
                 self.losses.setdefault(name, {})[step] = number(record, "losses", name)
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedstill.core.progress import PROGRESS
+from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import human_bytes, human_seconds, points
 from fedstill.report import (
     drawing,
@@ -24,10 +26,11 @@ from fedstill.report import (
     privacy_section,
     run_figures,
     run_tables,
+    so_far,
     table_columns,
 )
 from fedstill.report.metric_text import bare, in_a_sentence, spread_text, told
-from fedstill.report.result import OverNodes, Result
+from fedstill.report.result import FILE, OverNodes, Result
 from fedstill.report.run_files import RunFiles
 from fedstill.report.run_levels import comparison, interval_text, tested
 from fedstill.report.run_text import facts, plain_sentence
@@ -51,19 +54,40 @@ HELD: Mapping[str, tuple[str, str, bool]] = {
     ),
     "image": ("The images each node holds", "Training images at each node", True),
     "number": ("The rows each node holds", "Training rows at each node", True),
+    "time": (
+        "How long each node's rows were followed",
+        "Training rows at each node that say whether the event came in an interval",
+        False,
+    ),
 }
 
 
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into a run's folder, from the files in it, and return its path.
 
-    Only ``result.json`` must exist; what other files would have shown is marked "not measured". The same
-    files give the same bytes. Raises RunFolderError where a file is broken.
+    Of a run that is not finished it shows how far that is. Raises RunFolderError where a file is broken.
     """
-    page = environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
     target = folder / "report.html"
-    target.write_text(page, encoding="utf-8", newline="\n")
+    write_text(target, page(folder))
     return target
+
+
+def page(folder: Path, served: str = "") -> str:
+    """The page of a run; of one that is not finished, of what there is so far.
+
+    Only ``result.json`` must exist; what other files would have shown is marked "not measured". The same
+    files give the same page.
+
+    Args:
+        folder: of the run.
+        served: the nonce of its script, where a browser may ask for the page again.
+
+    Raises:
+        RunFolderError: a file is broken or missing.
+    """
+    if not (folder / FILE).exists() and (folder / PROGRESS).exists():
+        return so_far.page(folder, served)
+    return environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
 
 
 def _view(run: RunFiles) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def confusion(result: Result) -> Table | None:
         of = sum(counts)
         cells = [Cell(_shaded(count, max(of, 1))) for count in counts]
         rows.append(Row(name, [*cells, Cell(percent(100 * counts[place] / of) if of else "-")]))
-    columns = [*(Column(name, "") for name in classes), Column("Right")]
+    columns = [*map(_class_column, classes), Column("Right")]
     title = "How many test examples of each class (rows) are taken for each class (columns)"
     return Table(title, "True class", columns, rows, style="heat")
 
@@ -140,8 +140,13 @@ def holdings(result: Result, about: str, with_sum: bool) -> Table | None:
         cells = [Cell(_shaded(count, most)) for count in padded] or [Cell(None, span=width)]
         total = None if counts is None else f"{sum(count or 0 for count in counts):,}"
         rows.append(Row(name, [*cells, Cell(total, style="r")] if with_sum else cells))
-    columns = [*(Column(name, "") for name in classes), *([Column("All")] if with_sum else [])]
+    columns = [*map(_class_column, classes), *([Column("All")] if with_sum else [])]
     return Table(about, "Node", columns, rows, style="heat")
+
+
+def _class_column(name: str) -> Column:
+    """A narrow page writes a name upwards that is longer than a number."""
+    return Column(name, "tall" if len(name) > 3 else "")
 
 
 def _shaded(count: int | None, most: int) -> Markup:

@@ -21,8 +21,8 @@ def section(folder: Path, result: Result) -> Table | None:
     rows = []
     for column in schema.columns:
         values = [Cell(row.get(column.name, ""), style="r") for row in made]
-        target = column.name == schema.target
-        rows.append(Row(column.name, [Cell(column.allowed), *values], "the target" if target else ""))
+        note = {schema.target: "the target", schema.event: "whether it was reached"}.get(column.name, "")
+        rows.append(Row(column.name, [Cell(column.allowed), *values], note))
     heads = [Column("Allowed", ""), *(Column(f"made {number}") for number in range(1, len(made) + 1))]
     return Table("Columns of the table", "Column", heads, rows)
 

@@ -17,6 +17,7 @@ import tomli_w
 
 from fedstill.core.errors import DataError, DeployError, FedstillError
 from fedstill.core.fingerprints import grouped
+from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, write_text
 from fedstill.data.loader import load
 from fedstill.data.public import load_public
@@ -31,7 +32,7 @@ from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
 SLOW = 15.0  # seconds until it is said that a job waits
-EVERY, RARELY = 5.0, 60.0  # seconds between two looks how far it is: on a terminal, and elsewhere
+EVERY, RARELY = 2.0, 60.0  # seconds between two looks how far it is, and two lines where no bars are seen
 
 
 def reach(kit: Path) -> None:
@@ -44,7 +45,7 @@ def reach(kit: Path) -> None:
         _connected(admin)
 
 
-def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
+def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool) -> dict[str, Any]:
     """Run at a deployed federation, with the nodes that are there; data, models and policies are theirs.
 
     The nodes with which a run begins are those with which it goes on: a node that has come since has no part
@@ -53,7 +54,8 @@ def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
     Args:
         config: the run; ``engine.startup_kit`` is an admin's kit.
         out: the run's folder, into which all results are fetched.
-        progress: show on a terminal what goes on.
+        bars: show what goes on.
+        in_lines: say it in a line now and then, too.
 
     Returns:
         What the server found out, as ``result.json`` holds it.
@@ -69,7 +71,8 @@ def submit(config: RunConfig, out: Path, progress: bool) -> dict[str, Any]:
         _end_jobs(admin, run)
         job = _begin(admin, config, run, out)
         try:
-            status = _waited(admin, job, progress)
+            with bars:
+                status = _waited(admin, job, bars, in_lines)
             fetched = admin.download(job, out / "fetched")
         except DeployError as error:
             raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
@@ -134,15 +137,20 @@ def _end_jobs(admin: Admin, run: str) -> None:
                 admin.wait(str(job["job_id"]), ENDING)
 
 
-def _waited(admin: Admin, job: str, progress: bool) -> str:
-    """Wait for a job, and say how it does; whoever stops waiting ends it."""
-    since, said, told = time.monotonic(), "", 0.0
+def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool) -> str:
+    """Wait for a job, and say how it does, ``in_lines`` where no bars are seen; whoever stops waiting ends
+    it."""
+    since, said, asked, told = time.monotonic(), "", 0.0, 0.0
     try:
         while not (status := admin.status(job)).startswith("FINISHED"):
             late = status == "SUBMITTED" and time.monotonic() - since > SLOW
             now = "waiting: FLARE begins once all these nodes are there and free" if late else status.lower()
-            if now == "running" and time.monotonic() - told > (EVERY if progress else RARELY):
-                now, told = now + admin.progress(job), time.monotonic()
+            if now == "running" and time.monotonic() - asked > EVERY:
+                noted, asked = admin.progress(job), time.monotonic()
+                if noted is not None:
+                    bars.follow(noted)
+                    if in_lines and asked - told > RARELY:
+                        now, told = f"{now}, {noted.words()}", asked
             if now not in (said, said.partition(",")[0]):
                 print(f"  {now}", file=sys.stderr)
                 said = now

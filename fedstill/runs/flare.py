@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import shutil
@@ -13,10 +12,11 @@ from nvflare.collab import collab
 
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.fingerprints import grouped
-from fedstill.core.progress import Noted
+from fedstill.core.locks import lock
+from fedstill.core.progress import PROGRESS, Note, Noted
 from fedstill.core.run_writer import write_text
 from fedstill.federation.flare import RUNS, FlareLink, environment
-from fedstill.federation.run_status import JOB, PROGRESS, PROGRESS_TOPIC, STOPPED, progress
+from fedstill.federation.run_status import JOB, PROGRESS_TOPIC, STOPPED
 from fedstill.runs.config import read_toml
 from fedstill.runs.remote_run import Served
 
@@ -42,7 +42,12 @@ class ServerProgram:
         """Run, and leave the results in the job's workspace, from where they are fetched."""
         folder = Path(environment(RUNS)) / self.run_name
         engine = collab.fl_ctx.get_engine()
-        engine.register_app_command(PROGRESS_TOPIC, lambda topic, data, fl_ctx: {"words": progress(folder)})
+
+        def told(topic: str, data: object, fl_ctx: object) -> dict[str, str]:
+            noted = Note.read(folder / PROGRESS)
+            return {"note": "" if noted is None else noted.text()}
+
+        engine.register_app_command(PROGRESS_TOPIC, told)
         kept = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
         self._work(folder, kept)
 
@@ -54,9 +59,9 @@ class ServerProgram:
             kept: where this job's results are to be.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / JOB).open("w") as lock:
+        with (folder / JOB).open("w") as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(held.fileno())
             except BlockingIOError:
                 kept.mkdir(parents=True)
                 self._stopped(kept, RunFolderError(f"{folder} is in use: another job is at work on this run"))
@@ -83,7 +88,12 @@ class ServerProgram:
 
     def _run(self, folder: Path) -> None:
         config = read_toml(self.config)
-        link, bars = FlareLink(collab.clients, self.nodes), Noted(folder / PROGRESS)
+        link = FlareLink(collab.clients, self.nodes)
+
+        def tell(noted: Note) -> None:
+            logger.info("run %s: %s", self.run_name, noted.words())
+
+        bars = Noted(folder / PROGRESS, then=tell, pace=60.0)
         run = Served(config, link, self.run_name)
         write_text(folder / DESCRIPTION, run.description.text)
         logger.info("run %s begins; it is %s", self.run_name, grouped(run.description.sha256))

@@ -27,7 +27,7 @@ from fedstill.core import file_permissions
 from fedstill.core.checkpoint import load_state
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import DeployError
-from fedstill.core.progress import following
+from fedstill.core.progress import PROGRESS, Bars, following
 from fedstill.core.run_writer import holding
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.user_data import usual_folders
@@ -36,7 +36,7 @@ from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, RUNS
 from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.provision import provision, require_flare
-from fedstill.federation.run_status import PROGRESS, STOPPED, over
+from fedstill.federation.run_status import STOPPED, over
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
@@ -50,14 +50,14 @@ from fedstill.tasks import TASKS
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
 
 
-def rehearse(config: RunConfig, simulation: Simulation, out: Path, progress: bool) -> dict[str, Any]:
+def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -> dict[str, Any]:
     """Run a simulation's nodes as processes of their own on this machine.
 
     Args:
         config: the run, with ``engine.name`` ``flare`` or ``flare-poc``.
         simulation: made of it.
         out: the run's folder; everything of the federation lies in ``out/federation``.
-        progress: show bars on a terminal.
+        bars: show what goes on.
 
     Returns:
         The figures, as a simulation's own run gives them, with what the link cost.
@@ -81,7 +81,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, progress: boo
         started = time.monotonic()
         served = home / "runs" / run
         if not (served / "result.json").exists():
-            with following(served / PROGRESS, progress):
+            with following(served / PROGRESS, bars):
                 if config.engine.name == "flare":
                     _simulate(config, run, names, home)
                 else:

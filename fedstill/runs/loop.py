@@ -109,6 +109,7 @@ class Run(ABC):
                 at_last.callback(self.audit.close)
                 self.audit.require_sound()
             at_last.callback(self._close)
+            self.bars.describe(self._described())
             with self.bars:
                 saved = self.records.load()
                 self.clock.load(saved.get("clock"))
@@ -170,6 +171,12 @@ class Run(ABC):
     @abstractmethod
     def _close(self) -> None:
         """Let the nodes go."""
+
+    def _described(self) -> dict[str, str]:
+        """What is to be known of the run while it goes on."""
+        judged = self.task.figures[0]
+        figure = {"metric": judged.key, "figure": judged.title, "unit": judged.unit, "better": judged.better}
+        return {"title": self.method.title, **figure}
 
     # --- what does not --------------------------------------------------------------------------------
 

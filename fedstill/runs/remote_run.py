@@ -35,6 +35,8 @@ from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
 from fedstill.runs.setting import check_networks
 
+LINK = ("messages", "seconds_each", "nodes", "waiting", "absent", "link")  # what is told on a run's way
+
 
 def plan_of(config: RunConfig, data: DataSet, public: Public | None, name: str, nodes: int) -> Plan:
     """What so many nodes get to know of a run by this name, with the server's own data and public data."""
@@ -128,10 +130,12 @@ class Served(Run):
         self.federation.leave()
 
     def look(self) -> Mapping[str, float]:
-        """What the server can measure by itself: its student on its own test data."""
-        if not self.has_student:
-            return {}
-        return {self.task.metric: self.evaluation.leading(self.evaluation.outputs(self.student))}
+        """What the server can measure by itself: its student on its own test data, and what the link cost."""
+        cost = self.federation.meter.figures(0.0, 0.0)
+        told = {f"link_{name}": cost[name] for name in LINK}
+        if self.has_student:
+            told[self.task.metric] = self.evaluation.leading(self.evaluation.outputs(self.student))
+        return told
 
     # --- what the result says -------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import json
 import platform
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.progress import Bars
+from fedstill.core.progress import PROGRESS, Noted
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted
 from fedstill.core.version import __version__
@@ -28,8 +29,17 @@ REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their
 COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
 
 
+Report = Callable[[Path], object]  # writes the report of a run's folder, as far as the run has come
+
+
 def run(
-    config: RunConfig, out: Path, *, command: str, progress: bool, trained: Path | None = None
+    config: RunConfig,
+    out: Path,
+    *,
+    command: str,
+    progress: bool,
+    trained: Path | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Run a configuration from the start.
 
@@ -39,6 +49,7 @@ def run(
         command: the exact command that repeats it, for the report.
         progress: show bars on a terminal.
         trained: a folder for models of nodes, which runs that train them alike share.
+        report: is called now and then while the run goes on.
 
     Returns:
         What ``result.json`` holds.
@@ -55,7 +66,7 @@ def run(
     made = None if config.engine.startup_kit else prepare(config)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    return _go(config, made, out, command, progress, trained)
+    return _go(config, made, out, command, progress, trained, report)
 
 
 def _require_engine(config: RunConfig) -> None:
@@ -86,7 +97,12 @@ def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
 
 
 def resume(
-    out: Path, *, progress: bool, startup_kit: Path | None = None, trained: Path | None = None
+    out: Path,
+    *,
+    progress: bool,
+    startup_kit: Path | None = None,
+    trained: Path | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Go on with a run that was stopped, to the figures that it would have reached.
 
@@ -94,7 +110,7 @@ def resume(
         out: its folder.
         progress: show bars on a terminal.
         startup_kit: of the admin, where the one that the run began with has moved or run out.
-        trained: as of :func:`run`.
+        trained, report: as of :func:`run`.
 
     Raises:
         RunFolderError: there is no run in the folder.
@@ -114,7 +130,7 @@ def resume(
         config = _with_kit(config, startup_kit)
         write_text(out / "config.toml", f"{first}\n\n{to_toml(config)}")
     made = None if config.engine.startup_kit else prepare(config)
-    return _go(config, made, out, first.removeprefix(COMMAND), progress, trained)
+    return _go(config, made, out, first.removeprefix(COMMAND), progress, trained, report)
 
 
 def _go(
@@ -124,13 +140,17 @@ def _go(
     command: str,
     progress: bool,
     trained: Path | None,
+    report: Report | None,
 ) -> dict[str, Any]:
     """A run in its folder, wherever its nodes are; without a simulation, at a deployed federation."""
+    bars = noted(out, progress, report)
     if made is None:
         from fedstill.runs.deployed import submit
 
-        result = {**submit(config, out, progress), "command": command, **machine_and_date()}
+        figures = submit(config, out, bars, in_lines=not progress)
+        result = {**figures, "command": command, **machine_and_date()}
         write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
+        (out / PROGRESS).unlink(missing_ok=True)
         return result
     simulation, about = made
     about["command"] = command
@@ -138,8 +158,13 @@ def _go(
     if config.engine.name in REHEARSED:
         from fedstill.runs.local_processes import rehearse
 
-        return finish(simulation, about, rehearse(config, simulation, out, progress), out)
-    return finish(simulation, about, simulation.run(out, bars=Bars(progress)), out)
+        return finish(simulation, about, rehearse(config, simulation, out, bars), out)
+    return finish(simulation, about, simulation.run(out, bars=bars), out)
+
+
+def noted(out: Path, progress: bool, report: Report | None) -> Noted:
+    """Bars on a terminal, if wanted, and the same in a run's folder, where a report grows if there is one."""
+    return Noted(out / PROGRESS, progress, lambda note: report and report(out))
 
 
 def check_folder(out: Path) -> None:
@@ -170,6 +195,7 @@ def finish(
     """
     result = {**about, **figures, **machine_and_date()}
     simulation.finish(result)
+    (out / PROGRESS).unlink(missing_ok=True)
     return result
 
 

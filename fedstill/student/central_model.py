@@ -72,13 +72,15 @@ class CentralModel(nn.Module):
         return self.offset + self.scale * outputs if self.spec.task.makes.kind == "number" else outputs
 
     def probabilities(self, x: Any) -> torch.Tensor:
-        """Of each class ``(N, classes, ...)``; of labels that exclude none, each by itself; numbers as they
-        are. It goes by blocks, which memory takes."""
+        """Of each class ``(N, classes, ...)``; of labels that exclude none, each by itself; that an event has
+        not come by the end of each interval; numbers as they are."""
         kind, blocks = self.spec.task.makes.kind, torch.split(self._checked(x), BLOCK)
         with torch.no_grad():
             outputs = torch.cat([self.answers(some) for some in blocks])
         if kind == "number":
             return outputs
+        if kind == "time":  # outputs are log-odds of the intervals' hazards
+            return (1 - outputs.sigmoid()).cumprod(1)
         return outputs.sigmoid() if kind == "labels" else outputs.softmax(1)
 
     def _checked(self, x: Any) -> torch.Tensor:

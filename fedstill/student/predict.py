@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedstill.core.errors import MethodRefused
@@ -17,7 +18,8 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
 
     A line has the example's name (its file, or its number from 0), the answer, and the probability of each
     class: of findings the answers are those that are likelier than not, divided by ``|``. A number is in the
-    target's own unit.
+    target's own unit; of a time until an event there is, in place of an answer, the probability that it has
+    not come by the end of each interval.
 
     Raises:
         MethodRefused: its answers are maps or images, which no line holds.
@@ -37,12 +39,15 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
                 [name, f"{value:.6g}"] for name, value in zip(names, found.flatten().tolist(), strict=True)
             )
             return len(names)
-        lines.writerow(["example", "answer", *student.classes])
+        answers = [] if kind == "time" else ["answer"]
+        lines.writerow(["example", *answers, *student.classes])
         for name, each in zip(names, found.tolist(), strict=True):
-            if kind == "labels":
-                pairs = zip(student.classes, each, strict=True)
-                answer = "|".join(label for label, share in pairs if share >= SURE)
-            else:
-                answer = student.classes[max(range(len(each)), key=each.__getitem__)]
-            lines.writerow([name, answer, *(f"{share:.6f}" for share in each)])
+            answer = [_answer(kind, student.classes, each) for _ in answers]
+            lines.writerow([name, *answer, *(f"{share:.6f}" for share in each)])
     return len(names)
+
+
+def _answer(kind: str, classes: Sequence[str], shares: Sequence[float]) -> str:
+    if kind == "labels":
+        return "|".join(name for name, share in zip(classes, shares, strict=True) if share >= SURE)
+    return classes[max(range(len(shares)), key=shares.__getitem__)]

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, get_args
 from fedstill.core.registry import Registered, Registry
 from fedstill.tasks.task import Figure, Kind, Task
 
-# What examples teach: what a target is, or that inputs are texts, or rows of a table with a class or a value
-# each, or pictures whose objects are told apart.
-Targets = Literal["class", "labels", "map", "image", "instances", "texts", "rows", "values"]
+# What examples teach: what a target is, or that inputs are texts, or rows of a table with a class, a value or
+# a time until an event each, or pictures whose objects are told apart.
+Targets = Literal["class", "labels", "map", "image", "instances", "texts", "rows", "values", "times"]
 
 
 class TaskConfig(Registered):
@@ -75,6 +75,8 @@ class TaskConfig(Registered):
         kind = self.makes.kind
         if kind == "number":
             return "values"
+        if kind == "time":
+            return "times"
         return kind if self.makes.form == "images" else self.makes.form
 
 
@@ -85,6 +87,7 @@ TASKS: Registry[type[TaskConfig]] = Registry(
         "text": "fedstill.tasks.classification:TextConfig",
         "tabular": "fedstill.tasks.classification:TabularConfig",
         "regression": "fedstill.tasks.regression:RegressionConfig",
+        "survival": "fedstill.tasks.survival:SurvivalConfig",
         "multi-label": "fedstill.tasks.multi_label:MultiLabelConfig",
         "segmentation": "fedstill.tasks.segmentation:SegmentationConfig",
         "instances": "fedstill.tasks.instances:InstancesConfig",

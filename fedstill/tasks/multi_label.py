@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import formulas
 from fedstill.tasks.classification_metrics import Floats, area, over_classes
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.task import Figure, Task
+from fedstill.tasks.task import Figure, Kind, Task
 
 UNKNOWN = -1
 SMALLEST = 1e-30  # stands for a weight of nothing where a logarithm is taken
@@ -36,8 +37,8 @@ class MultiLabel(Task):
     """
 
     name = "multi-label"
-    figures = (Figure("auc", "AUC"),)
-    kind = "labels"
+    figures: tuple[Figure, ...] = (Figure("auc", "AUC"),)
+    kind: ClassVar[Kind] = "labels"
     least = 1
 
     def __init__(self, classes: int) -> None:

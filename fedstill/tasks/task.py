@@ -20,7 +20,7 @@ from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
 from fedstill.tasks import formulas
 
-Kind = Literal["class", "labels", "map", "image", "number"]
+Kind = Literal["class", "labels", "map", "image", "number", "time"]
 
 # Functions of answers, weights and task: what goes in and comes out stands in fedstill.tasks.ensembles.
 ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] = Registry(
@@ -66,8 +66,8 @@ class Task(ABC):
     Attributes:
         name: in messages and results.
         figures: its metrics; the first one is what models are judged by, in percent, and higher is better.
-        kind: what an output is: one class, labels that do not exclude each other, a class a pixel, an image,
-            a number.
+        kind: what is learned: one class, labels that do not exclude each other, a class a pixel, an image, a
+            number, the time until an event.
         form: of inputs: images ``(B, channels, H, W)`` float32, texts, which are token ids ``(B, L)`` int64,
             or rows of a table ``(B, F)`` float32.
         least: the fewest classes it can have.

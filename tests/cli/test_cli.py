@@ -46,11 +46,15 @@ class Runs:
         self.asked: list[tuple[str, Any]] = []
         self.raises: BaseException | None = None
 
-    def run(self, config: RunConfig, out: Path, *, command: str, progress: bool) -> dict[str, Any]:
+    def run(
+        self, config: RunConfig, out: Path, *, command: str, progress: bool, report: Any
+    ) -> dict[str, Any]:
         self.asked.append(("run", {"config": config, "out": out, "command": command, "progress": progress}))
         return self._result()
 
-    def resume(self, out: Path, *, progress: bool, startup_kit: Path | None = None) -> dict[str, Any]:
+    def resume(
+        self, out: Path, *, progress: bool, startup_kit: Path | None = None, report: Any
+    ) -> dict[str, Any]:
         self.asked.append(("resume", {"out": out, "progress": progress, "startup_kit": startup_kit}))
         return self._result()
 
@@ -155,7 +159,7 @@ def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line}
     assert lines["fedavg"] == "all"
     assert lines["fedmd-cg"] == "classification, text, tabular"
-    assert lines["fl-mrcm"] == "all but text, tabular, regression"
+    assert lines["fl-mrcm"] == "all but text, tabular, regression, survival"
 
 
 # --- from words to a configuration ------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -238,10 +241,31 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     assert err == "fedstill: name is 'clinic': allowed is 'other', as the startup kit has it\n"
 
 
+def test_status_says_whether_the_node_runs_and_the_server_is_there(tmp_path: Path, here: Here) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        startup = tmp_path / "kit" / "startup"
+        startup.mkdir(parents=True)
+        kit = {"servers": [{"service": {"target": address}}]}
+        (startup / "fed_client.json").write_text(json.dumps(kit), encoding="utf-8")
+        code, out, _ = here("status", tmp_path)
+        assert (code, out) == (1, f"The node does not run on this machine: fedstill node start {tmp_path}\n")
+        with (tmp_path / "node.pid").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write("4711")
+            lock.flush()
+            code, out, _ = here("status", tmp_path)
+            assert code == 0
+            assert f"The node runs as process 4711; {address} answers." in out
+            server.close()
+            code, out, _ = here("status", tmp_path)
+            assert (code, f"{address} does not answer." in out) == (1, True)
+
+
 def test_help_names_all(here: Here) -> None:
     said = here("--help")[1]
     assert said == here()[1] == here("check", "--help")[1]
-    for command in ("init", "check", "start", "answer"):
+    for command in ("init", "check", "start", "status", "answer"):
         assert f"fedstill node {command} DIR" in said
 
 

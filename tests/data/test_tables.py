@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +87,50 @@ def test_one_csv_and_a_schema_elsewhere(hospitals: Path) -> None:
     assert (len(data.train), len(data.test), data.name) == (2, 1, "berlin")
     with pytest.raises(ArgumentError, match=r"data\.schema .*schema\.toml"):
         of(hospitals)
+
+
+def test_a_parquet_file_is_read_as_the_csv_of_the_same_cells(hospitals: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    as_csv = of(hospitals)
+    (hospitals / "paris.csv").unlink()
+    columns = {
+        "ward": [1, 1],  # whole numbers, one column with a gap, and categories by number
+        "age": [100.0, 50.0],
+        "ill": arrow.array(["yes", "no"]).dictionary_encode(),
+        "split": ["train", "test"],
+    }
+    parquet.write_table(arrow.table(columns), hospitals / "paris.parquet")
+    table = of(hospitals)
+    assert torch.equal(table.train.inputs, as_csv.train.inputs)
+    assert torch.equal(table.test.targets, as_csv.test.targets)
+    assert table.columns["site"].tolist() == ["berlin", "berlin", "paris"]
+    alone = of(hospitals / "paris.parquet")
+    assert (len(alone.train), alone.name) == (1, "paris")
+    parquet.write_table(arrow.table({**columns, "age": [None, 101]}), hospitals / "own.parquet")
+    spec = InputSpec.of(TASK, as_csv)
+    with pytest.raises(DataError, match=r"own\.parquet, row 2: column 'age' is 101: allowed is 0 to 100"):
+        node_data.load(PrivateConfig("parquet", "own.parquet"), hospitals, spec)
+    parquet.write_table(arrow.table({**columns, "age": [None, 7]}), hospitals / "own.parquet")
+    own, _ = node_data.load(PrivateConfig("parquet", "own.parquet"), hospitals, spec)
+    assert own.inputs.tolist() == [[0, 1, 1, 0, 0]]
+
+
+def test_what_is_no_parquet_file_or_cannot_be_read_is_one_line(
+    hospitals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = hospitals / "berlin.parquet"
+    parquet.write_table(arrow.table({"age": []}), path)
+    with pytest.raises(DataError, match=r"has berlin\.csv and berlin\.parquet: allowed is one file for each"):
+        of(hospitals)
+    with pytest.raises(DataError, match="there are no examples"):
+        of(path)
+    path.write_bytes(b"age,ill")
+    with pytest.raises(DataError, match=r"berlin\.parquet: cannot be read as a table"):
+        of(path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"only pyarrow reads this: pip install 'fedstill\[tables\]'"):
+        of(path)
 
 
 def test_rows_of_one_patient_are_never_parted(tmp_path: Path) -> None:
@@ -267,7 +312,7 @@ def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) 
     [
         (
             {"source": "npz"},
-            r"data\.source is 'npz': allowed is csv for task tabular: the columns of",
+            r"data\.source is 'npz': allowed is csv or parquet for task tabular: the columns of",
         ),
         ({"fit": True}, r"data\.fit is True: allowed is false for task tabular"),
         ({"group": "name"}, r"data\.group is 'name': allowed is a column .*: ill, id, age"),

@@ -161,8 +161,8 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         kill(flare_site.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
-            waits = rf", distillation \d+ of {STEPS}, waits for node-1 for [\d.]+ s"
-            until(lambda: re.fullmatch(waits, admin.progress(job)), 20)
+            waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
+            until(lambda: (noted := admin.progress(job)) and re.fullmatch(waits, noted.words()), 20)
         code, printed = run.end(200)
         told_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed

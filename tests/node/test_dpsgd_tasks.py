@@ -44,6 +44,7 @@ CASES = (
     Case("text", "bag:8", 3, ()),
     Case("tabular", "residual-mlp:8", 3, ()),
     Case("regression", "mlp:8", 1, (1,)),
+    Case("survival", "mlp:8", 3, (2,)),
     Case("multi-label", "small-cnn:4", 3, (3,), lowest=-1),
     Case("segmentation", "unet:4", 3, (SIDE, SIDE)),
     Case("instances", "unet:4", 3, (SIDE, SIDE), channels=3),
@@ -59,7 +60,10 @@ def made(case: Case) -> tuple[Task, nn.Module, TensorData]:
     if task.form == "texts":
         inputs = torch.randint(1, WORDS, (N, LENGTH), generator=draw)
     targets = torch.randn(N, *case.targets, generator=draw).tanh()
-    if task.kind not in ("image", "number"):
+    if task.kind == "time":
+        time, event = torch.rand(2, N, generator=draw)
+        targets = torch.stack([(1 + 2 * time), event.round()], 1)
+    elif task.kind not in ("image", "number"):
         high = 2 if task.kind == "labels" else case.classes
         targets = torch.randint(case.lowest, high, (N, *case.targets), generator=draw)
     model = build(case.model, shape, case.classes, 0, vocabulary=WORDS if task.form == "texts" else 0)

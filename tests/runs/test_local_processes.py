@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedstill.cli.arguments import Given
 from fedstill.cli.run import configured
 from fedstill.core import run_writer
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
+from fedstill.core.progress import Bars, Note
 from fedstill.data.splits import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
@@ -80,8 +82,8 @@ class Server:
             return self.at_work.pop(0)
         return "FINISHED:COMPLETED"
 
-    def progress(self, job: str) -> str:
-        return ", distillation 3 of 60, waits for node-2 for 12 s"
+    def progress(self, job: str) -> Note:
+        return Note("distillation", 3, 60, since=time.time() - 12, waits_for=("node-2",))
 
     def abort(self, job: str) -> None:
         self.ended.append(job)
@@ -139,9 +141,10 @@ def test_whoever_waits_reads_how_far_a_run_is(
 ) -> None:
     monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
     server.at_work = ["SUBMITTED", "RUNNING", "RUNNING"]
-    begin(progress=True)
-    told = "  submitted\n  running, distillation 3 of 60, waits for node-2 for 12 s\n"
+    begin()
+    told = "  submitted\n  running, distillation 3 of 60, waits for node-2 for 12.0 s\n"
     assert capsys.readouterr().err.endswith(told)
+    assert not Path("out/progress.json").exists()  # of a run that is not finished
 
 
 def test_a_run_waits_for_a_node_that_is_away(server: Server) -> None:
@@ -293,8 +296,8 @@ def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
     config = tiny("fedavg")
     experiment, _ = assemble.prepare(config)
     for start in (
-        lambda: local_processes.rehearse(config, experiment, Path("out"), False),
-        lambda: deployed.submit(config, Path("out"), False),
+        lambda: local_processes.rehearse(config, experiment, Path("out"), Bars(False)),
+        lambda: deployed.submit(config, Path("out"), Bars(False), False),
     ):
         with pytest.raises(RunFolderError, match="out is in use: another process is at work on this run"):
             start()

@@ -132,6 +132,26 @@ def test_a_regressions_answers_are_in_the_targets_unit(tmp_path: Path) -> None:
         student(torch.tensor([[101.0]]))
 
 
+def test_of_a_time_until_an_event_is_told_that_it_has_not_come(tmp_path: Path) -> None:
+    column = fedstill.SchemaColumn
+    columns = (
+        column(name="age", range=(0.0, 100.0)),
+        column(name="days", range=(0.0, 30.0)),
+        column(name="died", type="category", categories=("no", "yes")),
+    )
+    schema = fedstill.Schema("days", columns, event="died", intervals=3)
+    network = nn.Linear(1, 3)
+    nn.init.zeros_(network.weight)
+    nn.init.zeros_(network.bias)  # half of those who are left, in each interval
+    spec = InputSpec(TASKS["survival"](), schema.classes, (1,), (), (), schema=schema)
+    student = fedstill.load(written(tmp_path / "run", network, "linear", spec), nn.Linear(1, 3))
+    assert student.probabilities({"age": [50]}).tolist() == [[0.5, 0.25, 0.125]]
+    (tmp_path / "new.csv").write_text("age\n50\n", encoding="utf-8")
+    predict(student, str(tmp_path / "new.csv"), Reading(), tmp_path / "a.csv")
+    lines = (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
+    assert lines == ["example,0 to 10,10 to 20,20 to 30", "0,0.500000,0.250000,0.125000"]
+
+
 def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:
     spec = InputSpec(TASKS["segmentation"](), ("background", "tumour"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", nn.Conv2d(1, 2, 1), "unet", spec), nn.Conv2d(1, 2, 1))

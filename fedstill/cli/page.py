@@ -1,0 +1,73 @@
+"""``fedstill page``: a page of what goes on in a folder, for a browser of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.arguments import Given, number
+from fedstill.core.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from fedstill.report.page_server import Page
+
+
+def page(given: Given) -> None:
+    """Serve it until Ctrl+C."""
+    folder, in_range = Path(given.places[0]), lambda value: 0 <= value < 65536
+    port = number("--port", given.get("--port") or "0", int, in_range, "1 to 65535")
+    if not folder.is_dir():
+        raise ArgumentError("fedstill page", str(folder), "the folder of a node, a server, a run or several")
+
+    from fedstill.report.page_server import PageServer
+
+    with PageServer(_pages(folder), port) as server:
+        print(
+            f"{server.address}\nThis address is for you alone, on this machine; Ctrl+C ends it.", flush=True
+        )
+        server.serve_forever()
+
+
+def _pages(folder: Path) -> Page:
+    """What is shown of a folder, by what it is the folder of."""
+    from fedstill.federation.provision import FEDERATION
+    from fedstill.node.owner_folder import FILE
+
+    if (folder / FILE).is_file():
+        return partial(_node, folder)
+    return _server(folder) if (folder / FEDERATION).is_file() else partial(_runs, folder)
+
+
+def _node(folder: Path, path: str, nonce: str) -> str | None:
+    from fedstill.core.errors import DeployError
+    from fedstill.federation import flare_site
+    from fedstill.node.overview import overview
+    from fedstill.report import node_page
+
+    process = None
+    with contextlib.suppress(DeployError):  # it has no kit: it answers files
+        process = flare_site.running(flare_site.node(folder))
+    return None if path else node_page.page(overview(folder), folder, process, nonce)
+
+
+def _server(folder: Path) -> Page:
+    from fedstill.federation.server_view import ServerWatch
+    from fedstill.report import runs_page
+
+    watch = ServerWatch(folder)
+
+    def pages(path: str, nonce: str) -> str | None:
+        if path:
+            return runs_page.run({place.name: place for place in (folder / "runs").glob("*/")}, path, nonce)
+        return runs_page.server_page(watch.look(), nonce)
+
+    return pages
+
+
+def _runs(folder: Path, path: str, nonce: str) -> str | None:
+    from fedstill.report import runs_page
+
+    runs = runs_page.found(folder)
+    return runs_page.run(runs, path, nonce) if path else runs_page.page(folder, runs, nonce)

@@ -1,0 +1,138 @@
+"""What a node's owner looks at: requests, what left, what is left of budgets, the state of the logs.
+
+Everything is read; nothing is locked, so that no node waits for whoever looks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.errors import ArgumentError
+from fedstill.node import audit_file, owner_folder
+from fedstill.node.audit_database import AuditError
+from fedstill.node.audit_entries import ALL, DATA, REFUSED, RELEASES
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.node_file import NodeFile
+from fedstill.node.requests import Request, Requests
+from fedstill.node.security_log import SecurityLog, SecurityLogError
+from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.budget_text import left, up
+from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.events import from_text
+
+MOST_RUNS = 20  # whose budgets are worked out, the latest
+MOST_LINES = 50  # of the security log
+
+
+@dataclass
+class LeftOnDay:
+    """What left in one run on one day: bytes by kind, questions, releases without any guarantee, refusals."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    questions: set[int] = field(default_factory=set)
+    bare: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run, or all of them (:data:`~fedstill.node.audit_entries.ALL`), has cost: epsilon, and what is
+    left of its budget, in words."""
+
+    run: str
+    epsilon: str
+    left: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A node as it is now.
+
+    Args:
+        file: its ``node.toml``.
+        requests: by SHA-256, the latest first.
+        left: by day (UTC) and run, the latest first.
+        costs: all runs, then each, the latest first.
+        audit: what is wrong with the audit log, or None.
+        entries: of the audit log.
+        log: last lines of the security log, the latest first.
+        security: what is wrong with the security log, or None.
+    """
+
+    file: NodeFile
+    requests: Mapping[str, Request]
+    left: Mapping[tuple[str, str], LeftOnDay]
+    costs: Sequence[Cost]
+    audit: str | None
+    entries: int
+    log: Sequence[Mapping[str, Any]]
+    security: str | None
+
+
+def overview(folder: Path) -> Overview:
+    """The node in a folder.
+
+    Raises:
+        FedstillError: its ``node.toml`` or a request cannot be read.
+    """
+    file = owner_folder.read(folder)
+    released: dict[tuple[str, str], LeftOnDay] = {}
+    costs: list[Cost] = []
+    trouble, entries = audit_file.gone(audit_file.audit_file(file, folder), folder), 0
+    if trouble is None and audit_file.audit_file(file, folder).exists():
+        try:
+            with closing(audit_file.open_audit(file, folder, read_only=True)) as audit:
+                entries, trouble = _count(audit, released), audit.trouble
+                costs = _costs(audit, file.privacy)
+        except AuditError as error:
+            trouble = str(error)
+    log = SecurityLog(folder)
+    try:
+        security = log.verify()
+    except SecurityLogError as error:
+        security = str(error)
+    return Overview(
+        file=file,
+        requests=Requests(folder, file).all(),
+        left=dict(reversed(released.items())),
+        costs=costs,
+        audit=trouble,
+        entries=entries,
+        log=list(log.lines())[: -MOST_LINES - 1 : -1],
+        security=security,
+    )
+
+
+def _count(audit: AuditLog, released: dict[tuple[str, str], LeftOnDay]) -> int:
+    """Add up all entries by day and run; how many there are."""
+    count = 0
+    for entry in audit.entries():
+        count += 1
+        if entry["part"] in (*RELEASES, REFUSED):
+            sums = released.setdefault((str(entry["at"])[:10], entry["run"]), LeftOnDay())
+            sums.kinds.update(entry["up"])
+            sums.refused += entry["part"] == REFUSED
+            sums.bare += entry["bare"]
+            if entry["part"] in RELEASES:
+                sums.questions.add(entry["number"])
+    return count
+
+
+def _costs(audit: AuditLog, privacy: PrivacyConfig) -> list[Cost]:
+    runs = [run for payer, run in audit.sums.spent if payer == DATA and run != ALL]
+    costs = []
+    for run in [ALL, *reversed(runs[-MOST_RUNS:])] if runs else []:
+        spent = audit.sums.spent_by(DATA, run)
+        price, bare = (spent.run, spent.bare_run) if run else (spent.total, spent.bare_total)
+        delta = privacy.delta if run else privacy.over_all[1]
+        try:
+            told = "no guarantee" if bare else up(epsilon(from_text(price), delta, privacy.accountant))
+            costs.append(Cost(run, told, left(privacy, price, bare, over_all=not run)))
+        except ArgumentError:  # an edited entry
+            costs.append(Cost(run, "not known", "not known"))
+    return costs

@@ -1,0 +1,36 @@
+"""What a node's owner reads of a run that asks for approval."""
+
+from __future__ import annotations
+
+from fedstill.core.text_format import clip, human_bytes
+from fedstill.node.requests import Request
+
+
+def facts(request: Request) -> dict[str, str | list[str]]:
+    """What is to be known of a request, in lines by what they are about."""
+    about, table = request.about, request.about.table
+    method, spec, public = dict(table["method"]), table["spec"], table["public"]
+    asks = []
+    for name, asked in about.questions.items():
+        often = f"{asked['times']} times" if asked["times"] else "as often as the server likes"
+        rows = f", up to {asked['rows']} inputs" if asked["rows"] else ""
+        size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
+        leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
+        asks.append(f"{name}: {often}{rows}; {leaves} leave{size}")
+    questions = about.most_questions or "not limited by the plan"
+    left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
+    student, least = table["student"] or "to be chosen", table["least_nodes"] or "any number of"
+    shape = " x ".join(map(str, spec["shape"]))
+    shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
+    return {
+        "state": request.state,
+        "run": f"{request.run}, asked {request.at} by {request.server or 'a server that nothing proves'}",
+        "method": clip(
+            ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
+        ),
+        "asks": asks,
+        "at most": f"{questions} questions, {left}",
+        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}",
+        "public": shared if public["fingerprint"] else "none",
+        "server says": f"student {student}; goes on with {least} nodes or more",
+    }

@@ -1,0 +1,128 @@
+"""The page of a node, for the owner of its data: who waits, what left, what is left to spend, the logs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedstill.core.fingerprints import grouped
+from fedstill.core.text_format import clip, human_bytes
+from fedstill.node.overview import Overview
+from fedstill.node.request_text import facts
+from fedstill.node.requests import WAITS, Request, asks
+from fedstill.privacy.budget_text import budgets
+from fedstill.report import live_page
+from fedstill.report.live_page import Section
+from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
+
+MOST_DAYS = 100  # rows of what left
+MOST_DECIDED = 20  # requests that were decided
+
+
+def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
+    """The page.
+
+    Args:
+        node: as it is now.
+        folder: its owner's.
+        process: the number of the process that it runs as.
+        served: the nonce of the page's script.
+    """
+    waiting = {name: each for name, each in node.requests.items() if each.state == WAITS}
+    decided = {name: each for name, each in node.requests.items() if each.state != WAITS}
+    left = sum(sums.kinds.total() for sums in node.left.values())
+    sound = node.audit is None and node.security is None
+    asked = "runs ask for your approval" if asks(node.file) else "runs need no approval: policy.approve"
+    figures = [
+        Fact("Requests that wait", str(len(waiting)), asked),
+        Fact("Left the node", human_bytes(left), f"{len({run for _, run in node.left}):,} runs"),
+        Fact("Budget left", node.costs[0].left if node.costs else "all", "epsilon, over all runs"),
+        Fact("Logs", "sound" if sound else "not sound", f"{node.entries:,} entries in the audit log"),
+    ]
+    runs = "is not joined to a federation" if process is None else f"runs as process {process}"
+    sections = [
+        _asking(waiting, folder),
+        Section(
+            "What left",
+            "By day (UTC) and run, the latest first. The audit log had each release before it left.",
+            node.audit and f"The audit log is not sound: {node.audit}.",
+            _released(node),
+            empty="Nothing has left.",
+        ),
+        Section(
+            "Budget",
+            f"What records have paid, as epsilon by {node.file.privacy.accountant.upper()}, rounded up, and "
+            f"what is left, rounded down. {'; '.join(budgets(node.file.privacy)).capitalize()}.",
+            table=_costs(node),
+            empty="Nothing has been spent.",
+        ),
+        Section(
+            "Security log",
+            "Who joined, was refused, approved or rejected, and which rules changed; the latest first.",
+            node.security and f"The security log is not as it was written: {node.security}",
+            _log(node),
+            empty="Nothing has happened.",
+        ),
+        Section(
+            "Requests that were decided",
+            facts=_requests(dict(list(decided.items())[:MOST_DECIDED])),
+            empty="None.",
+        ),
+    ]
+    return live_page.html(node.file.name, "fedstill \u00b7 node", f"It {runs}.", figures, sections, served)
+
+
+def _asking(waiting: Mapping[str, Request], folder: Path) -> Section:
+    about = (
+        "Each under the SHA-256 of its description: compare the digits with the server's people by phone. "
+        "The command below a request lets it in; with reject in the place of approve it does not."
+    )
+    commands = {name: shlex.join(["fedstill", "node", "approve", str(folder), name[:16]]) for name in waiting}
+    return Section(
+        "Requests that wait", about if waiting else "", facts=_requests(waiting, commands), empty="None."
+    )
+
+
+def _requests(
+    known: Mapping[str, Request], commands: Mapping[str, str] | None = None
+) -> list[tuple[str, Sequence[Fact], str]]:
+    told: list[tuple[str, Sequence[Fact], str]] = []
+    for name, request in known.items():
+        lines = [
+            Fact(head, text if isinstance(text, str) else "\n".join(text))
+            for head, text in facts(request).items()
+        ]
+        told.append((grouped(name), lines, (commands or {}).get(name, "")))
+    return told
+
+
+def _released(node: Overview) -> Table:
+    rows = []
+    for (day, run), sums in list(node.left.items())[:MOST_DAYS]:
+        kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(sums.kinds.items()))
+        bare = f"{sums.bare:,}" if sums.bare else "none"
+        counts = (f"{len(sums.questions):,}", kinds or "nothing", bare, f"{sums.refused:,}")
+        rows.append(Row(clip(run), list(map(Cell, counts)), day))
+    heads = [Column("Answered"), Column("Left", ""), Column("Without guarantee"), Column("Refused")]
+    return Table("What left by day and run", "Run", heads, rows, style="price")
+
+
+def _costs(node: Overview) -> Table:
+    rows = [
+        Row(clip(cost.run) if cost.run else "all runs", [Cell(cost.epsilon), Cell(cost.left)])
+        for cost in node.costs
+    ]
+    return Table("What runs have cost", "Run", [Column("Spent"), Column("Left")], rows, style="price")
+
+
+def _log(node: Overview) -> Table:
+    rows = []
+    for line in node.log:
+        about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))
+        sha256 = grouped(str(line.get("description", ""))[:16])
+        why = "; ".join(clip(part) for part in (about, str(line["why"]), sha256) if part)
+        cells = [Cell(clip(line["event"])), Cell(clip(line["who"]) or "not proven"), Cell(why)]
+        rows.append(Row(line["at"][:19].replace("T", " "), cells))
+    heads = [Column("What", "model"), Column("Who", ""), Column("Why", "")]
+    return Table("The security log", "When (UTC)", heads, rows, style="price")

@@ -1,0 +1,128 @@
+"""The page of several runs, at a researcher's machine or at a server: how far each is and what it reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from fedstill.core.errors import RunFolderError
+from fedstill.core.locks import is_locked
+from fedstill.core.progress import PROGRESS
+from fedstill.core.text_format import MISSING, clip, human_seconds
+from fedstill.federation.server_view import ServerView
+from fedstill.report import live_page, run_page
+from fedstill.report.bars import bar
+from fedstill.report.live_page import Section
+from fedstill.report.metric_text import told
+from fedstill.report.result import FILE, Result
+from fedstill.report.so_far import SoFar
+from fedstill.report.table_formats import Cell, Column, Row, Table
+
+MOST = 100  # runs that are shown, the newest
+NOTHING = Cell("", style="empty-cell")
+RUN = "run/"  # before the name of a run, in an address
+
+
+def found(folder: Path) -> dict[str, Path]:
+    """The runs in a folder, or in folders in it, by their paths there: the newest first."""
+    places = [folder, *folder.glob("*/"), *folder.glob("*/*/")]
+    runs = [place for place in places if (place / FILE).exists() or (place / PROGRESS).exists()]
+    inner = [place for place in runs if not any(above in runs for above in place.parents)]
+    newest = sorted(inner, key=lambda place: -place.stat().st_mtime)[:MOST]
+    return {
+        str(place.relative_to(folder)) if place != folder else place.resolve().name: place for place in newest
+    }
+
+
+def state(folder: Path) -> str:
+    """What became of a run of this machine."""
+    if (folder / FILE).exists():
+        return "done"
+    if error := SoFar.read(folder).note.error:
+        return f"stopped: {error}"
+    return (
+        "at work" if is_locked(folder) else "ended before it was done; fedstill run --resume goes on with it"
+    )
+
+
+def page(folder: Path, runs: Mapping[str, Path], served: str) -> str:
+    """The page of a researcher's runs, by name."""
+    section = Section(
+        "Runs",
+        "The newest first.",
+        table=_table({name: (place, "") for name, place in runs.items()}),
+        empty="None yet.",
+    )
+    return live_page.html(folder.resolve().name, "fedstill \u00b7 runs", str(folder), [], [section], served)
+
+
+def run(runs: Mapping[str, Path], path: str, served: str) -> str | None:
+    """The page of one of some runs, by its address; None where it is that of none."""
+    place = runs.get(path.removeprefix(RUN)) if path.startswith(RUN) else None
+    return None if place is None else run_page.page(place, served)
+
+
+def server_page(server: ServerView, served: str) -> str:
+    """The page of a federation's server."""
+    runs = {path.name: (path, told) for path, told in list(server.runs.items())[:MOST]}
+    rows = [
+        Row(clip(name), [Cell(f"{human_seconds(seconds)} ago")])
+        for name, seconds in sorted(server.nodes.items())
+    ]
+    lede = (
+        "It does not run on this machine."
+        if server.process is None
+        else f"It runs as process {server.process}."
+    )
+    sections = [
+        Section(
+            "Nodes",
+            "Those that are there, and when each gave its last sign of life.",
+            server.trouble,
+            Table("Nodes that are there", "Node", [Column("Seen")], rows, style="price"),
+            empty="None.",
+        ),
+        Section("Runs", "The newest first.", table=_table(runs), empty="None yet."),
+    ]
+    return live_page.html(
+        server.address, f"fedstill \u00b7 server of {server.name}", lede, [], sections, served
+    )
+
+
+def _table(runs: Mapping[str, tuple[Path, str]]) -> Table:
+    rows = [_row(name, place, told) for name, (place, told) in runs.items()]
+    heads = [
+        Column("State", ""),
+        Column("Done", "bar"),
+        Column("Reached"),
+        Column("Time left"),
+        Column("A message"),
+    ]
+    return Table("Runs", "Run", heads, rows, style="price", none=MISSING)
+
+
+def _row(name: str, place: Path, became: str) -> Row:
+    link = Markup('<a href="{}{}">{}</a>').format(RUN, quote(name, safe=""), clip(name))
+    try:
+        became = became or state(place)
+        if (place / FILE).exists():
+            result = Result.read(place)
+            value = (
+                None if result.value is None else f"{result.metric.title} {told(result.metric, result.value)}"
+            )
+            return Row(link, [Cell(became), Cell(bar(("bar", 100.0))), Cell(value), NOTHING, NOTHING])
+        run = SoFar.read(place)
+        if became.startswith("running"):  # how far is in the other cells
+            became = ", ".join(filter(None, ("running", run.note.waiting())))
+        cells = [
+            Cell(run.bar, run.done),
+            Cell(run.reached),
+            Cell(run.left) if run.left else NOTHING,
+            Cell(run.message) if run.message else NOTHING,
+        ]
+        return Row(link, [Cell(clip(became, 500)), *cells])
+    except RunFolderError as error:
+        return Row(clip(name), [Cell(clip(str(error))), *[NOTHING] * 4])

@@ -1,0 +1,89 @@
+"""What a run notes of itself: how far it is, how long it takes; and what is done now and then meanwhile."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fedstill.core import progress
+from fedstill.core.errors import DataError, RunFolderError
+from fedstill.core.locks import is_locked
+from fedstill.core.progress import Note, Noted, following
+from fedstill.core.run_writer import holding
+
+
+def test_the_time_left_is_by_the_pace_of_the_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "progress.json"
+    clock = iter([0.0, 1000.0, 1010.0, 1040.0, 1041.0])
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    noted = Noted(path)
+    noted.show("local training", 10, 10)
+    assert Note.read(path).left is None  # type: ignore[union-attr]
+    noted.show("distillation", 20, 100, "accuracy 50.0 %")  # as after a resume: 20 took nobody knows how long
+    assert Note.read(path).left is None  # type: ignore[union-attr]
+    noted.show("distillation", 40, 100, "accuracy 60.0 %")  # 20 in 30 s
+    found = Note.read(path)
+    assert found is not None
+    assert found.left == 90.0
+    assert found.words() == "distillation 40 of 100, accuracy 60.0 %, about 1 min 30 s left"
+
+
+def test_what_is_done_now_and_then_takes_little_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, called = [0.0], []
+
+    def report(note: Note) -> None:
+        called.append((now[0], note.done))
+        now[0] += 2.0  # and so 200 s until the next, at a hundredth of the time
+        raise OSError("no space left")  # which is no reason to end a run
+
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Noted(tmp_path / "progress.json", then=report, pace=5.0) as noted:
+        for step in range(1, 1001):
+            now[0] += 1.0
+            noted.show("distillation", step, 1000)
+    assert [at for at, _ in called] == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
+
+
+def test_why_a_run_stopped_is_noted_and_reported(tmp_path: Path) -> None:
+    told: list[str] = []
+    path = tmp_path / "progress.json"
+    with pytest.raises(DataError), Noted(path, then=lambda note: told.append(note.error), pace=1e9):
+        raise DataError("no such column")
+    with pytest.raises(ZeroDivisionError), Noted(path, then=lambda note: told.append(note.error)):
+        raise ZeroDivisionError("at a node's record 17")  # whose words nobody has looked at
+    assert told == ["", "no such column", "", "it failed where it should not"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": 3}', '{"done": "x"}', "[" * 9999])
+def test_what_is_no_note_is_refused(text: str) -> None:
+    with pytest.raises(RunFolderError):
+        Note.parse(text, Path("progress.json"))
+
+
+def test_what_another_process_notes_is_noted_here_too(tmp_path: Path) -> None:
+    there, here = tmp_path / "there.json", tmp_path / "here.json"
+    noted = Noted(there)
+    noted.describe({"title": "FedIOD"})
+    noted.show("rounds", 3, 9, "\x1b[31maccuracy 50.0 %")
+    with following(there, Noted(here)):
+        end = time.monotonic() + 10
+        while json.loads(here.read_text())["done"] != 3 and time.monotonic() < end:
+            time.sleep(0.05)
+    found = Note.read(here)
+    assert found is not None
+    assert (found.about, found.note) == ({"title": "FedIOD"}, "[31maccuracy 50.0 %")
+
+
+def test_who_asks_whether_a_run_is_at_work_does_not_keep_it_from_beginning(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "none")
+    assert not is_locked(tmp_path)
+    with holding(tmp_path, "run"):
+        assert is_locked(tmp_path)
+        with pytest.raises(RunFolderError), holding(tmp_path, "run"):
+            pass
+    assert not is_locked(tmp_path)

@@ -1,0 +1,98 @@
+"""The report of a run while it goes on: unfinished, written again, whole at the end, no markup of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedstill.core.errors import RunFolderError
+from fedstill.core.progress import PROGRESS, Note
+from fedstill.report import write_report
+from fedstill.report.bars import MOST, spark
+from fedstill.runs import run
+from tests.federation.test_remote import tiny
+from tests.report.test_report_page import a_result, measured, read
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def going_on(folder: Path, **told: object) -> Path:
+    about = {"title": "FedIOD", "metric": "accuracy", "figure": "Accuracy", "unit": "%", "better": "higher"}
+    note = Note("distillation", 31, 400, since=130.0, began=100.0, first=1, about=about)
+    (folder / PROGRESS).write_text(json.dumps({**json.loads(note.text()), **told}))
+    return folder
+
+
+def test_it_says_how_far_the_run_is_and_what_it_reaches(tmp_path: Path) -> None:
+    steps = [(10, 60.0), (20, 81.5), (30, 80.0)]
+    lines = [
+        {"phase": "distillation", "step": step, "losses": {"gan": 1.0 / step}, "accuracy": value}
+        for step, value in steps
+    ]
+    lines[-1] |= {"link_seconds_each": 0.12, "link_link": 3.0, "link_waiting": 0.0}
+    page = read(measured(going_on(tmp_path), lines))
+    assert "Accuracy so far 82.0 %" in read(going_on(tmp_path, note="accuracy 82.0 %")).text  # newer
+    assert "not finished" in page.text
+    assert "31 of 400" in page.text
+    assert "Accuracy so far 80.0% best so far 81.5%" in page.text
+    assert "about 6 min 9 s" in page.text  # 369 steps at 30 s for 30
+    assert "120 ms in all: link 3.0 s" in page.text
+    assert page.attributes("http-equiv") == ["Content-Security-Policy", "refresh"]
+    assert "script" not in {tag for tag, _ in page.tags}
+
+
+def test_of_a_run_that_stopped_it_says_why(tmp_path: Path) -> None:
+    assert "It stopped: node 'a' says no" in read(going_on(tmp_path, error="node 'a' says no")).text
+
+
+def test_nothing_that_a_server_or_a_node_has_written_becomes_markup(tmp_path: Path) -> None:
+    folder = tmp_path / "<b>run"
+    folder.mkdir()
+    hostile = {"phase": HOSTILE, "note": HOSTILE, "waits_for": [HOSTILE], "error": HOSTILE}
+    about = dict.fromkeys(("title", "figure", "unit"), HOSTILE)
+    losses = {"phase": "distillation", "step": 1, "losses": {HOSTILE: 1.0}, "accuracy": 3.0}
+    local = [{"phase": "local", "node": HOSTILE, "step": step, "loss": 1.0} for step in (1, 2)]
+    page = read(measured(going_on(folder, **hostile, about=about), [losses, *local]))
+    assert {"script", "img", "b"}.isdisjoint(tag for tag, _ in page.tags)
+    assert page.text.count("<script>alert(1)</script>") > 5
+
+
+def test_it_is_the_whole_report_once_the_run_is_done(tmp_path: Path) -> None:
+    folder = going_on(tmp_path)
+    write_report(folder)
+    (folder / "result.json").write_text(json.dumps(a_result()))
+    assert "refresh" not in read(folder).attributes("http-equiv")
+    assert not list(folder.glob("*.part"))
+
+
+def test_without_a_run_there_is_no_report(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError):
+        write_report(tmp_path)
+    (tmp_path / PROGRESS).write_text("{")
+    with pytest.raises(RunFolderError, match="does not hold how far a run is"):
+        write_report(tmp_path)
+
+
+def test_a_run_writes_it_as_it_goes_on_and_says_what_it_is(tmp_path: Path) -> None:
+    seen = []
+
+    def report(folder: Path) -> None:
+        seen.append((folder / "result.json").exists())
+        write_report(folder)
+
+    out = tmp_path / "out"
+    run.run(tiny("fedavg", {"rounds": 2}), out, command="", progress=False, report=report)
+    assert seen == [False]  # too quick for a second one
+    assert "FedAvg" in (out / "report.html").read_text()
+    assert "not finished" in (out / "report.html").read_text()
+    assert not (out / PROGRESS).exists()
+
+
+def test_a_line_has_so_many_points_and_ends_with_the_last_value() -> None:
+    drawn = spark([float(value) for value in range(1000)])
+    points = drawn.partition('points="')[2].partition('"')[0].split()
+    assert len(points) <= MOST + 1
+    assert (points[0], points[-1]) == ("0.00,35.00", "100.00,5.00")
+    assert spark([2.0, 2.0]).count(",35.00") == 2

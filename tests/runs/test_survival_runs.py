@@ -1,0 +1,108 @@
+"""Survival through whole runs, on a table whose hazards are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedstill
+from fedstill.cli import main as cli
+from fedstill.core.errors import DataError
+from fedstill.data.tables import read_folder, read_schema
+from fedstill.models import MLP
+from tests import survivors
+
+
+def run(out: Path, *words: str, method: str) -> dict[str, Any]:
+    """What ``result.json`` says of a run with a node for each site."""
+    survivors.write(out / "hospitals")
+    (out / "run.toml").write_text(
+        f"""
+task = {{ name = "survival" }}
+data = {{ name = "{out / "hospitals"}" }}
+split = {{ how = "column", column = "site", nodes = 0 }}
+public = {{ name = "noise", limit = 200 }}
+student = {{ model = "mlp:16" }}
+method = {{ name = "{method}" }}
+[nodes]
+models = ["mlp:16"]
+local = {{ epochs = 30, lr = 0.01, batch = 16 }}
+policy = {{ outputs_only = false }}
+[evaluation]
+centralised = true
+every = 0
+""",
+        encoding="utf-8",
+    )
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["run", str(out / "run.toml"), *words, "--engine.threads", "1", "--out", str(out / "run")])
+    assert exit.value.code == 0
+    result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("standalone", ()),
+        ("centralised", ()),
+        ("fedavg", ("--method.rounds", "6")),
+        ("fedkd", ("--method.epochs", "40", "--method.batch", "16", "--method.lr", "0.01")),
+        ("fediod", ("--public.name", "none", "--method.steps", "150")),
+    ],
+)
+def test_methods_learn_when_an_event_comes(tmp_path: Path, method: str, options: tuple[str, ...]) -> None:
+    result = run(tmp_path, *options, method=method)
+    assert (result["metric"], result["kind"], result["data"]["shape"]) == ("concordance", "time", [6])
+    alone = {key: each["mean"] for key, each in (result["local"] or {}).items()}
+    reached = alone if result["concordance"] is None else result
+    assert reached["concordance"] > 70, "chance is 50"
+    assert reached["brier"] < 0.2, "one half for everybody at all times is 0.25"
+    low, high = result["intervals"]["nodes" if method == "standalone" else "central"]
+    assert low < reached["concordance"] < high
+    by_site = result["sites"]["nodes"]["node-1"] if alone else result["sites"]["central"]
+    assert set(by_site) == {"site-0", "site-1", "site-2"}
+    assert set(by_site["site-2"]) == {"concordance", "brier"}
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "whether it was reached" in page
+    assert "rows were followed" in page
+
+
+def test_a_table_without_an_event_is_none_of_survival(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = survivors.write(tmp_path / "hospitals", rows=12)
+    for task, text, said in (
+        ("survival", survivors.SCHEMA.replace('event = "died"', ""), "'months' of the schema is a number"),
+        ("regression", survivors.SCHEMA, "'months' of the schema is a time until an event: allowed for task"),
+    ):
+        (folder / "schema.toml").write_text(text, encoding="utf-8")
+        with pytest.raises(SystemExit) as exit:
+            cli.main(["run", "diabetes-fediod", "--task.name", task, "--data.name", str(folder)])
+        assert exit.value.code == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_distil_takes_times_and_events_as_tensors(tmp_path: Path) -> None:
+    folder = survivors.write(tmp_path, sites=2)
+    schema = read_schema(folder / "schema.toml")
+    data = read_folder(folder, schema).data
+    rows = torch.arange(len(data)) % 3
+    parts = [(data.inputs[rows == place], data.targets[rows == place]) for place in range(3)]
+    torch.manual_seed(0)
+    models = [MLP((6,), 8, 16) for _ in range(3)]
+    told: dict[str, Any] = {
+        "task": "survival",
+        "method": fedstill.FedAvg(rounds=5),
+        "local": fedstill.LocalConfig(epochs=20, lr=0.01),
+        "policies": [fedstill.PolicyConfig(outputs_only=False)] * 2,
+    }
+    outcome = fedstill.distil(parts[:2], models[:2], models[2], parts[2], 8, schema=schema, **told)
+    assert outcome.figures["concordance"] > 70
+    late = (parts[0][0], parts[0][1] + torch.tensor([9.0, 0.0]))
+    with pytest.raises(DataError, match="a time that is no number of intervals from 0 to 8"):
+        fedstill.distil([late, parts[1]], models[:2], models[2], parts[2], 8, schema=schema, **told)

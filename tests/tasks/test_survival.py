@@ -1,0 +1,182 @@
+"""Survival: the likelihood by hand, figures against slow references, times and events out of a table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.data.tables import encoded
+from fedstill.tasks.survival import SurvivalConfig, by_interval
+from fedstill.tasks.survival_metrics import Floats, concordance, integrated_brier
+
+TASK = SurvivalConfig().make(3)
+
+
+def followed(rows: int, seed: int, last: int = 8) -> tuple[Floats, Floats, Floats]:
+    """Scores, times and events with ties among all of them."""
+    draw = np.random.default_rng(seed)
+    score, time = draw.integers(0, 9, rows) / 4, draw.integers(0, 2 * last, rows) / 2
+    return score, time, draw.integers(0, 2, rows).astype(float)
+
+
+def test_the_likelihood_by_hand() -> None:
+    hazards = torch.tensor([0.2, 0.5, 0.25]).logit()
+    rows = torch.tensor([[1.0, 1.0], [2.6, 0.0], [0.4, 0.0], [3.0, 1.0]])  # event; censored twice; at the end
+    expected = [
+        -math.log(0.8 * 0.5),  # in interval 1: survived interval 0
+        -math.log(0.8 * 0.5 * 0.75),  # past the middle of the last
+        0.0,  # not even half of the first
+        -math.log(0.8 * 0.5 * 0.25),
+    ]
+    outputs = hazards.expand(4, 1, 3)  # four models of a batch of one
+    assert TASK.loss(outputs, rows.unsqueeze(1)).tolist() == pytest.approx(expected)
+    together = TASK.loss(outputs.transpose(0, 1), rows.unsqueeze(0))
+    assert together.tolist() == pytest.approx([sum(expected) / 4])
+    assert TASK.counts(TensorData(torch.zeros(4, 1), rows)).tolist() == [3, 3, 2]
+
+
+def test_the_likeliest_hazards_are_events_over_who_came_so_far() -> None:
+    targets = torch.tensor([[0.5, 1.0], [1.5, 1.0], [1.5, 0.0], [2.5, 1.0], [3.0, 0.0]])
+    outputs = torch.zeros(1, 1, 3, requires_grad=True)
+    fit = torch.optim.LBFGS([outputs], max_iter=100, tolerance_change=1e-12)
+
+    def step() -> torch.Tensor:
+        fit.zero_grad()
+        loss = TASK.loss(outputs.expand(1, 5, 3), targets.unsqueeze(0)).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    fit.step(step)
+    assert outputs.sigmoid().flatten().tolist() == pytest.approx([1 / 5, 1 / 4, 1 / 2], abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_concordance_is_that_of_a_double_loop(seed: int) -> None:
+    score, time, event = followed(40, seed)
+    times = np.random.default_rng(seed).integers(0, 3, (2, 40)).astype(float)
+    for row, weights in enumerate(times):
+        right = pairs = 0.0
+        for i in range(40):
+            for j in range(40):
+                if event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j])):
+                    pairs += weights[i] * weights[j]
+                    right += weights[i] * weights[j] * ((score[i] < score[j]) + (score[i] == score[j]) / 2)
+        assert concordance(score, time, event, times)[row] == pytest.approx(right / pairs)
+
+
+def test_concordance_of_many_rows_is_block_by_block() -> None:
+    score, time, event = followed(1100, 0, last=400)
+    perfect = concordance(time, time, event)
+    assert concordance(score, time, event) + concordance(-score, time, event) == pytest.approx(1)
+    assert perfect > 0.99, "but for who is censored when another has the event"
+    assert np.isnan(concordance(score, time, 0 * event)).all(), "nobody is known to come first"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_integrated_brier_score_is_that_of_its_definition(seed: int) -> None:
+    _, time, event = followed(30, seed)
+    survival = np.sort(np.random.default_rng(seed).random((30, 8)))[:, ::-1]
+
+    def uncensored(until: float, including: bool) -> float:
+        share = 1.0
+        for t in sorted({t for t, e in zip(time, event, strict=True) if not e}):
+            if t < until or (including and t == until):
+                there = sum(time > t) + sum((time == t) & (event == 0))
+                share *= 1 - sum((time == t) & (event == 0)) / there
+        return share
+
+    scores = [0.0]
+    for end in [end for end in range(1, 9) if max(time) > end]:
+        total = 0.0
+        for s, t, e in zip(survival[:, end - 1], time, event, strict=True):
+            if t <= end and e:
+                total += s**2 / uncensored(t, including=False)
+            elif t > end:
+                total += (1 - s) ** 2 / uncensored(end, including=True)
+        scores.append(total / 30)
+    expected = sum((a + b) / 2 for a, b in pairwise(scores)) / (len(scores) - 1)
+    assert len(scores) > 5
+    assert integrated_brier(survival, time, event) == pytest.approx(expected)
+
+
+def test_figures_of_hazards() -> None:
+    targets = torch.tensor([[0.5, 1.0], [1.5, 1.0], [2.5, 0.0]])
+    sure = by_interval(targets, 3).clamp_min(0) * 200.0 - 100.0  # the event where it was, for certain
+    told = TASK.metrics(sure, targets)
+    assert (told["concordance"], told["brier"]) == (100, pytest.approx(0, abs=1e-12))
+    assert TASK.metrics(-sure, targets)["concordance"] < 50
+    draws = TASK.resampled(sure.roll(1, 0), targets, None, np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]))
+    assert draws is not None
+    assert draws.tolist() == [TASK.leading(sure.roll(1, 0), targets), TASK.leading(sure[:2], targets[1:])]
+
+
+def test_balance_is_lowest_where_every_interval_and_what_follows_is_as_likely() -> None:
+    even = torch.tensor([[1 / 4, 1 / 3, 1 / 2]]).logit()
+    assert TASK.balance(even).item() == pytest.approx(-math.log(4), abs=1e-5)
+    apart = torch.tensor([[100.0, 0.0, 0.0], [-100.0, -100.0, -100.0]])  # half at once, half never
+    assert TASK.balance(apart).item() == pytest.approx(-math.log(2), abs=1e-5)
+
+
+def test_ensembles_are_means_of_log_odds_or_of_hazards() -> None:
+    hazards = torch.tensor([[[0.1, 0.5, 0.2]], [[0.3, 0.9, 0.2]]])
+    weights = torch.tensor([0.25, 0.75]).view(2, 1, 1).expand(2, 1, 3)
+    mean = TASK.ensemble(hazards.logit(), weights, "probs").sigmoid()
+    assert mean.flatten().tolist() == pytest.approx([0.25, 0.8, 0.2])
+    odds = TASK.ensemble(hazards.logit(), weights, "logits")
+    assert torch.allclose(odds, 0.25 * hazards[0].logit() + 0.75 * hazards[1].logit())
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (torch.zeros(3), r"targets are float32 of shape \(3,\): allowed is float32 of shape \(3, 2\)"),
+        (torch.tensor([[3.5, 1.0]] * 3), "a time that is no number of intervals from 0 to 3"),
+        (torch.tensor([[math.nan, 1.0]] * 3), "a time that is no number"),
+        (torch.tensor([[1.0, 0.5]] * 3), "an event that is neither 1 nor 0"),
+    ],
+)
+def test_what_is_no_time_until_an_event(targets: torch.Tensor, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        TASK.check(TensorData(torch.zeros(3, 2), targets), "rows")
+
+
+# --- out of a table ---------------------------------------------------------------------------------------
+
+AGE = SchemaColumn(name="age", range=(0.0, 100.0))
+DAYS = SchemaColumn(name="days", range=(30.0, 60.0))
+DIED = SchemaColumn(name="died", type="category", categories=("0", "1"))
+SCHEMA = Schema("days", (AGE, DAYS, DIED), event="died", intervals=30)
+
+
+def test_times_are_counted_in_intervals_of_the_schemas_range_and_never_split_hairs() -> None:
+    days = list(range(30, 61))  # where intervals meet: each in the one that begins there
+    cells = {"age": [50] * 31, "days": days, "died": [1] * 31}
+    data = encoded(cells, SCHEMA, "rows", str)
+    assert data.inputs.tolist() == [[0.0]] * 31
+    assert data.targets.tolist() == [[place, 1] for place in range(31)]
+    answers = by_interval(data.targets, 30)
+    assert answers.argmax(1).tolist() == [*range(30), 29]
+    assert SCHEMA.classes[:2] == ("30 to 31", "31 to 32")
+    assert encoded({**cells, "died": [0] * 31}, SCHEMA, "rows", str).targets[:, 1].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"event": "dead"}, "event is 'dead': allowed is one of the columns, a category of two"),
+        ({"event": "age"}, "event is 'age'"),
+        ({"target": "died", "event": "died"}, "target is 'died': allowed is a number"),
+        ({"intervals": 0}, "intervals is 0: allowed is from 1 to 1000"),
+    ],
+)
+def test_what_is_no_schema_of_survival(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        replace(SCHEMA, **change)  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+"""Containers and services of the examples: each command in them is one that fedstill takes; each sees what
+it needs and no more."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.cli import arguments, audit_log, node, privacy, server
+from fedstill.cli import main as cli
+
+ROOT = Path(__file__).parents[1]
+DOCKER, SYSTEMD = ROOT / "examples" / "docker", ROOT / "examples" / "systemd"
+README = (DOCKER / "README.md").read_text(encoding="utf-8")
+UNITS = sorted(SYSTEMD.glob("*.service"))
+NODES = ("north", "east", "west")
+KEYS = {  # of a service, by the Compose specification, that are used here
+    "cap_drop", "command", "healthcheck", "image", "init", "networks", "pids_limit", "ports", "profiles",
+    "read_only", "restart", "security_opt", "stop_grace_period", "tmpfs", "user", "volumes", "working_dir",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    told: dict[str, Any] = pytest.importorskip("yaml").safe_load((DOCKER / "compose.yaml").read_text())
+    return told
+
+
+def takes(words: list[str]) -> None:
+    """Fail if fedstill does not take a command; ``run`` is tried by itself, below."""
+    rooms = {"node": node.HELP, "server": server.HELP, "audit": audit_log.HELP, "privacy": privacy.HELP}
+    if words[0] in ("run", "attack"):
+        return
+    name = " ".join(words[:2])
+    usages = arguments._usages(name, rooms[words[0]])
+    assert usages, f"there is no fedstill {name}"
+    arguments.read(name, arguments._fitting(usages, words[2:]), words[2:])
+
+
+def test_the_commands_of_containers_are_fedstills(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        takes(service["command"])
+        kind, *words = service.get("healthcheck", {"test": ["CMD", "fedstill", *service["command"]]})["test"]
+        assert kind == "CMD"
+        if words[0] == "python":
+            compile(words[2], "healthcheck", "exec")
+        else:
+            assert words[0] == "fedstill"
+            takes(words[1:])
+    assert 'ENTRYPOINT ["fedstill"]' in (DOCKER / "Dockerfile").read_text()
+
+
+def test_the_commands_of_the_pages_are_fedstills(compose: dict[str, Any]) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    typed = [line[1:] for line in lines if line[:1] == ["fedstill"]]
+    inside = [line for line in lines if line[:2] == ["docker", "compose"]]
+    executed = [line[5:] for line in inside if line[2] == "exec"]
+    single = [line[5:] for line in inside if line[2:4] == ["run", "--rm"] and len(line) > 5]
+    for words in (*typed, *executed, *single):
+        takes(words)
+    assert (len(typed), len(executed), len(single)) == (2, 5, 1)
+    assert {name for line in inside for name in line if name in compose["services"]} == {
+        "north",
+        "server",
+        "run",
+    }
+
+
+def test_the_commands_that_answer_the_law_are_fedstills() -> None:
+    page = (ROOT / "docs" / "compliance.md").read_text(encoding="utf-8")
+    typed = [shlex.split(found) for found in re.findall(r"`fedstill ([^`]+)`", page)]
+    for words in typed:
+        takes(words)
+    named = {tuple(words[:2]) for words in typed}
+    assert named >= {("audit", "export"), ("audit", "verify"), ("node", "approve"), ("node", "log")}
+
+
+def test_the_run_of_the_page_is_one_that_begins(
+    compose: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("nvflare")
+    (text,) = re.findall(r"```toml\n(# university/fediod.toml\n.*?)```", README, re.DOTALL)
+    (tmp_path / "fediod.toml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(compose["services"]["run"]["command"])
+    said = capsys.readouterr().err
+    assert "/admin" in said, "options and file are sound; what is missing here is the kit"
+    assert "startup kit" in said
+
+
+def test_each_container_sees_what_it_needs_and_writes_its_own_folder(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert set(service) <= KEYS, f"{name} has a key that Compose may not know"
+        assert (service["user"], service["read_only"], service["cap_drop"]) == ("10001:10001", True, ["ALL"])
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        binds = [volume for volume in service["volumes"] if volume["type"] == "bind"]
+        assert all(volume["bind"] == {"create_host_path": False} for volume in binds), "no folder of root's"
+        writes = {volume["source"] for volume in binds if not volume.get("read_only")}
+        reads = {volume["source"] for volume in binds if volume.get("read_only")}
+        if name in NODES:
+            assert service["networks"] == [name]
+            assert "ports" not in service
+            assert writes == {f"./{name}/node"}
+            own = {f"./{name}/node/{part}" for part in ("node.toml", "secret", "kit/startup")}
+            assert reads == {*own, f"./{name}/data"}
+    assert set(compose["services"]) == {*NODES, "server", "run"}
+    hidden = {v["target"] for v in compose["services"]["server"]["volumes"] if v["type"] == "tmpfs"}
+    assert hidden == {f"/federation/{part}" for part in ("provision", "admin", "nodes")}
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_start_fedstill_unprivileged(path: Path) -> None:
+    unit = ConfigParser(strict=False, interpolation=None, allow_no_value=True)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(path)
+    service = unit["Service"]
+    program, *words = shlex.split(service["ExecStart"].replace("%i", "north"))
+    assert program == "/opt/fedstill/bin/fedstill"
+    takes(words)
+    assert (service["User"], service["CapabilityBoundingSet"]) == ("fedstill", "")
+    assert (service["NoNewPrivileges"], service["ProtectSystem"]) == ("true", "strict")
+    kept = [part.lstrip("-") for part in service.get("ReadOnlyPaths", "").split()]
+    if "@" in path.name:
+        assert {part.rpartition("%i/")[2] for part in kept} == {"node.toml", "secret", "kit/startup"}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    paths = [shutil.copy(path, tmp_path / path.name.replace("@", "@north")) for path in UNITS]
+    done = subprocess.run(["systemd-analyze", "verify", *paths], capture_output=True, text=True, check=False)
+    faults = [line for line in done.stderr.splitlines() if "fedstill is not executable" not in line]
+    assert not [line for line in faults if "fedstill" in line]
