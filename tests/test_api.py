@@ -382,7 +382,7 @@ def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> 
         ({"student": MLP(SHAPE, 4)}, ModelError, "student gives outputs of shape (4,)"),
         ({"data": [blobs(60, 1), (blobs(90, 2)[0] * 100, blobs(90, 2)[1])]}, DataError, "mean and std"),
         ({"mean": (0.1, 0.2)}, ArgumentError, "1 channels"),
-        ({"method": "fediod"}, ArgumentError, "did you mean 'fediod'"),
+        ({"method": "fedio"}, ArgumentError, "did you mean 'fediod'"),
         ({"method": 3}, ArgumentError, "FedIOD"),
         ({"student": MLP(SHAPE, 3).requires_grad_(False)}, ArgumentError, "student is 'all frozen'"),
         ({"perceptual": "none.safetensors"}, DataError, "there is no such file"),
