@@ -6,6 +6,7 @@ front page, the docstring of its ``__init__``, says what is in it and what a new
 - ``cli``: the command; ``api`` and ``figures``: the same from Python
 - ``report``: what a run found, for people; ``compare``: many runs on equal terms
 - ``attacks``: what an adversary gets
+- ``student``: what a run leaves, to be loaded, asked, measured elsewhere and taken away
 - ``runs``: from a configuration to a folder of results
 - ``methods``: one file a method
 - ``federation``: how a server reaches nodes
@@ -72,6 +73,8 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.protocol.local_config import LocalConfig as LocalConfig
     from fedstill.report.paired_difference import Difference as Difference
     from fedstill.report.paired_difference import paired_difference as paired_difference
+    from fedstill.student.central_model import CentralModel as CentralModel
+    from fedstill.student.central_model import load as load
     from fedstill.tasks.config import TaskConfig as TaskConfig
     from fedstill.tasks.instances import InstancesConfig as InstancesConfig
     from fedstill.tasks.reconstruction import ReconstructionConfig as ReconstructionConfig
@@ -121,6 +124,7 @@ _OFFERED = {
     "privacy.pate": "PATE PateConfig",
     "protocol.local_config": "LocalConfig",
     "report.paired_difference": "Difference paired_difference",
+    "student.central_model": "CentralModel load",
     "tasks.config": "TaskConfig",
     "tasks.instances": "InstancesConfig",
     "tasks.reconstruction": "ReconstructionConfig",

@@ -31,6 +31,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.runs.run import REHEARSED, check_folder, finish, noted
 from fedstill.runs.setting import Setting
@@ -103,8 +104,8 @@ def distil(
             outputs are images.
         task: what is learned: a name, as in ``fedstill list``, or ``module:Name``, or a task with options, as
             ``SegmentationConfig(dice=0.5)``.
-        method: which method, with its options, as ``FedAvg(rounds=10)``; None is FedIOD with its
-            defaults.
+        method: which method, with its options, as ``FedAvg(rounds=10)``, or its name, as ``"fedkd"``, for
+            its defaults; None is FedIOD with its own.
         local: how nodes train their models; None is the default.
         engine: device, precision, stacked or one by one; None is the default.
         names: of the nodes; none is ``node-0``, ``node-1``...
@@ -171,7 +172,7 @@ def distil(
         models=[_model(model, to, index, seed) for index, model in enumerate(models)],
         student=student,
         test=tested,
-        method=method or FedIOD(),
+        method=METHODS[method]() if isinstance(method, str) else method or FedIOD(),
         names=names,
         policies=policies,
         privacies=privacies,
@@ -187,6 +188,7 @@ def distil(
         vocabulary=vocabulary,
         schema=columns,
         perceptual=str(perceptual),
+        learns=config,
     )
     simulation = Simulation(setting)
     if out is None:
@@ -301,6 +303,8 @@ def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:
         return labels.float().reshape(-1, 1)
     if task.kind == "time":
         return labels.float()
+    if task.kind == "class" and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]  # as MedMNIST's are
     if labels.is_floating_point() and (labels != labels.round()).any():
         raise DataError(f"{what} has labels that are no whole numbers: allowed are class indices")
     return labels.long()

@@ -309,6 +309,7 @@ def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     """Or else another run could go on in its folder."""
     given = few()
     parts = {"mark", "samples", "best", "model_names", "student_name", "values"}  # not arguments of distil
+    parts |= {"learns", "words"}  # nor is what the student's file says of the task
     task = api.TASKS["classification"]().make(3)
     setting = api.Setting(
         task=task,
@@ -381,7 +382,8 @@ def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> 
         ({"student": MLP(SHAPE, 4)}, ModelError, "student gives outputs of shape (4,)"),
         ({"data": [blobs(60, 1), (blobs(90, 2)[0] * 100, blobs(90, 2)[1])]}, DataError, "mean and std"),
         ({"mean": (0.1, 0.2)}, ArgumentError, "1 channels"),
-        ({"method": "fediod"}, ArgumentError, "FedIOD"),
+        ({"method": "fedio"}, ArgumentError, "did you mean 'fediod'"),
+        ({"method": 3}, ArgumentError, "FedIOD"),
         ({"student": MLP(SHAPE, 3).requires_grad_(False)}, ArgumentError, "student is 'all frozen'"),
         ({"perceptual": "none.safetensors"}, DataError, "there is no such file"),
         ({"engine": fedstill.EngineConfig(name="flare")}, ArgumentError, "name is 'flare': allowed is auto,"),

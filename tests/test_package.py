@@ -33,7 +33,7 @@ def test_every_name_that_is_offered_is_there() -> None:
 
 def test_every_class_that_the_public_api_names_comes_from_the_package() -> None:
     with pytest.raises(ArgumentError) as refused:
-        method_name("fedavg")  # what `distil` says when it is given a method by name
+        method_name("fedavg")  # what is said of what is no method
     methods = {method.__name__ for method in METHODS.values()}
     assert methods <= set(re.findall(r"\w+", str(refused.value)))
     assert methods <= set(fedstill.__all__)

@@ -6,6 +6,7 @@ would have, and the figures of all are written beside the run's own, for its rep
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -22,6 +23,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage_file import FILE
 from fedstill.attacks.rerun import Release, hear, replay
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, read_result, write_text
 from fedstill.core.text_format import human_seconds
 from fedstill.core.version import __version__
@@ -55,10 +57,11 @@ def attack(
     console, start = Console(stderr=True, quiet=not progress, highlight=False), time.monotonic()
     got: dict[str, Found] = {}
     skipped: list[tuple[str, str]] = []
-    with console.status("") as status:
+    with Bars(progress) as bars:
+        steps = itertools.count()
 
         def tell(what: str) -> None:
-            status.update(what)
+            bars.show("attacks", next(steps), len(config.attacks) + 1, what)
             if not console.is_terminal:
                 console.print(f"{what}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
 

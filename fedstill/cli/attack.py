@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import sys
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,19 +26,24 @@ RUN is the folder of a run on this machine. The run is repeated from its config.
 as it leaves its gate, and what was heard is compared with the run's audit log. Attacks then see that,
 what the server knows, and the student. Figures go to RUN/leakage.json, pictures to
 RUN/leakage.safetensors, and both into the section Leakage of RUN/report.html, in place of those of an attack
-before. Pictures show private records: mind who gets the report. Beside the options below: --quiet hides
-progress.
+before. Pictures show private records: mind who gets the report. Beside the options below: --quick takes
+few models, victims and drawings, for a first look that gets less than there is; --json prints what was got as
+JSON; --quiet hides progress.
 """
 
 
 def main(words: list[str]) -> None:
     """``fedstill attack ...``."""
     helped = any(word in HELPS for word in words)  # and that takes no run
-    given = read("attack", f"{'[RUN]' if helped else 'RUN'} [--quiet] [--OPTION VALUE ...]", words)
+    run = "[RUN]" if helped else "RUN"
+    given = read("attack", f"{run} [--quick] [--quiet] [--json] [--OPTION VALUE ...]", words)
     if not helped:  # before torch is imported, which takes seconds
         _check(Path(given.places[0]))
-    config = configured(given.rest)  # help ends the command here
+    config = configured(given.rest, "--quick" in given)  # help ends the command here
     folder = Path(given.places[0])
+    told = duration(folder, len(config.attacks), "--quick" in given)
+    if told and "--quiet" not in given:
+        print(told, file=sys.stderr)
 
     from rich.console import Console
 
@@ -47,6 +54,9 @@ def main(words: list[str]) -> None:
 
     found = attack(folder, config, command=given.command, progress="--quiet" not in given)
     report = write_report(folder)
+    if "--json" in given:
+        print(json.dumps(found, indent=2))
+        return
     print_leakage(load(Leakage, found, folder / FILE), Console())
     print(f"Report: {report}")
 
@@ -65,16 +75,37 @@ def _check(folder: Path) -> None:
         raise RunFolderError(f"the run in {folder} is not finished: there is no result.json; {again}")
 
 
-def configured(words: list[str]) -> LeakageConfig:
-    """The attacks that words choose, with their options."""
+def duration(folder: Path, attacks: int, quick: bool) -> str:
+    """How long it will take, as far as that can be said: the run's own time, and that of an attack before."""
+    from fedstill.attacks.leakage_file import Leakage
+    from fedstill.core.run_writer import read_result
+    from fedstill.core.text_format import counted, human_seconds, number
+
+    took, before = number(read_result(folder / "result.json"), "seconds", "total"), Leakage.read(folder)
+    if took is None:
+        return ""
+    last = None if before is None else before.seconds
+    parts = [f"The run is repeated first (it took {human_seconds(took)}), then {counted(attacks, 'attack')}"]
+    if not quick:
+        parts.append("which train models and take several times as long (--quick is a first look)")
+    if last is not None:
+        parts.append(f"the last time all took {human_seconds(last)}")
+    return f"{', '.join(parts)}."
+
+
+def configured(words: list[str], quick: bool = False) -> LeakageConfig:
+    """The attacks that words choose, with their options; where nothing is said, at full strength or less."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.attacks.config import LeakageConfig
     from fedstill.cli.options import group, override
 
-    config, given = LeakageConfig(), group([word for word in words if word not in ("-h", "--help")])
+    config = LeakageConfig.quick() if quick else LeakageConfig()
+    given = group([word for word in words if word not in ("-h", "--help")])
     for option in given:
         if option.name == "attacks":
-            config = LeakageConfig.from_table({"attacks": option.values})
+            start = {each.called: each for each in config.attacks}
+            named = LeakageConfig.from_table({"attacks": option.values})
+            config = LeakageConfig(tuple(start.get(each.called, each) for each in named.attacks), named.seed)
     fields = {_field(attack.called): attack for attack in config.attacks}
     for option in given:
         whose = ATTACKS.canonical(option.name.rpartition(".")[0])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, leave, number
-from fedstill.cli.run import changed, out_folder, resumable
+from fedstill.cli.run import changed, in_full, out_folder, resumable
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 if TYPE_CHECKING:
@@ -40,25 +42,59 @@ def compare(given: Given) -> None:
         folder = out_folder(given, f"runs/{comparison.name}", "comparison")
         with resumable(folder, "compare"):
             comparison_runner.compare(comparison, folder, command=given.command, **how)
-    _show_comparison(folder)
+    (_print_json if "--json" in given else _show_comparison)(folder)
 
 
 def _planned(given: Given) -> Comparison:
     """The comparison that the words describe."""
     names, base, data = given.places, given.get("--base"), given.get("--data")
     seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
-    words = [*given.rest, *([] if data is None else ["--data.name", data])]
 
     from fedstill.compare import comparison_file
 
     leakage = "--leakage" in given
     prog = f"fedstill compare {' '.join(names)}"
-    changes = changes_of(words, comparison_file.base_run(names, base), given, prog)
-    if not any(comparison_file.is_plan(name) for name in names):
-        return comparison_file.plan(names, base=base, seeds=seeds or 1, changes=changes, leakage=leakage)
+    planned = any(comparison_file.is_plan(name) for name in names)
+    run = comparison_file.base_run(names, base)  # which also says where modules are looked for
+    options, shared = ({}, given.rest) if planned else _of_one_method(given.rest, names, run, prog)
+    words = [*map(in_full, shared), *([] if data is None else ["--data.name", data])]
+    changes = changes_of(words, run, given, prog)
+    if not planned:
+        many = seeds or 1
+        return comparison_file.plan(
+            names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
+        )
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
     return comparison_file.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
+
+
+def _of_one_method(
+    words: list[str], names: Sequence[str], base: RunConfig, prog: str
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Options of one method, as ``--fediod.steps 200``, by label; and the other words."""
+    from fedstill.cli.options import group
+    from fedstill.compare.comparison_methods import methods_by_label
+    from fedstill.runs.config import from_dict, to_dict
+
+    own: dict[str, list[str]] = {}
+    shared: list[str] = []
+    methods = methods_by_label(names, {})
+    # A file may be called as a table of all runs is, whose options these are then.
+    spelled = {label.replace("-", "_"): label for label in methods if label not in to_dict(base)}
+    for option in group(words):
+        first, dot, rest = option.name.rpartition(".")
+        label = spelled.get(first, "") if dot else ""
+        (own.setdefault(label, []) if label else shared).extend(
+            [f"--method.{rest}" if label else option.option, *option.values]
+        )
+    found = {}
+    for label, given in own.items():
+        run = changed(from_dict({"method": methods[label]}), given, f"{prog} --{label}")
+        table = to_dict(run)["method"]
+        names_of = [option.name.removeprefix("method.") for option in group(given)]
+        found[label] = {name: table[name] for name in names_of}
+    return found, shared
 
 
 def changes_of(words: list[str], base: RunConfig, own: Given, prog: str) -> dict[str, Any]:
@@ -73,8 +109,9 @@ def changes_of(words: list[str], base: RunConfig, own: Given, prog: str) -> dict
         first, _, key = option.name.partition(".")
         if first == "method":
             raise FedstillError(
-                f"{option.option} is an option of one method, and a comparison has several: write a file "
-                f"with methods = [...] and, below [options.METHOD], {key} = ..., and compare that file"
+                f"{option.option} is an option of one method, and a comparison has several: say which, as "
+                f"--fediod.{key}, or write a file with methods = [...] and, below [options.METHOD], {key} = "
+                "..., and compare that file"
             )
         if first in OWN or first in ATTACKS:
             see = "the options of attacks belong to the table [leakage] of a comparison's file"
@@ -99,3 +136,17 @@ def _show_comparison(folder: Path) -> None:
     lacking = dict.fromkeys(entry.name for entry in summary.entries if entry.not_run)
     if lacking:
         leave(f"not all methods ran, the table says why: {', '.join(lacking)}", 1)
+
+
+def _print_json(folder: Path) -> None:
+    """Write a comparison's files, and print each run's result by its folder; leave with 1 if one has none."""
+    from fedstill.compare.comparison_file import read_folder
+    from fedstill.core.run_writer import read_object
+    from fedstill.report.compare_files import write_comparison
+
+    comparison = read_folder(folder)
+    write_comparison(folder, comparison)
+    files = {place.folder: folder / place.folder / "result.json" for place in comparison.places()}
+    print(json.dumps({place: read_object(file) for place, file in files.items() if file.exists()}, indent=2))
+    if lacking := [place for place, file in files.items() if not file.exists()]:
+        leave(f"not all methods ran: {', '.join(lacking)}", 1)

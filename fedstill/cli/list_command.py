@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,9 @@ def names(given: Given) -> None:
     from fedstill.protocol.method import METHODS
 
     console, what = whole_rows(), given.places[0] if given.places else None
-    if what is None:
+    if "--json" in given:
+        print(json.dumps(_told(what), indent=2))
+    elif what is None:
         _print_names(console)
     elif what == "presets":
         for name in presets.names():
@@ -39,13 +42,33 @@ def names(given: Given) -> None:
     elif what == "tasks":
         _print_tasks(console)
     elif what in METHODS:
-        _print_method(what, console)
+        print_facts(console, _of_method(what), indent="")
     else:
         raise UnknownName("method", what, [*METHODS, "presets", "tasks"])
 
 
-def _print_names(console: Console) -> None:
-    """All methods with title and paper, or why one cannot be imported; what else can be named."""
+def _told(what: str | None) -> Any:
+    """The same for a script: names, or more of what is asked for.
+
+    Raises:
+        UnknownName: there is nothing of that name.
+    """
+    from fedstill.protocol.method import METHODS
+
+    if what == "presets":
+        return {name: presets.describe(name) for name in presets.names()}
+    if what == "tasks":
+        return tasks_by_method()
+    if what is not None and what in METHODS:
+        return _of_method(what)
+    if what is not None:
+        raise UnknownName("method", what, [*METHODS, "presets", "tasks"])
+    methods, others = _named()
+    return {"methods": methods, **{kind: list(names) for kind, names in others.items()}}
+
+
+def _named() -> tuple[dict[str, str], dict[str, Mapping[str, Any]]]:
+    """All methods with title and paper, or why one cannot be imported; what else can be named, by kind."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
     from fedstill.data.split_base import SPLITS
@@ -60,7 +83,6 @@ def _print_names(console: Console) -> None:
             methods[name] = f"{METHODS[name].title}, {METHODS[name].paper}"
         except FedstillError as error:
             methods[name] = str(error)
-    print_facts(console, methods, indent="")
     found: dict[str, Mapping[str, Any]] = {
         "tasks": TASKS,
         "data sets": DATA,
@@ -70,13 +92,19 @@ def _print_names(console: Console) -> None:
         "mechanisms": MECHANISMS,
         "attacks": ATTACKS,
     }
+    return methods, found
+
+
+def _print_names(console: Console) -> None:
+    methods, found = _named()
+    print_facts(console, methods, indent="")
     few = f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets"
     told = {what: ", ".join(names) for what, names in found.items()}
     print_facts(console, {**told, "presets": few}, indent="")
     console.print("More of one method: fedstill list METHOD; which runs which task: fedstill list tasks")
 
 
-def _print_method(name: str, console: Console) -> None:
+def _of_method(name: str) -> dict[str, str]:
     """What a method asks with its default options, of the first task that it can learn."""
     from fedstill.compare.comparison_file import questions, what_leaves
     from fedstill.protocol.method import METHODS
@@ -92,14 +120,13 @@ def _print_method(name: str, console: Console) -> None:
         for question in questions(run).values()
     ]
     needed = [words for key, words in {**NEEDS, **MORE_NEEDS}.items() if needs[key]]
-    facts = {
+    return {
         name: f"{method.title}, {method.paper}",
         "leaves a node": ", ".join(what_leaves(run)) or "nothing",
         "needs": ", ".join(needed) or "nothing special",
         "asks": ", ".join(asked) or "none",
         "is judged by": CENTRAL[method.central][0],
     }
-    print_facts(console, facts, indent="")
 
 
 def tasks_by_method() -> dict[str, dict[str, str | None]]:

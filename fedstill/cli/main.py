@@ -24,20 +24,30 @@ HELP = """\
 fedstill trains one central model from private data that stays in many places.
 
 usage:
-  fedstill run PRESET|FILE.toml [--OPTION VALUE ...] [--out DIR] [--quiet]
+  fedstill run PRESET|FILE.toml [--OPTION VALUE ...] [--out DIR] [--quiet] [--json]
                                             one run, from data to report
-  fedstill run --resume DIR [--startup-kit DIR] [--quiet]
+  fedstill run --resume DIR [--startup-kit DIR] [--quiet] [--json]
                                             go on with a run that was stopped
   fedstill compare METHOD|PRESET|FILE.toml ... [--seeds N] [--base PRESET|FILE.toml] [--OPTION VALUE ...]
-                            [--data NAME] [--leakage] [--out DIR] [--quiet]
+                            [--data NAME] [--leakage] [--out DIR] [--quiet] [--json]
                                             several methods side by side, on equal terms
   fedstill compare FILE.toml                the comparison that a file describes
-  fedstill compare --resume DIR [--quiet]   go on with a comparison that was stopped
+  fedstill compare --resume DIR [--quiet] [--json]   go on with a comparison that was stopped
   fedstill reproduce [NAME|FILE.toml] [--scale small|paper] [--seeds N] [--OPTION VALUE ...] [--out DIR]
                             [--record] [--recorded] [--quiet]
                                             list the papers' tables and figures, or run one of them
-  fedstill attack RUN [--OPTION VALUE ...]  what an adversary gets from what left the nodes in a finished run
-  fedstill list [METHOD|presets|tasks]      methods, tasks, data sets, models; more of one of them
+  fedstill attack RUN [--quick] [--quiet] [--json] [--OPTION VALUE ...]
+                                            what an adversary gets from what left the nodes in a finished run
+  fedstill predict RUN DATA [--out FILE] [--fit] [--label COLUMN] [--image COLUMN] [--channels N ...]
+                            [--model NAME]  what the student answers about new data, as a csv
+  fedstill evaluate RUN --data DATA [--sites NAME ...] [--fit] [--label COLUMN] [--image COLUMN]
+                            [--channels N ...] [--slices N] [--root DIR] [--model NAME] [--json]
+                                            what the student reaches on other data, site by site
+  fedstill export RUN --format onnx|torchscript|huggingface [--out FILE] [--model NAME]
+                                            the student for other tools, preprocessing inside, and its card
+  fedstill list [METHOD|presets|tasks] [--json]   methods, tasks, data sets, models; more of one of them
+  fedstill doctor [--json]                  what is installed and computes here, and what is missing for what
+  fedstill completion bash|zsh|fish         what makes a shell complete commands, presets and methods
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
   fedstill report DIR                       write the report of a run or a comparison again
   fedstill figures DIR [--format pdf|svg|png] [--out DIR]   its figures as files, for a paper
@@ -56,6 +66,7 @@ options of `run` beside those of the preset:
   --out DIR       the run's folder (default: runs/NAME-seedSEED)
   --resume DIR    go on with the run in this folder, to the figures that it would have reached
   --quiet         no progress bars
+  --json          the result as JSON in place of the table; so have list, compare, attack, evaluate, doctor
   --nodes N, --data NAME    short for --split.nodes, --data.name
   --engine flare-poc        nodes as processes of their own, deployed on this machine with NVIDIA FLARE
   --engine flare --startup-kit DIR    nodes of a deployed federation, with their own data and models;
@@ -64,7 +75,8 @@ options of `run` beside those of the preset:
 options of `compare`; all others are run options, and hold for every method:
   --seeds N       each method runs with seeds 0 to N-1 (default: 1)
   --base PRESET   data, split, models and local training, from a preset or a run's file (default: digits)
-  --data NAME     short for --data.name
+  --data NAME, --nodes N    short for --data.name, --split.nodes
+  --METHOD.NAME VALUE       an option of one method alone, as --fediod.steps 200
   --leakage       attack each run, as `fedstill attack` does; also of a comparison that has run without
   --out DIR       its folder (default: runs/compare, or runs/NAME for NAME.toml); --quiet, --resume as above
 
@@ -76,6 +88,12 @@ options of `reproduce`; all others are run options, as --data.root:
   --record        keep the figures beside the file
   --recorded      run nothing: print what was recorded, the paper's figures beside it
 
+options of `predict` and `evaluate`:
+  --fit           bring images of another size or number of channels into the student's form
+  --label, --image COLUMN   of a csv: its labels (default: label), its image files (else: pixels)
+  --sites NAME    measure on these sites alone; --channels N of images, --slices N of each NIfTI volume
+  --model NAME    the student's network, package.module:factory, where its file may not import it
+
 try:
   fedstill run demo
   fedstill compare standalone fedavg fediod --seeds 3
@@ -86,7 +104,12 @@ COMMANDS = {
     "run": "fedstill.cli.run:run",
     "compare": "fedstill.cli.compare:compare",
     "reproduce": "fedstill.cli.reproduce:reproduce",
+    "predict": "fedstill.cli.student:predict",
+    "evaluate": "fedstill.cli.student:evaluate",
+    "export": "fedstill.cli.student:export",
     "list": "fedstill.cli.list_command:names",
+    "doctor": "fedstill.cli.doctor:doctor",
+    "completion": "fedstill.cli.completion:completion",
     "show": "fedstill.cli.run:show",
     "report": "fedstill.cli.run:report",
     "figures": "fedstill.cli.run:figures",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Given, number
 from fedstill.core.errors import FedstillError, UnknownName
+from fedstill.core.text_format import human_seconds
 
 if TYPE_CHECKING:
     from fedstill.attacks.mechanism_audits import Finding
@@ -61,7 +62,7 @@ def _say(found: list[Finding]) -> None:
     from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 
     print(f"\n{END.format(delta=DELTA, confidence=CONFIDENCE)}")
-    print(f"{sum(finding.seconds for finding in found):.0f} s in all.")
+    print(f"{human_seconds(sum(finding.seconds for finding in found))} in all.")
 
 
 def _write(path: Path, found: list[Finding], seed: int) -> None:

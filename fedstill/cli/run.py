@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ def run(given: Given) -> None:
 
         with resumable(folder):
             result = run(config, folder, command=given.command, progress=given.bars, report=write_report)
-    finish(folder, result)
+    finish(folder, result, "--json" in given)
 
 
 def show(given: Given) -> None:
@@ -103,13 +104,16 @@ def resumable(folder: Path, what: str = "run", again: str = "") -> Iterator[None
         leave(f"stopped; to go on: {again}" if folder.exists() else "stopped; nothing was written", 130)
 
 
-def finish(folder: Path, result: dict[str, Any]) -> None:
-    """Write a run's report, and print its table."""
+def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
+    """Write a run's report, and print its table, or its result as JSON."""
     from rich.console import Console
 
     from fedstill.report import print_table, write_report
 
     report = write_report(folder)
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
     print_table(result, Console())
     for note in result.get("notes", ()):
         print(f"Note: {note}")
@@ -120,11 +124,11 @@ def configured(target: str, given: Given, command: str) -> RunConfig:
     """The run that a preset or file and the options behind it describe."""
     from fedstill.runs.config import load
 
-    words = [_in_full(word) for word in given.rest]
+    words = [in_full(word) for word in given.rest]
     return changed(load(target), words, f"fedstill {command} {target}", given.known)
 
 
-def _in_full(word: str) -> str:
+def in_full(word: str) -> str:
     """An option that has a short name, by its whole one."""
     name, equals, value = word.partition("=")
     return f"{SHORT.get(name, name)}{equals}{value}"

@@ -12,6 +12,7 @@ from typing import Any
 from fedstill.cli.arguments import Command, Given, dispatch, number
 from fedstill.core import kit_certificates
 from fedstill.core.errors import ArgumentError, DeployError, nearest
+from fedstill.core.text_format import human_seconds
 
 HELP = """\
 fedstill server makes a federation on NVIDIA FLARE, and runs its server.
@@ -104,7 +105,7 @@ def _status(given: Given) -> None:
         nodes, jobs = admin.nodes(), admin.jobs()
     print(f"{len(nodes)} nodes are there" + (":" if nodes else "."))
     for node, seconds in sorted(nodes.items()):
-        print(f"  {node}  seen {seconds:.0f} s ago")
+        print(f"  {node}  seen {human_seconds(seconds)} ago")
     _say_runs(folder, jobs)
 
 

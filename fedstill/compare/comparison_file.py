@@ -79,6 +79,7 @@ def plan(
     seeds: int | Sequence[int] = 1,
     base: str | None = None,
     changes: Mapping[str, Any] | None = None,
+    options: Mapping[str, Table] | None = None,
     name: str = "compare",
     leakage: bool = False,
 ) -> Comparison:
@@ -90,6 +91,7 @@ def plan(
         seeds: how many (0, 1, 2...), or which.
         base: the preset or file that gives everything else; None is digits over 5 nodes, Dirichlet alpha 0.5.
         changes: options of a run that change the base, by dotted name.
+        options: of one method each, by its label.
         name: of the comparison.
         leakage: attack each run, with the attack's default options.
 
@@ -105,6 +107,8 @@ def plan(
     table: Table = {"methods": list(methods), "seeds": seeds if isinstance(seeds, int) else list(seeds)}
     if leakage:
         table["leakage"] = {}
+    if options:
+        table["options"] = dict(options)
     if base is not None:
         below = presets.read(base, RunConfig)
         table["base"] = {key: value for key, value in below.items() if key not in PRESETS_OWN}

@@ -66,7 +66,7 @@ class Compute:
             self.device = torch.device(self.config.device)
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # torch raises either for a device it lacks
-            allowed = f"a device of this machine: {', '.join(_devices())}"
+            allowed = f"a device of this machine: {', '.join(devices())}"
             raise ArgumentError("engine.device", self.config.device, allowed) from error
         wanted = self.config.precision
         self.precision: Precision = "float32" if wanted == "auto" else wanted
@@ -154,7 +154,8 @@ def as_laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
 
 
-def _devices() -> list[str]:
+def devices() -> list[str]:
+    """The devices of this machine that torch can compute on."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
 

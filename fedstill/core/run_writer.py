@@ -82,9 +82,15 @@ class Records:
         return state
 
     def finish(
-        self, result: Mapping[str, Any], student: nn.Module | None, *, keep_state: bool = False
+        self,
+        result: Mapping[str, Any],
+        student: nn.Module | None,
+        header: Mapping[str, str] | None = None,
+        *,
+        keep_state: bool = False,
     ) -> None:
-        """Write the result, and the student if there is one; the state is not needed any more, or kept."""
+        """Write the result, and the student, if there is one, with what its file says beside the weights; the
+        state is not needed any more, or kept."""
         if self.folder is None:
             return
         self._write_metrics()
@@ -94,7 +100,7 @@ class Records:
             # Copies, since a file of safetensors takes no two names for one memory (tied weights).
             state = student.state_dict()
             weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-            save_file(weights, self.folder / "student.safetensors")
+            save_file(weights, self.folder / "student.safetensors", dict(header or {}))
         write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         if not keep_state:
             (self.folder / STATE).unlink(missing_ok=True)

@@ -171,12 +171,14 @@ def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> R
         except ValueError as error:
             raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
     labels, classes = by_name(cells["label"])
-    images = _pixels(np.stack(pixels), path, shape) if pixels else _files(path, cells["image"])
+    images = pixel_images(np.stack(pixels), path, shape) if pixels else _files(path, cells["image"])
     groups = {columns.group: np.array(cells["group"])} if columns.group else {}
     return Raw(images, labels, classes, columns=groups)
 
 
-def _pixels(table: npt.NDArray[np.float32], path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def pixel_images(
+    table: npt.NDArray[np.float32], path: Path, shape: tuple[int, ...]
+) -> npt.NDArray[np.float32]:
     """Rows of pixels as images from 0 to 1: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
     count = table.shape[1]
     if not shape or np.prod(shape) != count:

@@ -233,3 +233,11 @@ def image_files(folder: Path) -> list[Path]:
         return []
     files = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
     return sorted(f for f in files if f.is_file())
+
+
+def images_below(folder: Path) -> list[Path]:
+    """The images of a folder and of all folders in it, by path; a DataError if there are none."""
+    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+    if not files:
+        raise DataError(f"{folder}: holds no image ({', '.join(sorted(SUFFIXES))})")
+    return files

@@ -111,6 +111,8 @@ def _names(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
 
 
 def _classes(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]  # as MedMNIST's are
     if labels.ndim == 1 and labels.dtype.kind == "U":
         labels, names = by_name([str(name) for name in labels])
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
@@ -229,7 +231,5 @@ def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
         np.concatenate([need(path, arrays, f"{part}_{name}") for part in MEDMNIST])
         for name in ("images", "labels")
     )
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
     split = np.repeat(np.arange(len(MEDMNIST)), [len(arrays[f"{part}_images"]) for part in MEDMNIST])
     return {"images": images, "labels": labels, "split": split}

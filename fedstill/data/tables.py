@@ -134,6 +134,33 @@ def _features(cells: Sequence[Any], column: SchemaColumn, where: Where) -> Float
     return made
 
 
+def coded(
+    cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: Where
+) -> npt.NDArray[np.float32]:
+    """Columns of cells, without the target, as numbers ``(N, columns)``: a number as it is, a category by its
+    place, NaN for nothing.
+
+    Arguments and errors as :func:`encoded`.
+    """
+    parts = []
+    for column in schema.inputs:
+        if column.name not in cells:
+            raise DataError(f"{what}: has no column {column.name!r}: allowed are those of the schema")
+        features = _features(cells[column.name], column, where)
+        own = features[:, : len(column.features) - column.missing]
+        if column.categories:
+            value = own.argmax(1).astype(np.float32)
+        else:
+            value = np.array([_number(cell) for cell in cells[column.name]], dtype=np.float32)
+        parts.append(np.where(features[:, -1] == 1, np.float32(np.nan), value) if column.missing else value)
+    return np.stack(parts, axis=1)
+
+
+def _number(cell: Any) -> float:
+    text = _text(cell)
+    return math.nan if text.lower() in EMPTY else float(text)
+
+
 def _text(cell: Any) -> str:
     """A cell as a file would have it: whole numbers without a point, nothing for what is missing."""
     if cell is None:
@@ -170,10 +197,19 @@ def read_rows(path: Path, schema: Schema) -> Table:
     Raises:
         DataError: it cannot be read, or breaks the schema.
     """
-    cells, where = _parquet(path) if path.suffix == SUFFIX else _csv(path)
+    cells, where = cells_of(path)
     data = encoded(cells, schema, str(path), where)
     test = told_part(cells, path)
     return Table(schema, data, test, {name: as_column(name, column) for name, column in cells.items()})
+
+
+def cells_of(path: Path) -> tuple[dict[str, list[str]], Where]:
+    """The cells of a csv or Parquet file, by column, and where each row stands.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    return _parquet(path) if path.suffix == SUFFIX else _csv(path)
 
 
 def _csv(path: Path) -> tuple[dict[str, list[str]], Where]:

@@ -23,6 +23,7 @@ from fedstill.core.errors import (
     QuestionRefused,
     refused_by,
 )
+from fedstill.core.text_format import human_seconds
 from fedstill.data.public import Public
 from fedstill.federation import transport
 from fedstill.federation.federation import Federation
@@ -231,7 +232,8 @@ class Remote(Federation):
         start, pause = time.monotonic(), SAID
         while late := wait(futures.values(), timeout=pause).not_done:
             nodes = [node for node, future in futures.items() if future in late]
-            gone = f"for {time.monotonic() - start:.0f} s; a node has {self.link.wait:g} s (link.wait)"
+            waited = human_seconds(time.monotonic() - start)
+            gone = f"for {waited}; a node has {self.link.wait:g} s (link.wait)"
             logger.warning("no answer from %s to %s %s", ", ".join(nodes), question, gone)
             self.waits(nodes)
             pause = min(2 * pause, RARELY)
@@ -266,7 +268,8 @@ class Remote(Federation):
             self._send.over.wait(transport.PAUSE)
         coming.seconds += time.monotonic() - start
         if coming.seconds > self.link.wait:
-            stuck = f"its local training stays at {coming.percent}%, after {coming.seconds:.0f} s more"
+            waited = human_seconds(coming.seconds)
+            stuck = f"its local training stays at {coming.percent}%, after {waited} more"
             raise NodeFault(coming.node, "learn", stuck)
         return come
 

@@ -120,6 +120,22 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
     from rich.text import Text
 
     result = Result.of(record)
+    console.print(Text(result.name or "run", style="italic"))
+    table_formats.print_rows(table(result), console)
+    for label, value, _ in totals(result):
+        # Under each other where the terminal is narrow, and no figure parted from its unit.
+        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value or MISSING)
+        told = textwrap.fill(
+            f"  {label + ':':<19}{unbroken}",
+            width=console.width,
+            subsequent_indent=" " * 21,
+            break_on_hyphens=False,
+        )
+        console.print(Text(told.replace(UNBROKEN, " ")), soft_wrap=True)
+
+
+def table(result: Result) -> Table:
+    """What each model reaches, by the figures that are shown in brief."""
     shown = [place for place, figure in enumerate(result.figures) if figure.brief or not place]
     figures = [result.figures[place] for place in shown]
     several = len(figures) > 1  # then units stand above, to make room
@@ -133,18 +149,7 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
         )
         for level in comparison(result)
     ]
-    console.print(Text(result.name or "run", style="italic"))
-    table_formats.print_rows(Table("", "", columns, rows), console)
-    for label, value, _ in totals(result):
-        # Under each other where the terminal is narrow, and no figure parted from its unit.
-        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value or MISSING)
-        told = textwrap.fill(
-            f"  {label + ':':<19}{unbroken}",
-            width=console.width,
-            subsequent_indent=" " * 21,
-            break_on_hyphens=False,
-        )
-        console.print(Text(told.replace(UNBROKEN, " ")), soft_wrap=True)
+    return Table("", "", columns, rows)
 
 
 def totals(result: Result) -> list[Fact]:

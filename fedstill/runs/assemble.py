@@ -21,6 +21,7 @@ from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.split_base import split
 from fedstill.data.splits import ByColumn, conceal
 from fedstill.data.stratified_sampling import numbered
+from fedstill.data.text_data import TextData
 from fedstill.models import own_model
 from fedstill.models.endpoint import SCHEMES, Endpoint
 from fedstill.models.interface import Interface
@@ -148,6 +149,8 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         vocabulary=data.vocabulary,
         schema=data.schema,
         student_name=config.student.model,
+        learns=config.task,
+        words=config.data.vocabulary if isinstance(config.data, TextData) else "",
     )
 
 

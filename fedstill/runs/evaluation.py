@@ -105,7 +105,7 @@ class Evaluation:
         """The same, for each site by itself."""
         found = {}
         for site in self.sites:
-            rows = self._of_site(site)
+            rows = self.of_site(site)
             found[site] = plain(self.metrics(outputs[rows], rows, node=node))
         return found
 
@@ -214,7 +214,8 @@ class Evaluation:
         """The test part, as far as a model was taught what it asks."""
         return self.test if node is None else self._asked.get(node, self.test)
 
-    def _of_site(self, site: str) -> torch.Tensor:
+    def of_site(self, site: str) -> torch.Tensor:
+        """Which rows of the test part come from a site."""
         cases = self.test.cases
         rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.of_site(site)
         return rows.to(self.test.inputs.device)

@@ -98,6 +98,5 @@ class ServerProgram:
         write_text(folder / DESCRIPTION, run.description.text)
         logger.info("run %s begins; it is %s", self.run_name, grouped(run.description.sha256))
         figures = run.run(folder, bars=bars)
-        student = run.setting.student if run.has_student else None
-        run.records.finish({**run.about(), **figures}, student, keep_state=True)
+        run.finish({**run.about(), **figures}, keep_state=True)
         logger.info("run %s is done", self.run_name)

@@ -34,6 +34,7 @@ from fedstill.protocol.questions import NodeSide
 from fedstill.runs.cautions import cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, plain
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
+from fedstill.runs.student_file import header
 
 UNITS = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # turns, in the progress bar
 
@@ -205,6 +206,11 @@ class Run(ABC):
             kinds=kinds,
             schema=self.setting.schema,
         )
+
+    def finish(self, result: Mapping[str, Any], *, keep_state: bool = False) -> None:
+        """Write what the run came to: its result, and its student as a file that says how it is used."""
+        student = self.setting.student if self.has_student else None
+        self.records.finish(result, student, header(self.setting), keep_state=keep_state)
 
     def figures(self) -> dict[str, Any]:
         """What ``result.json`` says of models, bytes, questions and privacy."""

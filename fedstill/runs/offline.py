@@ -124,7 +124,7 @@ def distil(
     del figures["link"], figures["seconds"]["local_training"], figures["seconds"]["centralised"]
     result = {**run.about(), **figures, "files": told, "command": command, **machine_and_date()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    run.records.finish(result, run.setting.student if run.has_student else None)
+    run.finish(result)
     return result
 
 

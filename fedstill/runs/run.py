@@ -194,7 +194,7 @@ def finish(
         What ``result.json`` holds.
     """
     result = {**about, **figures, **machine_and_date()}
-    simulation.records.finish(result, simulation.setting.student if simulation.has_student else None)
+    simulation.finish(result)
     (out / PROGRESS).unlink(missing_ok=True)
     return result
 

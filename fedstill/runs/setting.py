@@ -21,7 +21,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, Needs, refusal
-from fedstill.tasks import Task
+from fedstill.tasks import Task, TaskConfig
 
 Shape = tuple[int, ...]
 
@@ -56,6 +56,8 @@ class Setting:
         perceptual: a file of VGG weights at every node, for losses that compare images by features; none: "".
         model_names, student_name: what the networks are called in results; none: as their classes are.
         values: what of a column each node stands for, known to whoever divided the data; none: of none.
+        learns: the task with its options, for the student's file; None: the file does not say it.
+        words: how words become token ids, where inputs are texts.
     """
 
     task: Task
@@ -85,6 +87,8 @@ class Setting:
     model_names: Sequence[str] = ()
     student_name: str = ""
     values: Sequence[str] = ()
+    learns: TaskConfig | None = None
+    words: str = ""
 
 
 def check_method(method: Method, task: Task, public: Public | None) -> None:

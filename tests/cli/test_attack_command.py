@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,19 @@ def test_without_options_attacks_are_the_default_ones(command: Main, attacks: At
 
 
 @pytest.mark.usefixtures("here")
+def test_a_first_look_is_quick_and_how_long_it_takes_is_said(command: Main, attacks: Attacks) -> None:
+    Path("a run/result.json").write_text('{"seconds": {"total": 75}}', encoding="utf-8")
+    err = command("attack", "a run", "--quick", "--membership.records", "40")[2]
+    assert err == "The run is repeated first (it took 1 min 15 s), then 4 attacks.\n"
+    quick = {type(attack): attack for attack in LeakageConfig.quick().attacks}
+    asked = {type(attack): attack for attack in attacks.asked[0][1].attacks}
+    assert asked == {**quick, MembershipInference: replace(quick[MembershipInference], records=40)}
+    assert asked[MembershipInference].shadows < MembershipInference().shadows
+    assert "--quick is a first look" in command("attack", "a run")[2]
+    assert attacks.asked[1][1] == LeakageConfig()
+
+
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", ["--help", "-h", "nowhere --help"])
 def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) -> None:
     code, out, err = command("attack", *words.split())
@@ -135,7 +149,7 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "fedstill attack is empty: allowed is RUN [--quiet]"),
+        ("", "fedstill attack is empty: allowed is RUN [--quick] [--quiet]"),
         ("nowhere", "there is no folder nowhere: allowed is the folder of a finished run"),
         ("empty", "empty holds no run: there is no config.toml in it"),
         ("half", "the run in half is not finished: there is no result.json; fedstill run --resume half"),

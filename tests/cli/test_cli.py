@@ -206,7 +206,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("fly", "unknown command 'fly': allowed are run, compare, reproduce, list, show, report"),
+        ("fly", "unknown command 'fly': allowed are run, compare, reproduce, predict, evaluate,"),
         ("run", "fedstill run is empty: allowed is PRESET|FILE.toml"),
         ("list all", "unknown method 'all': allowed are standalone"),
         ("report nowhere", "nowhere/result.json is missing"),

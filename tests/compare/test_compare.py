@@ -510,6 +510,7 @@ def test_an_option_of_one_method_is_answered_with_where_it_belongs(
     assert left("compare fedavg fediod --method.rounds 3") == 2
     err = capsys.readouterr().err
     assert err.startswith("fedstill: --method.rounds is an option of one method, ")
+    assert "say which, as --fediod.rounds, or" in err
     assert "below [options.METHOD], rounds = ..." in err
 
 

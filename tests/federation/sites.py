@@ -117,7 +117,7 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
     try:
         served = Served(read_toml(config), Sockets(nodes), run_name)
         figures = served.run(folder)
-        served.records.finish({**served.about(), **figures}, served.setting.student, keep_state=True)
+        served.finish({**served.about(), **figures}, keep_state=True)
     except FedstillError as error:
         (folder / STOPPED).write_text(f"{type(error).__name__}: {error}")
 

@@ -369,9 +369,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     link: Link = Gone(away.serve)
     live = away.live(link)
     figures = live.run()
-    live.records.finish(
-        {**live.about(), **figures}, live.setting.student if live.has_student else None, keep_state=True
-    )
+    live.finish({**live.about(), **figures}, keep_state=True)
     (folder / "out").mkdir()
     experiment, about = assemble.prepare(config)
     found = local_processes._looked_into(

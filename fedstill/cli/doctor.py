@@ -1,0 +1,95 @@
+"""``fedstill doctor``: what is installed here, what computes, and what is missing for what."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedstill.cli.arguments import Given
+from fedstill.core.version import __version__
+
+# By extra: what it is for, and the modules that come with it.
+EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "flare": ("nodes as processes and machines of their own", ("nvflare", "cryptography", "psutil")),
+    "offline": ("questions and answers by files", ("cryptography",)),
+    "dp": ("which layers cannot learn privately, and what takes their place", ("opacus",)),
+    "text": ("Hugging Face models and tokenizers; export --format huggingface", ("transformers",)),
+    "tables": ("Parquet files", ("pyarrow",)),
+    "medical": ("NIfTI volumes", ("nibabel",)),
+    "onnx": ("export --format onnx", ("onnx", "onnxscript", "onnxruntime")),
+    "vision": ("torchvision's networks as models of your own", ("torchvision",)),
+}
+SHOWN = ("torch", "numpy", "scipy", "scikit-learn", "safetensors", "torchmetrics", "dp-accounting")
+
+
+def doctor(given: Given) -> None:
+    """All of it, or as JSON."""
+    told = examined()
+    if "--json" in given:
+        print(json.dumps(told, indent=2))
+        return
+    from fedstill.cli.console import plain, print_facts
+
+    versions = ", ".join(f"{name} {value}" for name, value in told["versions"].items())
+    missing = {
+        extra: f"{EXTRAS[extra][0]}: pip install 'fedstill[{extra}]' (missing: {', '.join(names)})"
+        for extra, names in told["missing"].items()
+    }
+    there = [extra for extra in EXTRAS if extra not in missing]
+    facts: dict[str, str] = {
+        "versions": versions,
+        "machine": told["machine"],
+        "devices": ", ".join(told["devices"]),
+        "threads": f"{told['threads']} in use of {told['cores']} cores that this process may use",
+        "data folders": ", ".join(told["data_folders"]),
+        "free here": f"{told['free_gb']:.1f} GB",
+        "extras": ", ".join(there) or "none",
+    }
+    print_facts(plain(), facts, indent="")
+    if missing:
+        print("Not installed, and needed for:")
+        print_facts(plain(), missing)
+
+
+def examined() -> dict[str, Any]:
+    """What there is: versions, devices, threads, data folders, and by extra the modules that are missing."""
+    import torch
+
+    from fedstill.core.compute import devices
+    from fedstill.data.user_data import usual_folders
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lacking = {
+        extra: [name for name in modules if importlib.util.find_spec(name) is None]
+        for extra, (_, modules) in EXTRAS.items()
+    }
+    return {
+        "versions": {
+            "fedstill": __version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in SHOWN},
+        },
+        "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
+        "devices": devices(),
+        "threads": torch.get_num_threads(),
+        "cores": cores,
+        "data_folders": [
+            f"{folder}{'' if folder.is_dir() else ' (not there)'}" for folder in usual_folders()
+        ],
+        "free_gb": shutil.disk_usage(Path.cwd()).free / 1e9,
+        "missing": {extra: names for extra, names in lacking.items() if names},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

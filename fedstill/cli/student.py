@@ -1,0 +1,83 @@
+"""``fedstill predict``, ``evaluate`` and ``export``: a run's student, once the run is over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.arguments import Given, number
+
+if TYPE_CHECKING:
+    from fedstill.data.new_data import Reading
+
+
+def predict(given: Given) -> None:
+    """A csv of the student's answers."""
+    from fedstill.student.central_model import load
+    from fedstill.student.predict import predict
+
+    run, data = given.places
+    student = load(run, given.get("--model"))
+    out = given.path("--out", f"{Path(data).stem}-answers.csv")
+    count = predict(student, data, reading(given, student.about.words), out)
+    print(f"{count:,} answers: {out}")
+
+
+def evaluate(given: Given) -> None:
+    """All figures of the student's task on other data."""
+    from fedstill.student.evaluate import evaluate
+
+    run, data = given.places[0], str(given.get("--data"))
+    found = evaluate(run, data, reading(given), given.get("--model"))
+    if "--json" in given:
+        print(json.dumps(found, indent=2))
+        return
+    from rich.console import Console
+
+    from fedstill.report.evaluation_table import evaluation_table, seen_text
+    from fedstill.report.table_formats import print_rows
+    from fedstill.tasks.task import Figure
+
+    figures = tuple(Figure(**each) for each in found["measures"])
+    print_rows(evaluation_table(found, figures), Console())
+    print(seen_text(found))
+    for note in found["notes"]:
+        print(f"Note: {note}")
+
+
+def export(given: Given) -> None:
+    """The student in another tool's form, with its preprocessing, compared; and its card."""
+    from fedstill.report.model_card import NAME, model_card
+    from fedstill.student.central_model import load
+    from fedstill.student.export import export, format_of
+
+    run, kind = Path(given.places[0]), str(given.get("--format"))
+    student = load(run, given.get("--model"))
+    folder = run if run.is_dir() else run.parent
+    out = given.path("--out", folder / format_of(kind).name)
+    apart = export(student, kind, out)
+    print(f"{out}: loaded back, and the same to {apart:.1e}")
+    print(f"It takes {student.raw.says}; the preprocessing is inside.")
+    if (folder / "result.json").exists():
+        use = format_of(kind).use.format(file=out.name, inputs=student.raw.called)
+        card = out / NAME if out.is_dir() else out.with_name(f"{out.name}.md")
+        card.write_text(model_card(folder, student.raw.says, use), encoding="utf-8")
+        print(f"Model card: {card}")
+
+
+def reading(given: Given, words: str = "") -> Reading:
+    """How data are read, by the options that say so."""
+    from fedstill.data.new_data import Reading
+
+    channels = tuple(number("--channels", each, int) for each in given.options.get("--channels", ()))
+    return Reading(
+        root=given.get("--root") or "",
+        fit="--fit" in given,
+        label=given.get("--label") or "label",
+        image=given.get("--image") or "",
+        channels=channels,
+        slices=number("--slices", given.get("--slices") or "0", int, lambda count: count >= 0),
+        sites=tuple(given.options.get("--sites", ())),
+        words=words,
+    )

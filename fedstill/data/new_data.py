@@ -1,0 +1,219 @@
+"""Data that were not a run's own, as its student takes them: to be measured on, or to be asked about.
+
+They are read as a node's owner's are, into the spec that the run had: classes by name, images of its form, a
+table by its schema. Nothing is drawn and nothing left out, whatever a source marks as its test part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstill.core.dataset import Cases, Column, TensorData
+from fedstill.core.errors import DataError
+from fedstill.core.user_functions import first_line
+from fedstill.data import text_data
+from fedstill.data.config import DATA, named
+from fedstill.data.csv_tables import Columns, column_of, pixel_images, read_csv
+from fedstill.data.images import images_below, resized, stacked
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.instance_images import cases_of, cut, read_pictures
+from fedstill.data.loader import load
+from fedstill.data.preparation import PATIENT, SITE, check_sites, taught, with_channels
+from fedstill.data.raw import Images, image_array, read_npz
+from fedstill.data.spec_tensors import inputs_in, labels_in
+from fedstill.data.tables import cells_of, read_folder, read_rows
+from fedstill.data.text_data import HASH
+from fedstill.data.user_data import Files, form_of, located, read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How new data are read.
+
+    Args:
+        root: the folder that paths count from; empty: this one.
+        fit: bring images of another size or number of channels into the student's form.
+        label, image: columns of a csv, as :class:`fedstill.data.csv_tables.Columns` has them.
+        channels: which of the images'; empty: all.
+        slices: of each NIfTI volume at most; 0: all.
+        sites: only examples of these; empty: all.
+        words: how words become token ids, as in the run.
+    """
+
+    root: str = ""
+    fit: bool = False
+    label: str = "label"
+    image: str = ""
+    channels: tuple[int, ...] = ()
+    slices: int = 0
+    sites: tuple[str, ...] = ()
+    words: str = ""
+
+
+def measured(name: str, spec: InputSpec, how: Reading) -> TensorData:
+    """Examples and what is true of them, in a student's spec: all of a path, or a named data set's test part.
+
+    Their cases are patients or pictures, and of the sites that columns ``site`` and ``patient`` say; a folder
+    of tables has a site a table.
+
+    Raises:
+        ArgumentError: no such data, or a site or channels that these have not.
+        DataError: they cannot be read, or are of another spec.
+    """
+    if name in DATA or ":" in name:
+        return _named(name, spec, how)
+    config = Files(name=name, root=how.root)
+    place, targets = located(config, spec.task.called, spec.task.targets), spec.task.targets
+    what = f"data {name!r}"
+    columns: Mapping[str, Column] = {}
+    if targets == "texts":
+        source = text_data.read_table(place)
+        labels = torch.from_numpy(labels_in(source, spec, what))
+        data, columns = TensorData(_ids(source.texts, spec, how, what), labels), source.columns
+    elif spec.task.makes.form == "rows":
+        table = (read_folder if place.is_dir() else read_rows)(place, spec.schema)
+        data, columns = table.data, table.columns
+    elif targets == "instances":
+        pictures = [one for one in read_pictures(place) if not how.sites or one.site in how.sites]
+        cases = cases_of(pictures, spec.shape[1])
+        return _checked(cut(pictures, cases, np.arange(len(cases.of)), spec.shape[1]), spec, what)
+    else:
+        fitted = how.fit and spec.shape[1] == spec.shape[2]
+        raw = read(
+            place,
+            form_of(place, targets),
+            targets,
+            size=spec.shape[1] if fitted else 0,
+            slices=how.slices,
+            gaps=True,
+            columns=Columns(how.label, how.image) if targets == "class" or how.label != "label" else None,
+            classes=spec.classes if targets == "labels" else (),
+            shape=spec.shape,
+        )
+        labels = torch.from_numpy(labels_in(raw, spec, what))
+        images = _pixels(raw.images, spec, spec, how, what)
+        inputs, outputs = taught(images, labels, spec.task)
+        data, columns = TensorData(inputs, outputs), raw.columns
+    return _checked(_of_sites(data, columns, how.sites), spec, what)
+
+
+def _checked(data: TensorData, spec: InputSpec, what: str) -> TensorData:
+    spec.make_task().check(data, what)
+    return data
+
+
+def _named(name: str, spec: InputSpec, how: Reading) -> TensorData:
+    """The test part of a data set that has a name."""
+    data = load(named(name, **({"root": how.root} if how.root else {})), spec.task, train_needed=False)
+    same = (data.classes, tuple(data.test.inputs.shape[1:])) == (spec.classes, spec.shape)
+    if not same or (data.mean, data.std, data.vocabulary) != (spec.mean, spec.std, spec.vocabulary):
+        told = "classes, shape or normalisation are not those of the student"
+        raise DataError(f"data {name!r}: {told}: allowed is a path to data that can be brought into them")
+    return data.test if data.test.cases is not None else _of_sites(data.test, data.test_columns, how.sites)
+
+
+def _of_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str, ...]) -> TensorData:
+    """Examples of some sites, or all, with the cases that columns tell: patients, or examples of a site."""
+    places = columns.get(SITE)
+    here = [] if places is None else sorted(set(map(str, places.tolist())))
+    check_sites(sites, here)
+    each = np.arange(len(data))
+    owners = columns.get(PATIENT, each if places is not None else None)
+    if owners is None:
+        return data
+    names, first, of = np.unique(owners, return_index=True, return_inverse=True)
+    where = [""] * len(names) if places is None else [str(place) for place in places[first]]
+    cases = Cases(torch.from_numpy(of.astype(np.int64)), tuple(map(str, names)), tuple(where))
+    chosen = each if places is None or not sites else np.flatnonzero(np.isin(places.astype(str), sites))
+    whole = replace(data, cases=cases, groups=torch.from_numpy(of) if PATIENT in columns else None)
+    return whole if len(chosen) == len(data) else whole.subset(torch.from_numpy(chosen))
+
+
+def _ids(texts: Sequence[text_data.Text], spec: InputSpec, how: Reading, what: str) -> torch.Tensor:
+    kind = how.words or HASH
+    buckets = spec.vocabulary - 1 if kind == HASH else None
+    ids, vocabulary, _ = text_data.code(texts, length=spec.shape[0], words=buckets, vocabulary=kind)
+    if vocabulary != spec.vocabulary:
+        told = f"{kind!r} gives {vocabulary} ids: allowed are {spec.vocabulary}, as in the run"
+        raise DataError(f"{what}: {told}")
+    return torch.from_numpy(ids)
+
+
+# --- to be asked about ------------------------------------------------------------------------------------
+
+
+def unlabelled(name: str, spec: InputSpec, how: Reading) -> tuple[list[str], Any]:
+    """Examples of which nothing need be known: what each is called, and all of them as a student takes them.
+
+    Images are an ``.npz`` with ``images``, an image file, a folder of such with all that lies below it, or a
+    csv that names some, or has their pixels; texts are the column ``text`` of a csv, and rows the schema's
+    columns, beside which a csv may have others.
+
+    Returns:
+        N names, and pixels ``(N, C, H, W)`` from 0 to 1, N texts, or cells by column.
+
+    Raises:
+        ArgumentError: channels or a column that are not there.
+        DataError: there is no such file, or it cannot be used.
+    """
+    place, what, form = Path(how.root, name).expanduser(), f"data {name!r}", spec.task.makes.form
+    if not place.exists():
+        raise DataError(f"{what}: there is no {place}")
+    if form == "rows":
+        cells, _ = cells_of(place)
+        return _numbered(len(next(iter(cells.values())))), cells
+    if form == "texts":
+        texts = read_csv(place, "text")["text"]
+        return _numbered(len(texts)), texts
+    names, images = _images(place, spec, how)
+    unit = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
+    return names, torch.cat([_pixels(some, spec, unit, how, what) for some in images])
+
+
+def _pixels(images: Images, spec: InputSpec, scale: InputSpec, how: Reading, what: str) -> torch.Tensor:
+    """Images in a spec, by the normalisation of ``scale``: brought into its size as a run's own would be."""
+    chosen = with_channels(images, how.channels)
+    if how.fit and spec.task.targets != "class" and chosen.shape[2:] != spec.shape[1:]:
+        chosen = resized(chosen, *spec.shape[1:])
+    return inputs_in(chosen, how.fit, scale, what)
+
+
+def _images(place: Path, spec: InputSpec, how: Reading) -> tuple[list[str], Sequence[Images]]:
+    """Names, and stacks of images of one form each."""
+    if place.suffix == ".npz":
+        images = image_array(place, read_npz(place))
+        return _numbered(len(images)), [images]
+    if place.suffix != ".csv":
+        found = [place] if place.is_file() else images_below(place)
+        names = [str(file.relative_to(place)) if place.is_dir() else file.name for file in found]
+        return names, _decoded([(file, str(file)) for file in found], spec, how)
+    table = read_csv(place)
+    image = how.image or ("image" if "image" in table else "")
+    if image:
+        column_of(list(table), image, "--image", place)
+        files = [(place.parent / name, f"{place}: image {name!r}") for name in table[image]]
+        return table[image], _decoded(files, spec, how)
+    cells = [column for name, column in table.items() if name != how.label]
+    try:
+        pixels = np.array(cells, dtype=np.float32).T
+    except ValueError as error:
+        raise DataError(f"{place}: {first_line(error)}: allowed are pixels, or a column of files") from error
+    return _numbered(len(pixels)), [pixel_images(pixels, place, spec.shape)]
+
+
+def _decoded(files: Sequence[tuple[Path, str]], spec: InputSpec, how: Reading) -> list[Images]:
+    """Image files, one by one where they are fitted, and brought to a size as those of the task are."""
+    if not how.fit:
+        return [stacked(files, way_out="; --fit brings them into it")]
+    averaged = spec.task.targets != "class" and spec.shape[1] == spec.shape[2]
+    return [stacked([each], spec.shape[1] if averaged else 0) for each in files]
+
+
+def _numbered(count: int) -> list[str]:
+    return [str(number) for number in range(count)]

@@ -1,0 +1,40 @@
+"""What a student reaches on data that were not its run's, for the terminal: in all, and site by site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedstill.core.text_format import counted
+from fedstill.report.metric_text import bare, head
+from fedstill.report.table_formats import Cell, Column, Row, Table
+from fedstill.tasks.task import Figure
+
+
+def evaluation_table(found: Mapping[str, Any], figures: tuple[Figure, ...]) -> Table:
+    """A line for all examples, and one a site, with every figure of the task."""
+    columns = [Column("examples"), *(Column(head(each, units=True)) for each in figures)]
+    columns.insert(2, Column("95% interval"))
+
+    def row(name: str, part: Mapping[str, Any], accent: bool = False) -> Row:
+        reached = [part["figures"][each.key] for each in figures]
+        values = [None if x is None else bare(of, x) for of, x in zip(figures, reached, strict=True)]
+        ends = part["interval"]
+        told = None if ends is None else " to ".join(bare(figures[0], end) for end in ends)
+        cells = [f"{part['examples']:,}", values[0], told, *values[1:]]
+        return Row(name, [Cell(each) for each in cells], accent=accent)
+
+    rows = [row("all", found, accent=True), *(row(site, part) for site, part in found["sites"].items())]
+    return Table("", "site" if found["sites"] else "", columns, rows)
+
+
+def seen_text(found: Mapping[str, Any]) -> str:
+    """Whether a node had any of the examples, as far as that was looked up."""
+    seen, count = found["seen"], found["examples"]
+    if seen["examples"] is None:
+        return f"Whether a node had any of them was not checked: {seen['why']}."
+    if not seen["examples"]:
+        what = counted(count, "example")
+        return f"No node had any of these {what}: each was compared with the nodes' data, to the last bit."
+    some = f"{seen['examples']:,} of {count:,} examples"
+    return f"{some} are equal to some of the nodes' own: figures may flatter."

@@ -1,0 +1,112 @@
+"""Measures a student on data that were not its run's, by the code that measures runs.
+
+All figures of its task, in all and site by site, what each leads by with its interval, and whether a node had
+any of the examples: that is looked up where the nodes' data are on this machine, and else not claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import FedstillError
+from fedstill.core.run_writer import Records, read_object
+from fedstill.core.version import __version__
+from fedstill.data.loader import load
+from fedstill.data.new_data import Reading, measured
+from fedstill.runs.assemble import divide, told_cases
+from fedstill.runs.cautions import digests
+from fedstill.runs.config import load_toml
+from fedstill.runs.evaluation import Evaluation, Outputs, plain
+from fedstill.runs.student_file import read
+
+
+def evaluate(
+    run: str | Path, data: str, how: Reading | None = None, model: nn.Module | str | None = None
+) -> dict[str, Any]:
+    """What a run's student is worth on other data.
+
+    Args:
+        run: its folder, or its ``student.safetensors``.
+        data: a path, all of whose examples count, or a data set with a name, whose test part does.
+        how: they are read; None: by the defaults.
+        model: as :func:`fedstill.load` takes it.
+
+    Returns:
+        ``figures`` by key, ``interval`` of the leading one, ``sites`` with the same of each, ``labels``, how
+        many ``examples`` (and cases) there are, and ``seen``: how many of them were a node's, None where that
+        cannot be looked up, and ``why``.
+
+    Raises:
+        FedstillError: there is no student, or the data are not of its form.
+    """
+    network, about = read(run, model)
+    reading = how or Reading()
+    if about.words and not reading.words:
+        reading = Reading(**{**asdict(reading), "words": about.words})
+    test = measured(data, about.known, reading)
+    task, compute = about.known.make_task(), Compute(EngineConfig())
+    look = Evaluation(task, test.to(compute.device), compute, 0)
+    network = compute.place(network)
+    outputs = look.outputs(network)
+    told = Outputs(outputs)
+    details = look.details(told, about.known.classes)
+    sites = {}
+    for site in look.sites:
+        rows = look.of_site(site)
+        part = Evaluation(task, look.test.subset(rows), compute, 0)
+        own = outputs[rows]
+        sites[site] = {
+            "examples": len(rows),
+            "figures": plain(part.metrics(own)),
+            "interval": _interval(part, Outputs(own)),
+        }
+    advice = task.advice(test.targets, about.known.classes)
+    return {
+        "fedstill": __version__,
+        "student": about.model,
+        "run": str(run),
+        "data": data,
+        "task": task.name,
+        "metric": task.metric,
+        "measures": [asdict(figure) for figure in task.figures],
+        "examples": len(test),
+        **told_cases(test),
+        "figures": plain(look.metrics(outputs)),
+        "interval": _interval(look, told),
+        "sites": sites,
+        "labels": details["labels"],
+        "seen": seen(Path(run), test),
+        "notes": [advice] if advice else [],
+    }
+
+
+def _interval(look: Evaluation, told: Outputs) -> list[float] | None:
+    drawn = look.resampled(told, Records(None))
+    return None if drawn is None else drawn["central"]
+
+
+def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
+    """How many test examples are, to the last bit, among what a run's nodes had; None where nobody can tell.
+
+    Args:
+        run: its folder.
+        test: examples in the run's form, on the CPU.
+    """
+    if not (run / "config.toml").exists():
+        return {"examples": None, "why": "the run's configuration is not here"}
+    if read_object(run / "result.json")["split"]["how"] == "as it is":
+        return {"examples": None, "why": "the nodes' data are elsewhere"}
+    try:
+        config = load_toml(run / "config.toml")
+        parts, _ = divide(config, load(config.data, config.task))
+    except FedstillError as error:
+        return {"examples": None, "why": f"the run's data cannot be read: {error}"}
+    private = {each for part in parts for each in digests(part.inputs)}
+    return {"examples": sum(each in private for each in digests(test.inputs)), "why": ""}

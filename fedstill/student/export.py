@@ -1,0 +1,185 @@
+"""Writes a student for other tools, with its preprocessing inside, and compares what they make of it.
+
+Done is only said of a file that was loaded back and answered as the student does. What other tools run can
+raise no error of ours: it answers NaN to inputs that are none (``central_model.Portable``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError
+from fedstill.core.seeds import torch_generator
+from fedstill.core.user_functions import first_line
+from fedstill.student.central_model import CentralModel, Portable, described
+
+EXAMPLES = 8  # that both forms are asked about
+SAME = 1e-4  # over the largest output: what sums of another order may move
+
+
+class Format(NamedTuple):
+    """One form of a student.
+
+    Args:
+        name: of the file or folder, in the run's.
+        write: writes it.
+        ask: loads it back and asks it about inputs.
+        use: how others use it, in Python.
+    """
+
+    name: str
+    write: Callable[[Portable, torch.Tensor, Path], None]
+    ask: Callable[[Path, torch.Tensor], torch.Tensor]
+    use: str
+
+
+def export(student: CentralModel, kind: str, out: Path) -> float:
+    """Write a student in a format, load it back, and compare.
+
+    Args:
+        student: with its preprocessing.
+        kind: one of :data:`FORMATS`.
+        out: a file, or of some formats a folder; an old one is written over.
+
+    Returns:
+        The largest difference between outputs on inputs drawn at random.
+
+    Raises:
+        ArgumentError: no such format, or what it needs is not installed.
+        ModelError: the network cannot be written so, or answers otherwise when it is loaded back.
+    """
+    form, portable = format_of(kind), Portable(student).eval()
+    x = student.raw.example(EXAMPLES, torch_generator(0, "export"))
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporters' talk among themselves
+            mine = portable(x)
+            form.write(portable, x, out)
+            theirs = form.ask(out, x)
+    except FedstillError:
+        raise
+    except Exception as error:  # of three libraries, which share no class
+        told = f"{student.about.model!r} cannot be exported as {kind}"
+        raise ModelError(f"{told}: {type(error).__name__}: {first_line(error)}") from error
+    if mine.shape != theirs.shape:
+        raise ModelError(f"{out}: gives outputs {tuple(theirs.shape)}, and the student {tuple(mine.shape)}")
+    apart = float((mine - theirs).abs().max())
+    if not apart <= SAME * max(1.0, float(mine.abs().max())):
+        raise ModelError(f"{out}: answers otherwise than the student, by up to {apart:.3g}")
+    return apart
+
+
+def format_of(kind: str) -> Format:
+    """A format by its name; an ArgumentError if there is none."""
+    if kind not in FORMATS:
+        raise ArgumentError("--format", kind, f"one of {', '.join(FORMATS)}")
+    return FORMATS[kind]
+
+
+def _of_onnx() -> tuple[ModuleType, ModuleType]:
+    """onnx and onnxruntime, if all of the extra "onnx" is installed.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    try:
+        importlib.import_module("onnxscript")  # what torch's exporter writes with
+        return importlib.import_module("onnx"), importlib.import_module("onnxruntime")
+    except ImportError as error:
+        told = f"another, or this after pip install 'fedstill[onnx]': {error.name} is missing"
+        raise ArgumentError("--format", "onnx", told) from error
+
+
+# --- formats ------------------------------------------------------------------------------------------------
+
+
+def _write_onnx(portable: Portable, x: torch.Tensor, out: Path) -> None:
+    onnx, _ = _of_onnx()
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of libraries that nothing here uses
+    program = torch.onnx.export(
+        portable,
+        (x,),
+        input_names=[portable.student.raw.called],
+        output_names=["outputs"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        dynamo=True,
+        verbose=False,
+        optimize=True,
+    )
+    if program is None:
+        raise ModelError("the exporter gave no program")
+    program.save(str(out))
+    model = onnx.load(str(out))
+    for key, value in _about(portable.student).items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    onnx.checker.check_model(model)
+    onnx.save(model, str(out))
+
+
+def _ask_onnx(out: Path, x: torch.Tensor) -> torch.Tensor:
+    session = _of_onnx()[1].InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    [given] = session.get_inputs()
+    # One by one, too: a batch of another size is no other model.
+    answers = [session.run(None, {given.name: some.numpy()})[0] for some in (x[:1], x[1:])]
+    return torch.cat([torch.from_numpy(each) for each in answers])
+
+
+def _write_torchscript(portable: Portable, x: torch.Tensor, out: Path) -> None:
+    traced = torch.jit.trace(portable, x)  # type: ignore[no-untyped-call]
+    files = {ABOUT: json.dumps(_about(portable.student))}
+    torch.jit.save(traced, str(out), _extra_files=files)
+
+
+def _ask_torchscript(out: Path, x: torch.Tensor) -> torch.Tensor:
+    loaded = torch.jit.load(str(out))  # type: ignore[no-untyped-call]
+    return torch.cat([loaded(some) for some in (x[:1], x[1:])])
+
+
+def _write_hugging_face(portable: Portable, x: torch.Tensor, out: Path) -> None:
+    from fedstill.student.hugging_face import save
+
+    save(portable.student, out)
+
+
+def _ask_hugging_face(out: Path, x: torch.Tensor) -> torch.Tensor:
+    from fedstill.student.hugging_face import ask
+
+    return ask(out, x)
+
+
+ABOUT = "fedstill.json"  # in a file of TorchScript
+
+ONNX = """\
+import onnxruntime
+
+outputs = onnxruntime.InferenceSession("{file}").run(None, {{"{inputs}": array}})[0]"""
+TORCHSCRIPT = """\
+import torch
+
+outputs = torch.jit.load("{file}")(tensor)"""
+HUGGING_FACE = """\
+import fedstill.student.hugging_face  # registers the kind
+from transformers import AutoModel
+
+outputs = AutoModel.from_pretrained("{file}")(tensor).logits"""
+FORMATS: Mapping[str, Format] = {
+    "onnx": Format("student.onnx", _write_onnx, _ask_onnx, ONNX),
+    "torchscript": Format("student.pt", _write_torchscript, _ask_torchscript, TORCHSCRIPT),
+    "huggingface": Format("student-huggingface", _write_hugging_face, _ask_hugging_face, HUGGING_FACE),
+}
+
+
+def _about(student: CentralModel) -> dict[str, str]:
+    """What a file says of itself, a text a key."""
+    told: dict[str, Any] = described(student)
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in told.items()}

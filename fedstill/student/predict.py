@@ -1,0 +1,53 @@
+"""Asks a student about data that nobody has labelled, and writes its answers as a csv, a line an example."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedstill.core.errors import MethodRefused
+from fedstill.data.new_data import Reading, unlabelled
+from fedstill.student.central_model import CentralModel
+
+SURE = 0.5  # a finding that is as likely or more is answered
+
+
+def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
+    """Write what a student answers about new data; how many examples there are.
+
+    A line has the example's name (its file, or its number from 0), the answer, and the probability of each
+    class: of findings the answers are those that are likelier than not, divided by ``|``. A number is in the
+    target's own unit; of a time until an event there is, in place of an answer, the probability that it has
+    not come by the end of each interval.
+
+    Raises:
+        MethodRefused: its answers are maps or images, which no line holds.
+        FedstillError: the data cannot be read as its inputs.
+    """
+    kind = student.spec.task.makes.kind
+    if kind in ("map", "image"):
+        told = f"task {student.spec.task.called} answers with {kind}s, and a csv has a line an example"
+        raise MethodRefused("predict", "the student", f"{told}; fedstill.load(RUN) gives them as tensors")
+    names, inputs = unlabelled(data, student.spec, how)
+    found = student.probabilities(inputs)
+    with out.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        if kind == "number":
+            lines.writerow(["example", student.classes[0]])
+            lines.writerows(
+                [name, f"{value:.6g}"] for name, value in zip(names, found.flatten().tolist(), strict=True)
+            )
+            return len(names)
+        answers = [] if kind == "time" else ["answer"]
+        lines.writerow(["example", *answers, *student.classes])
+        for name, each in zip(names, found.tolist(), strict=True):
+            answer = [_answer(kind, student.classes, each) for _ in answers]
+            lines.writerow([name, *answer, *(f"{share:.6f}" for share in each)])
+    return len(names)
+
+
+def _answer(kind: str, classes: Sequence[str], shares: Sequence[float]) -> str:
+    if kind == "labels":
+        return "|".join(name for name, share in zip(classes, shares, strict=True) if share >= SURE)
+    return classes[max(range(len(shares)), key=shares.__getitem__)]

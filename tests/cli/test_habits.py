@@ -1,0 +1,133 @@
+"""What people type without having read anything, and what scripts read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedstill
+from fedstill.cli import compare
+from fedstill.cli.arguments import read
+from fedstill.cli.completion import completed
+from fedstill.cli.doctor import EXTRAS
+from fedstill.cli.main import COMMANDS, ROOMS
+from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.data.raw import from_arrays
+from fedstill.models import MLP
+from fedstill.protocol.method import METHODS
+from fedstill.runs import presets
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+def planned(*words: str) -> Any:
+    usage = "METHOD ... [--seeds N] [--base PRESET] [--OPTION VALUE ...]"
+    return compare._planned(read("compare", usage, words))
+
+
+def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
+    own = ("--fediod.steps", "20", "--fedmd-cg.rounds=3")
+    plan = planned("fediod", "fedavg", "fedmd-cg", "--nodes", "7", *own)
+    configs = {place.label: plan.config(place) for place in plan.places()}
+    assert {config.split.nodes for config in configs.values()} == {7}
+    assert configs["fediod"].method.steps == 20
+    assert configs["fedmd-cg"].method.rounds == 3
+    assert configs["fedavg"].method == METHODS["fedavg"]()
+    assert configs["fediod"].method.tau == METHODS["fediod"]().tau
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "told"),
+    [
+        (("fediod", "--fediod.stepz", "20"), UnknownName, "did you mean '--method.steps'"),
+        (("fediod", "--fediod.steps", "few"), ArgumentError, "method.steps is 'few'"),
+        (("fediod", "--fedavg.rounds", "2"), UnknownName, "'--fedavg.rounds'"),
+    ],
+)
+def test_options_of_one_method_are_checked_as_its_own(
+    words: tuple[str, ...], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        planned(*words)
+
+
+def test_a_method_may_be_named_from_python_and_labels_may_be_a_column() -> None:
+    """As those of MedMNIST are, which come one by one in an array."""
+    x, y = torch.rand(24, 1, 8, 8), (torch.arange(24) % 2).view(-1, 1)
+    outcome = fedstill.distil(
+        [(x[:8], y[:8]), (x[8:16], y[8:16])],
+        [MLP((1, 8, 8), 2, width=4) for _ in range(2)],
+        MLP((1, 8, 8), 2, width=4),
+        (x[16:], y[16:]),
+        2,
+        method="standalone",
+        local=fedstill.LocalConfig(epochs=1),
+    )
+    assert outcome.figures["method"] == "standalone"
+    arrays = {"images": np.zeros((3, 8, 8), dtype=np.uint8), "labels": np.array([[1], [0], [1]])}
+    assert from_arrays(Path("x.npz"), arrays, "class").labels.tolist() == [1, 0, 1]
+
+
+def test_the_doctor_says_what_is_missing_for_what(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = {"nvflare"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
+    told = json.loads(command("doctor", "--json")[1])
+    assert told["missing"] == {"flare": ["nvflare"]}
+    assert told["versions"]["fedstill"] == fedstill.__version__
+    assert told["threads"] == torch.get_num_threads()
+    assert "cpu" in told["devices"]
+    code, out, _ = command("doctor")
+    assert code == 0
+    assert f"{EXTRAS['flare'][0]}: pip install 'fedstill[flare]'" in " ".join(out.split())
+    assert torch.__version__ in out
+
+
+def test_the_doctor_knows_every_extra() -> None:
+    import tomli
+
+    file = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomli.loads(file.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(EXTRAS) == set(extras) - {"dev"}
+
+
+def test_lists_are_json_for_scripts(command: Main) -> None:
+    told: Mapping[str, Any] = json.loads(command("list", "--json")[1])
+    assert set(told["methods"]) >= {"fediod", "fedkd"}
+    assert "digits" in told["data sets"]
+    assert json.loads(command("list", "presets", "--json")[1]).keys() == set(presets.names())
+    assert json.loads(command("list", "fedavg", "--json")[1])["needs"].startswith("same architecture")
+
+
+def test_every_command_and_its_options_are_completed() -> None:
+    words = completed()
+    assert set(words) == {*COMMANDS, *ROOMS}
+    assert {"--data", "--sites", "--json"} <= set(words["evaluate"])
+    assert set(presets.names()) < set(words["run"])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_what_was_begun(command: Main) -> None:
+    script = command("completion", "bash")[1]
+    ask = 'COMP_WORDS=(fedstill {}); COMP_CWORD={}; _fedstill; echo "${{COMPREPLY[@]}}"'
+    asked = "\n".join([script, ask.format("eval", 1), ask.format("run digits-fediod-s", 2)])
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.split("\n")[:2] == ["evaluate", "digits-fediod-skewed"]
+    assert "allowed is bash, zsh or fish" in command("completion", "tcsh")[2]
+
+
+def test_no_color_is_heeded(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "FORCE_COLOR", "1")
+    dimmed = command("list", "tasks")[1]
+    monkeypatch.setitem(os.environ, "NO_COLOR", "1")
+    plain = command("list", "fediod")[1]
+    assert "\x1b[" in dimmed
+    assert "\x1b[3" not in plain

@@ -1,0 +1,209 @@
+"""A student takes inputs as they are, and says what is none; a file from elsewhere imports nothing."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+import fedstill
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
+from fedstill.data import load, named
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.new_data import Reading, measured, unlabelled
+from fedstill.models import MLP, SmallCNN
+from fedstill.runs.cautions import digests
+from fedstill.runs.student_file import StudentFile
+from fedstill.student.central_model import Portable
+from fedstill.student.export import export
+from fedstill.student.predict import predict
+from fedstill.tasks import TASKS
+
+PIXELS = InputSpec(TASKS["classification"](), ("cat", "dog"), (3, 8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+
+
+def written(folder: Path, network: nn.Module, model: str, spec: InputSpec) -> Path:
+    """A run's folder with nothing but its student."""
+    folder.mkdir(exist_ok=True)
+    weights = {name: value.clone() for name, value in network.state_dict().items()}
+    save_file(weights, folder / "student.safetensors", StudentFile(model, spec).header())
+    return folder
+
+
+@pytest.fixture
+def cats(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    return written(tmp_path / "run", SmallCNN((3, 8, 8), 2).eval(), "small-cnn", PIXELS)
+
+
+def test_bytes_and_floats_are_normalised_as_the_run_did(cats: Path) -> None:
+    student = fedstill.load(cats)
+    pixels = torch.arange(2 * 3 * 64).reshape(2, 3, 8, 8).remainder(256).to(torch.uint8)
+    mean, std = torch.tensor(PIXELS.mean).view(-1, 1, 1), torch.tensor(PIXELS.std).view(-1, 1, 1)
+    wanted = student.network((pixels.float() / 255 - mean) / std)
+    for given in (pixels, pixels.float() / 255, pixels.numpy()):
+        torch.testing.assert_close(student(given), wanted)
+    torch.testing.assert_close(student.probabilities(pixels), wanted.softmax(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (torch.full((2, 3, 8, 8), 200.0), "image 0 has values from 200 to 200: .* divide by 255"),
+        (torch.linspace(-1, 1, 384).view(2, 3, 8, 8), "image 0 has values from -1 .* normalisation is done"),
+        (torch.zeros(2, 3, 8, 8).index_fill(0, torch.tensor([1]), torch.nan), "image 1 has values from nan"),
+        (torch.zeros(2, 8, 8, 3), "images are 2 x 8 x 8 x 3: allowed are N x 3 x 8 x 8"),
+        (torch.zeros(3, 8, 8), "images are 3 x 8 x 8: allowed are N x 3"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "images are torch.int64"),
+    ],
+)
+def test_other_images_are_refused_in_a_line(cats: Path, given: torch.Tensor, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        fedstill.load(cats)(given)
+
+
+def test_where_no_error_can_be_raised_the_answer_is_none(cats: Path) -> None:
+    pixels = torch.rand(3, 3, 8, 8)
+    pixels[1, 0, 0, 0] = 255
+    answers = Portable(fedstill.load(cats))(pixels)
+    assert answers.isnan().any(1).tolist() == [False, True, False]
+
+
+def test_a_file_imports_nothing_that_the_caller_does_not_name(tmp_path: Path) -> None:
+    own = written(tmp_path / "run", MLP((3, 8, 8), 2, width=4), "somebody:Net", PIXELS)
+    with pytest.raises(ArgumentError, match="'somebody:Net': allowed is one of the package's own"):
+        fedstill.load(own)
+    for model in (MLP((3, 8, 8), 2, width=4), "mlp:4"):
+        assert fedstill.load(own, model)(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
+    with pytest.raises(ModelError, match="weights of another architecture than MLP"):
+        fedstill.load(own, "mlp:5")
+
+
+def test_files_that_are_no_students_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="allowed is the folder of a finished run"):
+        fedstill.load(tmp_path / "none")
+    with pytest.raises(RunFolderError, match=r"no student\.safetensors"):
+        fedstill.load(tmp_path)
+    save_file({"a": torch.zeros(1)}, tmp_path / "student.safetensors")
+    with pytest.raises(RunFolderError, match="not of 'fedstill student 1'"):
+        fedstill.load(tmp_path)
+    (tmp_path / "student.safetensors").write_bytes(b"broken")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        fedstill.load(tmp_path)
+
+
+def test_a_student_from_python_says_what_it_takes_too(tmp_path: Path) -> None:
+    x, y = torch.rand(24, 1, 8, 8) * 2 - 1, torch.arange(24) % 2
+    fedstill.distil(
+        [(x[:8], y[:8]), (x[8:16], y[8:16])],
+        [MLP((1, 8, 8), 2, width=4) for _ in range(2)],
+        mine := MLP((1, 8, 8), 2, width=4),
+        (x[16:], y[16:]),
+        ["cat", "dog"],
+        method=fedstill.FedAvg(rounds=1),
+        local=fedstill.LocalConfig(epochs=1),
+        policies=[fedstill.PolicyConfig(outputs_only=False)] * 2,
+        out=tmp_path / "run",
+    )
+    student = fedstill.load(tmp_path / "run", MLP((1, 8, 8), 2, width=4))
+    assert student.classes == ("cat", "dog")
+    torch.testing.assert_close(student((x[16:] + 1) / 2), mine(x[16:]))
+
+
+def test_a_regressions_answers_are_in_the_targets_unit(tmp_path: Path) -> None:
+    column = fedstill.SchemaColumn
+    columns = (column(name="age", range=(0.0, 100.0)), column(name="days", range=(0.0, 30.0)))
+    schema = fedstill.Schema("days", columns)
+    spec = InputSpec(TASKS["regression"](), ("days",), (1,), (), (), schema=schema)
+    network = nn.Linear(1, 1)
+    nn.init.constant_(network.weight, 0.5)
+    nn.init.zeros_(network.bias)
+    student = fedstill.load(written(tmp_path / "run", nn.Sequential(nn.Flatten(), network), "linear", spec))
+    # An age of 100 is 1, of which the network makes 0.5: three quarters of 0 to 30.
+    assert student({"age": [100, 0]}).flatten().tolist() == [22.5, 7.5]
+    assert student(torch.tensor([[50.0]])).item() == 15.0
+    with pytest.raises(DataError, match="row 0: column 'age' is 101: allowed is 0 to 100"):
+        student(torch.tensor([[101.0]]))
+
+
+def test_of_a_time_until_an_event_is_told_that_it_has_not_come(tmp_path: Path) -> None:
+    column = fedstill.SchemaColumn
+    columns = (
+        column(name="age", range=(0.0, 100.0)),
+        column(name="days", range=(0.0, 30.0)),
+        column(name="died", type="category", categories=("no", "yes")),
+    )
+    schema = fedstill.Schema("days", columns, event="died", intervals=3)
+    network = nn.Linear(1, 3)
+    nn.init.zeros_(network.weight)
+    nn.init.zeros_(network.bias)  # half of those who are left, in each interval
+    spec = InputSpec(TASKS["survival"](), schema.classes, (1,), (), (), schema=schema)
+    student = fedstill.load(written(tmp_path / "run", network, "linear", spec), nn.Linear(1, 3))
+    assert student.probabilities({"age": [50]}).tolist() == [[0.5, 0.25, 0.125]]
+    (tmp_path / "new.csv").write_text("age\n50\n", encoding="utf-8")
+    predict(student, str(tmp_path / "new.csv"), Reading(), tmp_path / "a.csv")
+    lines = (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
+    assert lines == ["example,0 to 10,10 to 20,20 to 30", "0,0.500000,0.250000,0.125000"]
+
+
+def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:
+    spec = InputSpec(TASKS["segmentation"](), ("background", "tumour"), (1, 8, 8), (0.5,), (0.5,))
+    student = fedstill.load(written(tmp_path / "run", nn.Conv2d(1, 2, 1), "unet", spec), nn.Conv2d(1, 2, 1))
+    with pytest.raises(MethodRefused, match="answers with maps"):
+        predict(student, "x.npz", Reading(), tmp_path / "a.csv")
+    assert export(student, "torchscript", tmp_path / "student.pt") < 1e-6
+    with pytest.raises(ModelError, match="'unet' cannot be exported as huggingface"):
+        export(student, "huggingface", tmp_path / "folder")  # which would make a U-Net of it
+
+
+# --- new data -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_images_is_read_for_asking_and_for_measuring(cats: Path, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("dog", "cat"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(2):
+            pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.png")
+    student = fedstill.load(cats)
+    with pytest.raises(DataError, match="fit"):
+        predict(student, str(tmp_path / "pets"), Reading(), tmp_path / "a.csv")
+    assert predict(student, str(tmp_path / "pets"), Reading(fit=True), tmp_path / "a.csv") == 4
+    lines = list(csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8")))
+    assert [line["example"] for line in lines] == ["cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"]
+    data = measured(str(tmp_path / "pets"), PIXELS, Reading(fit=True))
+    told = student.network(data.inputs).softmax(1)[:, 0].tolist()
+    assert [float(line["cat"]) for line in lines] == pytest.approx(told, abs=1e-5)
+    assert data.targets.tolist() == [0, 0, 1, 1]
+
+
+def test_one_class_of_a_student_counts_by_its_name(tmp_path: Path) -> None:
+    images, labels = np.zeros((2, 8, 8, 3), dtype=np.uint8), np.array(["dog", "dog"])
+    np.savez(tmp_path / "dogs.npz", images=images, labels=labels, site=np.array(["x", "y"]))
+    data = measured(str(tmp_path / "dogs.npz"), PIXELS, Reading())
+    assert data.targets.tolist() == [1, 1]
+    assert data.cases is not None
+    assert data.cases.sites == ("x", "y")
+    with pytest.raises(ArgumentError, match=r"data\.sites is 'z': allowed is some of x, y"):
+        measured(str(tmp_path / "dogs.npz"), PIXELS, Reading(sites=("z",)))
+
+
+def test_maps_are_brought_to_a_size_as_a_run_brings_its_own(tmp_path: Path) -> None:
+    """Else figures would be of other images, and none of these would be known again as a node's."""
+    draw = np.random.default_rng(0)
+    images, masks = draw.integers(0, 256, (6, 16, 16), dtype=np.uint8), draw.integers(0, 2, (6, 16, 16))
+    np.savez(tmp_path / "scans.npz", images=images, masks=masks)
+    task = TASKS["segmentation"]()
+    run = load(named(str(tmp_path / "scans.npz"), size=8), task)
+    data = measured(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
+    own = torch.cat([run.train.inputs, run.test.inputs])
+    assert set(digests(own)) == set(digests(data.inputs))
+    _, pixels = unlabelled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
+    torch.testing.assert_close((pixels - 0.5) / 0.5, data.inputs)

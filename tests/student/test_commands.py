@@ -1,0 +1,170 @@
+"""The student of a run goes out: it is asked, measured at a hospital that no node had, and exported."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import fedstill
+from fedstill.report.model_card import model_card
+from fedstill.runs.config import load_toml
+from fedstill.runs.run import run
+from tests.student import hospitals
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module", name="run")
+def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of three hospitals; beside it is a fourth."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    (folder / "data").mkdir()
+    (folder / "data" / "schema.toml").write_text(hospitals.SCHEMA, encoding="utf-8")
+    for seed, site in enumerate("abc"):
+        hospitals.write(folder / "data", site, seed)
+    hospitals.write(folder, "d", 3)
+    toml = hospitals.RUN.replace("DATA", str(folder / "data"))
+    (folder / "run.toml").write_text(toml, encoding="utf-8")
+    run(load_toml(folder / "run.toml"), folder / "run", command="fedstill run run.toml", progress=False)
+    return folder / "run"
+
+
+def test_the_file_says_what_its_network_is_and_takes(run: Path) -> None:
+    with safe_open(run / "student.safetensors", "pt") as file:
+        header = file.metadata()
+    assert header["format"] == "fedstill student 1"
+    told = {key: json.loads(value) for key, value in header.items() if key != "format"}
+    assert (told["model"], told["classes"], told["shape"]) == ("linear", ["no", "yes"], [4])
+    assert told["task"]["name"] == "tabular"
+    assert [column["name"] for column in told["schema"]["columns"]] == ["age", "sex", "ill"]
+
+
+def test_it_is_measured_at_a_hospital_that_no_node_had(run: Path, command: Main) -> None:
+    code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv", "--json")
+    assert code == 0
+    found = json.loads(out)
+    rows = list(csv.DictReader((run.parent / "d.csv").open(encoding="utf-8")))
+    answers = fedstill.load(run)({name: [row[name] for row in rows] for name in ("age", "sex")}).argmax(1)
+    right = [("no", "yes")[int(each)] == row["ill"] for each, row in zip(answers, rows, strict=True)]
+    assert found["examples"] == len(rows) == 60
+    assert found["figures"]["accuracy"] == pytest.approx(100 * sum(right) / 60)
+    assert found["figures"]["accuracy"] > 75
+    low, high = found["interval"]
+    assert low < found["figures"]["accuracy"] < high
+    assert found["seen"] == {"examples": 0, "why": ""}
+
+    code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv")
+    assert code == 0
+    assert "No node had any of these 60 examples" in out
+
+
+def test_it_says_which_examples_a_node_had_and_measures_site_by_site(run: Path, command: Main) -> None:
+    both = run.parent / "both"
+    both.mkdir()
+    for place in (run.parent / "d.csv", run.parent / "data" / "a.csv"):
+        shutil.copy(place, both)
+    found = json.loads(command("evaluate", run, "--data", both, "--json")[1])
+    assert set(found["sites"]) == {"a", "d"}
+    alone = json.loads(command("evaluate", run, "--data", run.parent / "d.csv", "--json")[1])
+    assert found["sites"]["d"]["figures"] == alone["figures"]
+    assert found["sites"]["d"]["interval"] == alone["interval"]
+    assert found["seen"]["examples"] > 30  # four of five rows of a are at its node
+    only = json.loads(command("evaluate", run, "--data", both, "--sites", "d", "--json")[1])
+    assert only["figures"] == alone["figures"]
+
+
+def test_nothing_is_claimed_of_what_nodes_saw_where_it_cannot_be_looked_up(run: Path, command: Main) -> None:
+    out = command("evaluate", run / "student.safetensors", "--data", run.parent / "d.csv")[1]
+    assert "not checked" in out
+    assert "No node had" not in out
+
+
+def test_its_answers_are_a_line_an_example(run: Path, command: Main, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("sex,age\nf,90\nm,10\nf,\n", encoding="utf-8")  # nothing is labelled
+    code, _, err = command("predict", run, tmp_path / "new.csv", "--out", tmp_path / "answers.csv")
+    assert (code, err) == (0, "")
+    lines = list(csv.DictReader((tmp_path / "answers.csv").open(encoding="utf-8")))
+    assert [line["example"] for line in lines] == ["0", "1", "2"]
+    assert [line["answer"] for line in lines[:2]] == ["yes", "no"]
+    assert all(float(line["no"]) + float(line["yes"]) == pytest.approx(1, abs=1e-5) for line in lines)
+    (tmp_path / "new.csv").write_text("sex,age\nf,190\n", encoding="utf-8")
+    code, _, err = command("predict", run, tmp_path / "new.csv", "--out", tmp_path / "answers.csv")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "column 'age' is 190: allowed is 0 to 100, or nothing" in err
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torchscript", "huggingface"])
+def test_an_export_answers_as_the_student_and_has_its_preprocessing_inside(
+    run: Path, command: Main, tmp_path: Path, kind: str
+) -> None:
+    needed = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "huggingface": ("transformers",)}
+    for name in needed.get(kind, ()):
+        pytest.importorskip(name)
+    code, out, _ = command("export", run, "--format", kind, "--out", tmp_path / "student")
+    assert code == 0
+    assert "loaded back, and the same" in out
+    # A woman of 70, a man whose age is not known, and somebody who cannot be: as they are, by the schema.
+    rows = torch.tensor([[70.0, 0.0], [torch.nan, 1.0], [170.0, 0.0]])
+    if kind == "onnx":
+        import onnxruntime  # type: ignore[import-not-found]
+
+        session = onnxruntime.InferenceSession(str(tmp_path / "student"))
+        theirs = torch.from_numpy(session.run(None, {"rows": rows.numpy()})[0])
+    elif kind == "torchscript":
+        theirs = torch.jit.load(str(tmp_path / "student"))(rows)
+    else:
+        from transformers import AutoModel
+
+        theirs = AutoModel.from_pretrained(str(tmp_path / "student"))(rows).logits
+    mine = fedstill.load(run)({"age": ["70", ""], "sex": ["f", "m"]})
+    torch.testing.assert_close(theirs[:2], mine, atol=1e-5, rtol=1e-5)
+    assert theirs[2].isnan().all()
+
+
+def test_what_onnx_needs_is_said_in_a_line(run: Path, command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    code, _, err = command("export", run, "--format", "onnx")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "pip install 'fedstill[onnx]': onnxscript is missing" in err
+
+
+def test_its_card_has_the_runs_facts(run: Path, command: Main, tmp_path: Path) -> None:
+    assert command("export", run, "--format", "torchscript", "--out", tmp_path / "student.pt")[0] == 0
+    card = (tmp_path / "student.pt.md").read_text(encoding="utf-8")
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    for fact in (
+        "license: unknown",
+        "learned by FedAvg (tabular)",
+        f"| student (FedAvg) | {result['accuracy']:.1f}",
+        "144 training examples at 3 nodes, 36 test examples",
+        "no guarantee",
+        "was not attacked",
+        "parameters (",
+        'torch.jit.load("student.pt")(tensor)',
+        "| node | examples |",  # as FedAvg's nodes told; of which class they are did not leave
+    ):
+        assert fact in card
+
+
+def test_a_card_is_for_everybody_and_tells_no_count_that_did_not_leave(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    result = json.loads(file.read_text(encoding="utf-8"))
+
+    def card(*leaves: str, mechanism: str = "none") -> str:
+        privacy = {"nodes": [{"name": "node-0", "mechanism": mechanism}]}
+        file.write_text(json.dumps({**result, "leaves": leaves, "privacy": privacy}), encoding="utf-8")
+        return model_card(tmp_path / "run", "rows", "")
+
+    assert "| node | examples | no | yes |" in card("label counts", "parameters")
+    assert "| node |" not in card("parameters")
+    assert "| node |" not in card("label counts", "parameters", mechanism="dp-sgd")
+    assert "144" not in card("parameters")
