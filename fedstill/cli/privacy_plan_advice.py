@@ -31,7 +31,7 @@ def advice(task: TaskConfig, records: int, epsilon: float) -> Sequence[str]:
     least = max(below, default=min(RECORDED))
     budgets = [each for each in RECORDED[least] if each <= epsilon]
     spent = max(budgets, default=min(RECORDED[least]))
-    word = "at least about" if below and budgets else "less than"
+    word = "about" if below and budgets else "less than"
     percent = RECORDED[least][spent]
     return [
         f"{MODEL}, a linear model on fixed features (docs/privacy.md)",
