@@ -23,7 +23,12 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "text": ("Hugging Face models and tokenizers; export --format huggingface", ("transformers",)),
     "tables": ("Parquet files", ("pyarrow",)),
     "medical": ("NIfTI volumes", ("nibabel",)),
-    "onnx": ("export --format onnx", ("onnx", "onnxscript", "onnxruntime")),
+    "docs": ("the site of the documentation, make docs", ("sphinx", "myst_parser", "sphinx_gallery")),
+    "skops": ("nodes' models that are files of scikit-learn, XGBoost, LightGBM", ("skops",)),
+    "onnx": (
+        "nodes' models that are ONNX graphs; export --format onnx",
+        ("onnx", "onnxscript", "onnxruntime"),
+    ),
     "vision": ("torchvision's networks as models of your own", ("torchvision",)),
 }
 SHOWN = ("torch", "numpy", "scipy", "scikit-learn", "safetensors", "torchmetrics", "dp-accounting")

@@ -25,6 +25,7 @@ from fedstill.runs.setting import Setting, normalisation, shape_of
 
 FILE = "student.safetensors"
 FORMAT = "fedstill student 1"
+KEY = "fedstill"  # of the file's header
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,11 @@ class StudentFile:
     words: str = ""
 
     def header(self) -> dict[str, str]:
-        """The file's header, a JSON value a key; :meth:`of` reads it back."""
+        """The file's header, JSON under one key, as safetensors writes several in any order; :meth:`of` reads
+        it back."""
         spec = {} if self.spec is None else self.spec.to_dict()
-        told = {"fedstill": __version__, "model": self.model, **spec, "words": self.words}
-        return {"format": FORMAT, **{key: json.dumps(value) for key, value in told.items()}}
+        told = {"format": FORMAT, "version": __version__, "model": self.model, **spec, "words": self.words}
+        return {KEY: json.dumps(told)}
 
     @classmethod
     def of(cls, header: Mapping[str, str], where: str, tasks: Collection[str] = ()) -> StudentFile:
@@ -54,12 +56,15 @@ class StudentFile:
         Raises:
             RunFolderError: it is of another format, or says what cannot be.
         """
-        if header.get("format") != FORMAT:
+        try:
+            table = dict(json.loads(header.get(KEY, "{}")))
+        except (ValueError, TypeError) as error:
+            raise RunFolderError(f"{where}: {first_line(error)}") from error
+        if table.pop("format", None) != FORMAT:
             raise RunFolderError(f"{where}: is not of {FORMAT!r}: allowed is a student of this version")
         try:
-            table = {key: json.loads(value) for key, value in header.items() if key != "format"}
             model, words = str(table.pop("model")), str(table.pop("words"))
-            table.pop("fedstill")
+            table.pop("version")
             return cls(model, InputSpec.from_dict(table, tasks) if table else None, words)
         except (ValueError, KeyError) as error:  # ArgumentError is one
             raise RunFolderError(f"{where}: {first_line(error)}") from error

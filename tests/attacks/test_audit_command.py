@@ -53,7 +53,7 @@ def test_one_table(seeds: list[int], capsys: pytest.CaptureFixture[str]) -> None
     ]
     assert lines[0].split() == ["pate", "noisy", "votes", "4.38", "1.25", "3.50", "2000", "3"]
     assert max(map(len, lines[:2])) <= 80
-    assert lines[-1] == "6 s in all."
+    assert lines[-1] == "6.4 s in all."
     assert seeds == [3, 3]
 
 

@@ -304,7 +304,7 @@ def test_a_module_of_another_folder_is_not_taken_for_the_owners(tmp_path: Path) 
 
 
 def test_a_source_that_there_is_not_is_named() -> None:
-    allowed = "allowed is npz, folder, csv, nifti, tensors or package"
+    allowed = "allowed is npz, folder, csv, parquet, nifti, tensors or package"
     with pytest.raises(ArgumentError, match=f"data.source is .zip.: {allowed}"):
         PrivateConfig(source="zip")
 

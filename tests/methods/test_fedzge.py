@@ -16,8 +16,10 @@ from fedstill.core.seeds import torch_generator
 from fedstill.methods._zeroth_order import directions, linearised
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedzge import FedZGE
+from fedstill.models.interface import Interface
 from fedstill.models.non_torch import Predictor
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.tasks.classification import Classification
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes, same
 
@@ -37,6 +39,7 @@ SMALL = FedZGE(
     diversity=2.0,
     balance=3.0,
 )
+TO = Interface(Classification(3), tuple("abc"), SHAPE)  # what a model that is no module is given, and gives
 
 
 def world(config: Any, *models: nn.Module) -> World:
@@ -168,7 +171,10 @@ def test_nodes_without_gradients_teach_as_those_that_have_some() -> None:
     """The same numbers from behind a function, of which nothing else is known."""
     models = [disagreeing(made("mlp:8", index)) for index in range(2)]
     behind = [
-        Predictor(lambda images, model=model: model(torch.from_numpy(images)).detach().numpy(), SHAPE, "abc")
+        Predictor(
+            lambda images, model=model: model(torch.from_numpy(images)).detach().numpy(),
+            Interface(Classification(3), tuple("abc"), SHAPE),
+        )
         for model in models
     ]
     one, other = world(SMALL, *models), world(SMALL, *behind)

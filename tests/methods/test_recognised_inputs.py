@@ -16,9 +16,11 @@ from fedstill.core.seeds import torch_generator
 from fedstill.methods.co_boosting import CoBoosting
 from fedstill.methods.dense import DENSE
 from fedstill.models.batch_norm import remembered
+from fedstill.models.interface import Interface
 from fedstill.models.non_torch import Predictor
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.tasks.classification import Classification
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes, same
 
@@ -36,6 +38,7 @@ TINY: dict[str, Any] = {
 DENSER = DENSE(**TINY, generator_steps=2, adversary=0.5, bn=0.3)
 BOOSTING = CoBoosting(**TINY, adversary=0.5, hardness=2.0, mu=0.05, epsilon=0.1)
 SPECS = ("resnet8:4", "resnet8:4", "mlp:8")
+TO = Interface(Classification(3), tuple("abc"), SHAPE)  # what a model that is no module is given, and gives
 
 
 def world(config: Any, specs: tuple[str, ...] = SPECS, policy: PolicyConfig = small_world.OPEN) -> World:
@@ -179,7 +182,7 @@ def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
 
 
 def test_a_model_without_parameters_is_not_uploaded() -> None:
-    nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], SHAPE, "abc")])
+    nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], TO)])
     setting = {"local": LocalConfig(), "kinds": small_world.kinds_of(nodes)}
     with pytest.raises(ArgumentError, match=r"method\.models is 'uploaded': allowed is asked, where a model"):
         small_world.world(DENSE(models="uploaded"), nodes, made("mlp:8", "student"), **setting)

@@ -106,7 +106,7 @@ def test_networks_for_images_are_refused_for_texts(name: str) -> None:
         models.build(name, (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
 
 
-@pytest.mark.parametrize("name", ["transformer", "bag", "hf:anything"])
+@pytest.mark.parametrize("name", ["transformer", "bag"])
 def test_networks_for_texts_are_refused_for_images(name: str) -> None:
     with pytest.raises(ArgumentError, match="as inputs are images"):
         models.build(name, (1, 8, 8), CLASSES, 0)
