@@ -5,6 +5,8 @@ One way for ``node.toml``, ``nodes.models`` of a run and ``models`` of :func:`fe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +108,25 @@ def _named(
         path = _file(name, folder, whose)
         return LOADERS[path.suffix](path)
     classes = len(config.classes) or len(to.classes)
+    with blamed(whose, name, to.shape), looking_in(folder):
+        return models.made(name, to.shape, classes, seed, *names, vocabulary=to.vocabulary)
+
+
+@contextmanager
+def blamed(whose: str, name: str, shape: tuple[int, ...]) -> Iterator[None]:
+    """Say of what goes wrong as a model is made which option names it.
+
+    Raises:
+        FedstillError: what went wrong.
+    """
     try:
-        with looking_in(folder):
-            return models.made(name, to.shape, classes, seed, *names, vocabulary=to.vocabulary)
+        yield
     except ArgumentError as error:
         raise ArgumentError(whose, name, error.allowed) from error
     except models.FORWARD as error:
         if isinstance(error, FedstillError):
             raise
-        line = f"{whose} {name!r} cannot take inputs of shape {to.shape}: {first_line(error)}"
+        line = f"{whose} {name!r} cannot take inputs of shape {shape}: {first_line(error)}"
         raise ModelError(line) from error
 
 

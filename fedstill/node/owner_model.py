@@ -9,8 +9,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError, FedstillError, ModelError
-from fedstill.core.user_functions import first_line
+from fedstill.core.errors import ModelError
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import own_model
 from fedstill.node import memory_limits
@@ -44,15 +43,8 @@ def _foresee(name: str, file: NodeFile, spec: InputSpec, most: int) -> None:
     def build() -> nn.Module:
         return models.build(name, spec.shape, classes, file.seed, vocabulary=spec.vocabulary)
 
-    try:
+    with own_model.blamed(WHOSE, name, spec.shape):
         memory_limits.check_model(build, spec, file.local.batch, most)
-    except ArgumentError as error:
-        raise ArgumentError(WHOSE, name, error.allowed) from error
-    except models.FORWARD as error:
-        if isinstance(error, FedstillError):
-            raise
-        line = f"{WHOSE} {name!r} cannot take inputs of shape {spec.shape}: {first_line(error)}"
-        raise ModelError(line) from error
 
 
 def perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:

@@ -131,3 +131,23 @@ def _are_probabilities(task: Task, outputs: torch.Tensor) -> bool:
     if task.kind == "labels":
         return bool((outputs > 0).all() and (outputs < 1).all())
     return bool((outputs >= 0).all() and ((outputs.float().sum(1) - 1).abs() < 1e-2).all())
+
+
+def best(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]:
+    """Which evaluation was best, in words; none where nothing was measured on the way.
+
+    Args:
+        lines: of ``metrics.jsonl``.
+        unit: what a turn is called.
+    """
+    judged = task.figures[0]
+    seen = [line for line in lines if line["phase"] == "distillation" and judged.key in line]
+    if len(seen) < 2:
+        return []
+    choose = max if judged.better == "higher" else min
+    found = choose(seen, key=lambda line: line[judged.key])
+    told = f"{found[judged.key]:.1f} {judged.unit} at {unit} {found['step']}"
+    return [
+        f"the best of {len(seen)} evaluations on the test data was {told}; to choose it is to choose by "
+        "the test data, and all other figures are of the end"
+    ]

@@ -31,7 +31,7 @@ from fedstill.node.network_setup import fitted
 from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.questions import NodeSide
-from fedstill.runs.cautions import cautions
+from fedstill.runs.cautions import best, cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, plain
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 from fedstill.runs.student_file import header
@@ -232,7 +232,7 @@ class Run(ABC):
         privacy = summary(self._statements(), self._spent())
         told_of = cautions(self.setting, list(self.server.federation.nodes), privacy, told, names)
         notes = [*self.notes, *told_of, *([advice] if advice else ())]
-        notes += self._best() if self.setting.best else ()
+        notes += best(self.records.metrics, self.task, self.server.unit) if self.setting.best else ()
         return {
             "method": method_name(self.method),
             "title": self.method.title,
@@ -281,21 +281,6 @@ class Run(ABC):
             "pictures": look.portray(told, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},
         }
-
-    def _best(self) -> list[str]:
-        """Which evaluation was best, in words; none where nothing was measured on the way."""
-        judged, unit = self.task.figures[0], self.server.unit
-        lines = self.records.metrics
-        seen = [line for line in lines if line["phase"] == "distillation" and judged.key in line]
-        if len(seen) < 2:
-            return []
-        choose = max if judged.better == "higher" else min
-        best = choose(seen, key=lambda line: line[judged.key])
-        told = f"{best[judged.key]:.1f} {judged.unit} at {unit} {best['step']}"
-        return [
-            f"the best of {len(seen)} evaluations on the test data was {told}; to choose it is to choose by "
-            "the test data, and all other figures are of the end"
-        ]
 
     def _spent(self) -> dict[str, tuple[Counter[str], int]]:
         """What each node's releases cost, and how many of them have no guarantee."""

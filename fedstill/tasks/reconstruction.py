@@ -27,8 +27,9 @@ from fedstill.tasks import reconstruction_metrics
 from fedstill.tasks.body_mask import outline
 from fedstill.tasks.classification_metrics import Floats
 from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.numbers import Numbers
 from fedstill.tasks.synthetic_maps import regions
-from fedstill.tasks.task import Figure, Task, case_of, mean_by
+from fedstill.tasks.task import Figure, case_of, mean_by
 
 MEAN, STD = 0.5, 0.5  # the declared normalisation of all images
 ACCELERATION, CENTRE = 4, 0.08  # unless a configuration has others
@@ -72,12 +73,8 @@ def undersample(images: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class Reconstruction(Task):
+class Reconstruction(Numbers):
     """Outputs are images ``(B, 1, H, W)``, and so are targets; the loss is L1, as in FL-MRCM and FedAD.
-
-    FedIOD's losses are written for distributions over classes. Here an output y_k stands for a Gaussian
-    around it with variance 1/2 at each pixel: its entropy is the same whatever the image, so that there is
-    no confidence to gain, and the divergence of the nodes from their mean is the variance of their outputs.
 
     Args:
         classes: channels of an output, 1.
@@ -135,32 +132,7 @@ class Reconstruction(Task):
         each: torch.Tensor = (outputs - targets).abs().flatten(1).mean(1)
         return each
 
-    def counts(self, data: TensorData) -> torch.Tensor:
-        """How many images: ``(1,)`` float32."""
-        return torch.tensor([float(len(data))], device=data.inputs.device)
-
     # --- FedIOD: answers of K nodes ---
-
-    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """0: an image says nothing of how sure its network is."""
-        return answers.new_zeros(())
-
-    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """``-sum_k pi_k (y_k - y)^2`` around the mean ``y = sum_k pi_k y_k``, averaged over pixels.
-
-        The Jensen-Shannon divergence's counterpart: ``sum_k pi_k KL(N(y_k, 1/2) || N(y, 1/2))``.
-        """
-        mean = torch.tensordot(pi, answers, dims=([0], [0]))  # (B, 1, H, W)
-        variance: torch.Tensor = pi @ (answers - mean).square().flatten(1).mean(1)
-        return -variance
-
-    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
-        """0: there are no classes, and inputs are made to order."""
-        return ensembled.new_zeros(())
-
-    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The importance weights themselves, ``(K, B)``."""
-        return weights[..., 0].expand(len(weights), len(ensembled))
 
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """Mean absolute difference ``(B,)``, the loss of local training; for infinite ``tau`` half the mean

@@ -11,15 +11,12 @@ import torch
 from fedstill.core.dataset import Cases, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.task import Figure, Task
+from fedstill.tasks.numbers import Numbers
+from fedstill.tasks.task import Figure
 
 
-class Regression(Task):
+class Regression(Numbers):
     """Outputs are numbers ``(B, 1)``, and so are targets: -1 and 1 are the ends of the declared range.
-
-    FedIOD's losses are written for distributions over classes. Here, as in reconstruction, an output y_k
-    stands for a Gaussian around it with variance 1/2: there is no confidence to gain, and the divergence of
-    the nodes from their mean is the variance of their outputs. The ensemble is their weighted mean.
 
     Args:
         classes: numbers of an output, 1.
@@ -64,29 +61,7 @@ class Regression(Task):
         each: torch.Tensor = (outputs - targets).square().flatten(1).mean(1)
         return each
 
-    def counts(self, data: TensorData) -> torch.Tensor:
-        """How many rows: ``(1,)`` float32."""
-        return torch.tensor([float(len(data))], device=data.inputs.device)
-
     # --- FedIOD: answers of K nodes ---
-
-    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """0: a number says nothing of how sure its network is."""
-        return answers.new_zeros(())
-
-    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """``-sum_k pi_k (y_k - y)^2`` around the mean ``y = sum_k pi_k y_k``, averaged over inputs."""
-        mean = torch.tensordot(pi, answers, dims=([0], [0]))  # (B, 1)
-        variance: torch.Tensor = pi @ (answers - mean).square().flatten(1).mean(1)
-        return -variance
-
-    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
-        """0: there are no classes."""
-        return ensembled.new_zeros(())
-
-    def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The importance weights themselves, ``(K, B)``."""
-        return weights[..., 0].expand(len(weights), len(ensembled))
 
     def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """Squared difference ``(B,)``, the loss of local training; half of it for infinite ``tau``, as the
