@@ -69,7 +69,8 @@ class WeighsNodes(CountsLabels, Method):
         if self.by_counts:
             state.histogram.gather(server)
         elif not state.histogram.names:
-            even = LabelHistogram.even(server.federation.nodes, server.task.classes, server.device)
+            names = server.federation.voices if server.federation.link.sums else server.federation.nodes
+            even = LabelHistogram.even(names, server.task.classes, server.device)
             state.histogram = even
 
     def omega(self, server: Server, state: Any, nodes: Sequence[str]) -> torch.Tensor:

@@ -39,6 +39,7 @@ from fedstill.methods._public import (
 )
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE, Kind
 from fedstill.protocol.questions import NodeSetting, Question, question
+from fedstill.protocol.summing import Weighed
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public examples a question,
@@ -181,11 +182,24 @@ class FedKD(OneShot):
         reads=(),
         finish=quantised,
         moves="view",
+        sums=lambda self, at: self.summed(at),
     )
     def predict(self, nodes: Group, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
         """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""
         first, last = rows[0].tolist()
-        return {"logits": self.predicted(nodes, view)[:, first:last]}
+        z = self.predicted(nodes, view)[:, first:last]
+        return {"logits": nodes.at.task.added(z, self.ensemble) if nodes.at.sums else z}
+
+    def summed(self, at: NodeSetting) -> Mapping[str, Weighed]:
+        """z_hat before its noise (Eq. 2) is a sum over nodes.
+
+        Raises:
+            ArgumentError: levels, which are no numbers that can be added.
+        """
+        if self.levels:
+            raise ArgumentError("method.levels", self.levels, "0 (no quantiser) where link.sums")
+        at.task.added(torch.zeros(1, 1, 1), self.ensemble)
+        return {"logits": "counts" if self.by_counts else "mean"}
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------
 
