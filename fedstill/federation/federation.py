@@ -157,7 +157,7 @@ class Federation(ABC):
             stacked = [name for name in first if name not in declared.apart]
             return Answers(
                 number,
-                tuple(answers),
+                (SUM,) if self.link.sums else tuple(answers),
                 {name: torch.stack([each[name] for each in answers.values()]) for name in stacked},
                 {name: self._apart(declared, name, answers) for name in declared.apart},
             )

@@ -29,7 +29,7 @@ from fedstill.methods._histogram import TellsSize, Tensors, Told
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
-from fedstill.protocol.summing import Weighed
+from fedstill.protocol.summing import Added
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
 
@@ -105,7 +105,7 @@ class Averaging(TellsSize, Rounds):
         train_round(nodes, round, self.rounds, self.work(nodes))
         return {"parameters": nodes.vectors("model", self.shared)}
 
-    def summed(self) -> Mapping[str, Weighed]:
+    def summed(self) -> Mapping[str, Added]:
         """sum_k n_k w_k and sum_k n_k, and no w_k.
 
         Raises:

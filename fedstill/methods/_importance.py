@@ -15,10 +15,11 @@ import torch
 from fedstill.methods import Answers, ArgumentError, CountsLabels, Group, Node, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
+from fedstill.methods._public import heard
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
 from fedstill.protocol.questions import NodeSetting, question
-from fedstill.protocol.summing import Weighed
+from fedstill.protocol.summing import Added
 from fedstill.tasks import Task
 
 
@@ -80,14 +81,15 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
             **({"critic_real": CRITIC} if self.relative else {}),
         }
 
-    def summed(self, at: NodeSetting) -> Mapping[str, Weighed]:
+    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
         """How answers are added where the server is to see sums only: what Eq. 2, 3, 5 and 9 need of them.
 
         Raises:
             ArgumentError: options by which nodes are compared with each other.
         """
         nothing = torch.zeros(1, 1, at.task.classes, 1)
-        at.task.added(nothing, self.ensemble), at.task.parts(nothing)  # they refuse what cannot be added
+        at.task.added(nothing, self.ensemble)  # they refuse what cannot be added
+        at.task.parts(nothing)
         if self.rated:
             allowed = "counts or size where link.sums: others compare the nodes' critics"
             raise ArgumentError("method.importance", self.importance, allowed)
@@ -162,7 +164,8 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
     def ensembled(self, server: Server, state: Any, answers: Answers) -> torch.Tensor | None:
         if not state.histogram.names:
             raise ArgumentError("histogram", None, "known after the first step")
-        return server.task.ensemble(answers["logits"], self.weights(server, state, answers), self.ensemble)
+        z = heard(server, answers, self.ensemble)
+        return server.task.ensemble(z, self.weights(server, state, answers), self.ensemble)
 
     def fooled(
         self, task: Task, answers: Answers, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor

@@ -28,10 +28,11 @@ from fedstill.methods._critics import doubts
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
+from fedstill.methods._public import heard
 from fedstill.methods._student import Known, Student
 from fedstill.methods._zeroth_order import ask_around
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
-from fedstill.protocol.summing import Weighed
+from fedstill.protocol.summing import Added
 from fedstill.tasks import Task
 
 
@@ -125,9 +126,9 @@ class FedIOD(Importance, FromNoise, Imagines):
         return {**moments, **({"doubts": CRITIC} if self.critical else {})}
 
     @property
-    def weighed(self) -> Mapping[str, Weighed]:
+    def weighed(self) -> Mapping[str, Added]:
         """How that is added: by pi_k."""
-        by: Weighed = "mean" if self.gan_weights == "average" else "size"
+        by: Added = "mean" if self.gan_weights == "average" else "size"
         return {name: by if name == "doubts" else "size" for name in self.added}
 
     def adding(self, nodes: Group, z: torch.Tensor, answer: Tensors) -> Tensors:
@@ -158,7 +159,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             x, answers = self.asked(server, state, "examine", w)
             sizes = state.histogram.of(answers.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
-            z = answers["logits"]  # (K, B, classes, ...)
+            z = heard(server, answers, self.ensemble)  # (K, B, classes, ...)
             weights = self.weights(server, state, answers)
             z_bar = task.ensemble(z, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
             L_gan = self.fooled(task, answers, pi, z_bar, weights)  # Eq. 2
@@ -227,5 +228,5 @@ class FedIOD(Importance, FromNoise, Imagines):
         with torch.no_grad():
             answers = server.ask("predict", of=state.histogram.names, x=x, **sent)
             weights = self.weights(server, state, answers)
-            z = server.task.ensemble(answers["logits"], weights, self.ensemble)
+            z = server.task.ensemble(heard(server, answers, self.ensemble), weights, self.ensemble)
         return list(zip(torch.split(x, self.batch), torch.split(z, self.batch), strict=True))

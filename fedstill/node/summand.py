@@ -9,7 +9,7 @@ import torch
 
 from fedstill.core.errors import DataError, QuestionRefused
 from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import Weighed, summands
+from fedstill.protocol.summing import Added, summands
 from fedstill.protocol.wire_format import Tensors
 
 
@@ -37,7 +37,7 @@ class Adding:
         kinds = question.kinds()
         for name, tensor in released.items():
             if kinds[name].of == "counts" and question.sums.get(name) == "sum":
-                way: Weighed = "counts" if tensor.ndim else "size"
+                way: Added = "counts" if tensor.ndim else "size"
                 self.told[way] = tensor.detach().cpu().clone()
         try:
             added = summands(released, kinds, question.sums, self.told, self.members)

@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
 from fedstill.protocol.kinds import DATA_SIZES, GRADIENTS, LABEL_COUNTS, Kind, kind_named
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span
-from fedstill.protocol.summing import WEIGHT, Weighed
+from fedstill.protocol.summing import WEIGHT, Added
 from fedstill.protocol.wire_format import as_text, from_text
 from fedstill.tasks import Task
 
@@ -81,7 +81,7 @@ class Question:
     moves: str = ""
     ragged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
-    sums: Mapping[str, Weighed] = field(default_factory=dict)
+    sums: Mapping[str, Added] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for part in ("sends", "releases"):

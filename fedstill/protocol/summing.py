@@ -17,7 +17,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, DataError, NodeFault
 
-Weighed = Literal["sum", "mean", "size", "counts"]
+Added = Literal["sum", "mean", "size", "counts"]
 """How a part is added: as it is; as it is, for its mean; or for its mean weighed by what each node told of
 the size of its data, or of its examples of each class (by the part's second axis)."""
 
@@ -97,7 +97,7 @@ def fraction_of(kind: Any) -> int:
     return FINER if kind.of == "gradients" else FRACTION
 
 
-def weight_of(how: Weighed, told: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+def weight_of(how: Added, told: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     """A node's own weight, by what it has told of itself, by the way of weighing: ``()``, or ``(C,)`` by
     class; None: the part is added as it is.
 
@@ -122,7 +122,7 @@ def spread(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def summands(
     released: Mapping[str, torch.Tensor],
     kinds: Mapping[str, Any],
-    sums: Mapping[str, Weighed],
+    sums: Mapping[str, Added],
     told: Mapping[str, torch.Tensor],
     members: int,
 ) -> dict[str, torch.Tensor]:

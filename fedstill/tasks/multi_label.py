@@ -72,6 +72,14 @@ class MultiLabel(Task):
         p = torch.tensordot(pi, answers.sigmoid(), dims=([0], [0]))  # (B, C)
         return self.confidence(answers, pi) - _entropy_of(p).mean()
 
+    def mixed(self, answers: torch.Tensor) -> torch.Tensor:
+        """Probabilities."""
+        return answers.sigmoid()
+
+    def unmixed(self, mean: torch.Tensor) -> torch.Tensor:
+        """Log-odds."""
+        return mean.clamp(SMALLEST, 1 - torch.finfo(mean.dtype).eps).logit()
+
     def parts(self, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Each label's probability, and the mean over labels of its entropy."""
         return answers.sigmoid(), entropy(answers).flatten(2).mean(2)

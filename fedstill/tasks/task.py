@@ -185,8 +185,22 @@ class Task(ABC):
             return answers
         if how == "log_probs":
             return self.normalised(answers)
-        allowed = "logits or log_probs where link.sums: others are more than a weighted mean"
+        if how == "probs":
+            return self.mixed(answers)
+        allowed = "logits, log_probs or probs where link.sums: others are more than a weighted mean"
         raise ArgumentError("ensemble", how, allowed)
+
+    def joined(self, mean: torch.Tensor, how: str) -> torch.Tensor:
+        """The output that such a mean of :meth:`added` says."""
+        return self.unmixed(mean) if how == "probs" else mean
+
+    def mixed(self, answers: torch.Tensor) -> torch.Tensor:
+        """What outputs predict, of which :meth:`mixture` is a mean."""
+        return answers
+
+    def unmixed(self, mean: torch.Tensor) -> torch.Tensor:
+        """An output that predicts so much, ``(..., B, C, ...)``."""
+        return mean
 
     def parts(self, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each node's answer ``(K, B, C, ...)`` what is enough as a mean over nodes to tell confidence and

@@ -9,10 +9,16 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError
+from fedstill.methods.co_dream import CoDream
+from fedstill.methods.dsfl import DSFL
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedkd import FedKD
+from fedstill.methods.fedmd import FedMD
+from fedstill.methods.fedper import FedPer
+from fedstill.methods.fedprox import FedProx
+from fedstill.methods.fedzge import FedZGE
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.summing import SUM
@@ -40,18 +46,28 @@ SUMMED = {
     "FedIOD with fresh questions": replace(FEDIOD, student_inputs="fresh", student_steps=1),
     "FedKD": FEDKD,
     "FedKD, all alike": replace(FEDKD, weights="equal", ensemble="log_probs"),
+    "FedKD, probabilities": replace(FEDKD, ensemble="probs"),
+    "FedMD": FedMD(rounds=2, first=2, subset=8, weights="counts"),
+    "DS-FL": DSFL(rounds=2, subset=8, keep=1),
+    "FedZGE": FedZGE(
+        steps=2, batch=4, noise=6, generator_width=4, directions=2, epsilon=0.1, student_steps=2
+    ),
+    "Co-Dream": CoDream(steps=2, batch=4, dream_steps=2, student_steps=2, weights="counts"),
     "FedAvg": FedAvg(rounds=2),
+    "FedProx": FedProx(rounds=2),
+    "FedPer": FedPer(rounds=2),
 }
 
 
 def world(method: Method, sums: bool) -> World:
     same = method.needs().same_architecture
     specs = ("mlp:8",) * 4 if same else ("small-cnn:4", "resnet8:4", "mlp:8", "mlp:8")
-    models = [disagreeing(made(spec, index)) for index, spec in enumerate(specs)]
+    split = method.needs().split
+    models = [disagreeing(made(spec, index, parted=split)) for index, spec in enumerate(specs)]
     # Of the last class only one node has examples, of which few.
     nodes = make_nodes(models, sizes=(6, 11, 16, 21), classes=lambda index: 2 if index else CLASSES)
     setting: dict[str, Any] = {"public": public_data(12)} if method.needs().public else {}
-    student = made("mlp:8", "student")
+    student = made("mlp:8", "student", parted=split)
     return small_world.world(
         method, nodes, student, local=LocalConfig(epochs=2, batch=5), sums=sums, **setting
     )
