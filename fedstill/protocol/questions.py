@@ -220,6 +220,11 @@ class NodeSide:
     learns: bool = True
     notes: tuple[str, ...] = ()
 
+    @property
+    def sums(self) -> bool:
+        """Whether the server sees sums of answers only."""
+        return any(question.sums for question in self.questions.values())
+
     def travels(self) -> tuple[Kind, ...]:
         """All kinds of tensor that go down or leave, each once, in alphabetical order."""
         sent = {kind for question in self.questions.values() for kind in question.sends.values()}
