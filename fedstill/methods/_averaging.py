@@ -109,8 +109,17 @@ class Averaging(TellsSize, Rounds):
         """sum_k n_k w_k and sum_k n_k, and no w_k.
 
         Raises:
-            ArgumentError: rounds of other nodes each, whose sums less each other are single nodes'.
+            ArgumentError: rounds of other nodes each, whose sums less each other are single nodes'; or
+                another program than this one, which may want each w_k: who knows better overrides this.
         """
+        kind = type(self)
+        if kind.combine is not Averaging.combine or kind.turn is not Averaging.turn:
+            allowed = f"false for {self.title}, which combines the nodes' parameters one by one"
+            raise ArgumentError("link.sums", True, allowed)
+        return self.summed_rounds()
+
+    def summed_rounds(self) -> Mapping[str, Added]:
+        """The same, of rounds of all nodes."""
         if self.participation < 1:
             raise ArgumentError("method.participation", self.participation, "1 where link.sums")
         return {"parameters": "size"}

@@ -194,14 +194,14 @@ class Gate:
         if part == ANSWER and question.finish is not None:
             finished = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
-        released = digest(part, leaving)  # before masks, which are others each time
+        # Without budgets nothing is paid for, and what is asked again after a stop counts once.
+        left = "" if self.budgets is None else self.budgets.seal(chained(digest(part, leaving), stamp))
         if adding is not None:
             leaving = adding.cover(self.node, question, leaving)
         entry = self._entry(
             asked,
             part,
-            # Without budgets nothing is paid for, and what is asked again after a stop counts once.
-            left="" if self.budgets is None else self.budgets.seal(chained(released, stamp)),
+            left=left,  # of what it is before masks, which are others each time
             down=asked.down,
             up=sizes(leaving, kinds),
             mechanism="none" if self.budgets is None else self.budgets.mechanism.name,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
+from fedstill.federation.federation import check_summed
 from fedstill.methods.co_dream import CoDream
 from fedstill.methods.dsfl import DSFL
 from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fedavgm import FedAvgM
+from fedstill.methods.feddf import FedDF
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedkd import FedKD
@@ -20,7 +25,8 @@ from fedstill.methods.fedper import FedPer
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.fedzge import FedZGE
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import Method
+from fedstill.protocol.method import METHODS, Method
+from fedstill.protocol.questions import NodeSetting, stand_in
 from fedstill.protocol.summing import SUM
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, World, disagreeing, made, make_nodes, public_data, run
@@ -55,6 +61,7 @@ SUMMED = {
     "Co-Dream": CoDream(steps=2, batch=4, dream_steps=2, student_steps=2, weights="counts"),
     "FedAvg": FedAvg(rounds=2),
     "FedProx": FedProx(rounds=2),
+    "FedAvgM": FedAvgM(rounds=2),
     "FedPer": FedPer(rounds=2),
 }
 
@@ -121,6 +128,7 @@ def test_what_no_node_holds_is_what_all_say_alike() -> None:
         (replace(FEDKD, levels=20, z_max=9.0), "method.levels"),
         (FedAvg(rounds=2, participation=0.5), "method.participation"),
         (FedGEN(rounds=2), "link.sums"),
+        (FedDF(rounds=2), "link.sums"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -136,3 +144,27 @@ def test_two_nodes_are_too_few() -> None:
         small_world.world(
             FedAvg(rounds=2), make_nodes(models), made("mlp:8", "student"), local=LocalConfig(), sums=True
         )
+
+
+def asked(name: str) -> str:
+    """What a method asks in sums; or why it cannot."""
+    method = METHODS[name]()
+    own = {part.name for part in fields(method)}
+    wanted = {"ensemble": "log_probs", "levels": 0}
+    method = replace(method, **{key: value for key, value in wanted.items() if key in own})
+    at = NodeSetting(small_world.TASK, LocalConfig(), Compute(), stand_in(small_world.TASK), sums=True)
+    try:
+        questions = method.node_side(at).questions
+        check_summed(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), questions)
+    except ArgumentError:
+        return ""
+    return "sums" if any(question.sums for question in questions.values()) else "nothing leaves"
+
+
+def test_each_method_runs_on_sums_or_is_refused_as_the_page_says() -> None:
+    page = Path(__file__).parents[2] / "docs" / "sums.md"
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    named = {line.split("`")[1]: line.split("|")[2].strip() for line in lines}
+
+    says = {"": "no", "sums": "yes"}
+    assert named == {name: says.get(asked(name), asked(name)) for name in METHODS.own}
