@@ -146,7 +146,7 @@ def same_networks(one: Ran, other: Ran, rtol: float = 0.0, atol: float = 0.0) ->
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Here as in threads that compute beside others: what a run gives in either is the same to the last bit."""
+    """Here as in threads that compute beside others, where runs are the same to the last bit."""
     here = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -302,7 +302,7 @@ def test_a_users_own_modules_are_trained_in_place_and_on_both_engines_alike(name
 
 
 def distilled_in_place(one: Setting) -> dict[str, Any]:
-    """The figures of a call from Python, after which the networks that it was given are those that learned."""
+    """The figures of a call from Python, after which the given networks are those that learned."""
     first = copy.deepcopy([one.student.state_dict(), *(model.state_dict() for model in one.models)])
     outcome = fedstill.distil(
         one.parts,
