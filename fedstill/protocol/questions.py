@@ -14,6 +14,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
 from fedstill.protocol.kinds import GRADIENTS, Kind, kind_named
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span
@@ -155,6 +156,7 @@ class NodeSetting:
         local: how nodes train their models, and for how long in all.
         compute: device and precision.
         public: public data, or None.
+        schema: what the columns of rows of a table may be; none where that is not known, or inputs are none.
         perceptual: VGG features, frozen, for losses that compare images by them; None: the node has none.
     """
 
@@ -163,6 +165,7 @@ class NodeSetting:
     compute: Compute
     public: Public | None = None
     perceptual: nn.Module | None = None
+    schema: Schema = NO_SCHEMA
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:

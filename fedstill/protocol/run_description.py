@@ -109,6 +109,8 @@ def _bytes(question: Question, name: str, kind: Kind, spec: InputSpec) -> int:
         return 0
     if kind.of == "counts":
         return 16 * (len(spec.classes) + 1)
+    if kind.of == "sums":  # of each column of numbers how many there are, their sum and that of squares
+        return 4 * (1 + 3 * len(spec.schema.features))
     if kind.of == "scores":
         return 4 * question.rows * math.prod(spec.outputs)
     of_inputs = kind.of == "gradients" and question.sends.get(name.removeprefix("d/d")) == INPUTS
