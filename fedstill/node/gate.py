@@ -281,9 +281,12 @@ def forbidden(policy: PolicyConfig, question: Question) -> str | None:
         cures = "".join(f"; {kind.without}" for kind in told if kind.without)
         return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true{cures}"
     if told:
-        foreign = any(kind.package for kind in told)
         named = ", ".join(f"{kind!r}" for kind in policy.kinds) or "none"
-        cure = f", unless its owner names it in policy.kinds (now {named})" if foreign else ""
+        cure = (
+            f", unless its owner names it in policy.kinds (now {named})"
+            if any(kind.by_name for kind in told)
+            else ""
+        )
         return f"outputs_only: no {' and '.join(told)}{cure}"
     return None
 

@@ -284,7 +284,7 @@ class Host:
         """Refuse what comes outside the owner's hours, or after the owner has taken an approval back."""
         admission.require_hour(self.name, self.file.policy, question)
         if session.approved is not None:
-            self.requests.require_still(session.plan.run, session.approved.sha256, question)
+            self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, question)
 
     def require_admission(self, plan: Plan) -> None:
         """Refuse servers, hours and too few nodes, before anything of a run is kept or read."""

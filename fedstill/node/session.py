@@ -123,7 +123,8 @@ class Session:
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)
-        self.setting = NodeSetting(self.task, file.local, compute, placed, features, plan.sums)
+        at = NodeSetting(self.task, file.local, compute, placed, features, spec.schema, plan.sums)
+        self.setting = at
         side = side_of(method, self.setting)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
 from fedstill.protocol.kinds import DATA_SIZES, GRADIENTS, LABEL_COUNTS, Kind, kind_named
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span
@@ -163,6 +164,7 @@ class NodeSetting:
         local: how nodes train their models, and for how long in all.
         compute: device and precision.
         public: public data, or None.
+        schema: what the columns of rows of a table may be; none where that is not known, or inputs are none.
         perceptual: VGG features, frozen, for losses that compare images by them; None: the node has none.
         sums: the server is to see sums of the nodes' answers only.
     """
@@ -172,6 +174,7 @@ class NodeSetting:
     compute: Compute
     public: Public | None = None
     perceptual: nn.Module | None = None
+    schema: Schema = NO_SCHEMA
     sums: bool = False
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

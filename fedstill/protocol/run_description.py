@@ -111,6 +111,8 @@ def _bytes(question: Question, name: str, kind: Kind, spec: InputSpec) -> int:
     each = 8 if question.sums else 4  # bytes of a number
     if kind.of == "counts":
         return 16 * (len(spec.classes) + 1)  # of either form
+    if kind.of == "moments":  # of each column of numbers how many there are, their sum and that of squares
+        return 4 * (1 + 3 * len(spec.schema.features))
     if kind.of == "scores":
         return each * question.rows * math.prod(spec.outputs)
     of_inputs = kind.of == "gradients" and question.sends.get(name.removeprefix("d/d")) == INPUTS

@@ -79,6 +79,7 @@ class Prepared(Run, ABC):
             self.compute,
             self.public,
             self._perceptual_features(),
+            setting.schema,
             setting.link.sums,
         )
         self.side = side_of(self.method, self.at_nodes)

@@ -139,7 +139,7 @@ def world(
 
     ``protect`` puts the nodes under mechanisms, before they are prepared.
     """
-    at = NodeSetting(task, local, Compute(), setting.get("public"), features, sums)
+    at = NodeSetting(task, local, Compute(), setting.get("public"), features, sums=sums)
     side = method.node_side(at)
     if protect is not None:
         protect(side, at)
