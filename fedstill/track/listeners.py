@@ -28,10 +28,11 @@ class Listeners:
     """
 
     def __init__(self, named: Sequence[str | Tracker] = (), options: Mapping[str, Any] | None = None) -> None:
-        self._there = {_name(each): _made(each) for each in named}
-        if len(self._there) < len(named):
+        self._made = {_name(each): _made(each) for each in named}
+        if len(self._made) < len(named):
             raise ArgumentError("track", [_name(each) for each in named], "each tracker once")
         self._options = dict(_flat(options or {}))
+        self._there: dict[str, Tracker] = {}  # those that have begun
         self.notes: list[str] = []
 
     def start(self, folder: Path, title: str) -> None:
@@ -45,11 +46,12 @@ class Listeners:
             FedstillError: one cannot.
         """
         about = {"name": folder.resolve().name, "method": title, "options": self._options}
-        for name, tracker in self._there.items():
+        for name, tracker in self._made.items():
             try:
                 tracker.start(folder, about)
             except Exception as error:  # whatever somebody's tracker does
                 raise FedstillError(f"tracker {name!r} cannot begin: {first_line(error)}") from error
+            self._there[name] = tracker
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Tell all what was measured."""

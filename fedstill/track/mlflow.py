@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +34,13 @@ class MLflow(Tracker):
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
         """See :class:`Tracker`."""
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-        self._to: Any = self._client(tracking_uri=uri)
-        kept = folder / "mlflow.run"
+        own, kept = folder / "mlflow.db", folder / "mlflow.run"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables
+            own.unlink(missing_ok=True)
+            kept.unlink(missing_ok=True)
+        self._to: Any = self._client(tracking_uri=uri or f"sqlite:///{own.resolve()}")
         if kept.exists():
             with suppress(Exception):  # it may be gone, or elsewhere
                 self._to.delete_run(kept.read_text(encoding="utf-8").strip())

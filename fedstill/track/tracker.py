@@ -65,7 +65,7 @@ def numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     >>> list(numbers({"phase": "distillation", "step": 9, "losses": {"student": 1.5}, "accuracy": 70.0}))
     [('distillation/losses/student', 1.5), ('distillation/accuracy', 70.0)]
     """
-    where = "/".join(str(line[key]) for key in ("phase", "node") if key in line)
+    where = "/".join(dict.fromkeys(str(line[key]) for key in ("phase", "node") if key in line))
     for key, value in line.items():
         inner = value if isinstance(value, Mapping) else {"": value}
         for name, number in inner.items() if key != "step" else ():

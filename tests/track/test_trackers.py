@@ -182,8 +182,11 @@ def test_one_that_fails_is_let_go_and_one_that_cannot_begin_stops_the_run(
     assert listeners.notes == ["tracker 'Fails' failed and was let go: no space left"]
     assert "no space left" in capsys.readouterr().err
     monkeypatch.setattr(Stops, "start", lambda *_: 1 / 0)
+    listeners = Listeners([other])
     with pytest.raises(FedstillError, match="tracker 'Stops' cannot begin: division by zero"):
-        Listeners([other]).start(tmp_path, "FedIOD")
+        listeners.start(tmp_path, "FedIOD")
+    listeners.close(None)
+    assert other.heard[1:] == [turn(1), turn(2)]  # what has not begun is not told of an end
 
 
 @pytest.mark.parametrize(
