@@ -105,7 +105,8 @@ class Host:
             except Exception as error:  # the node goes on serving, and says no more than it may
                 return pack({"error": self._refused(header, error)})
             seconds = time.perf_counter() - start
-            if self.session is not None and self.session.node.private:  # records are drawn in secret
+            session = self.session  # records are drawn in secret, or their number is not to be told
+            if session is not None and (session.node.private or session.plan.sums):
                 seconds = math.ceil(10 * seconds) / 10
             return pack({"told": told, "seconds": seconds}, released)
 

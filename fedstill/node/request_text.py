@@ -32,5 +32,6 @@ def facts(request: Request) -> dict[str, str | list[str]]:
         "at most": f"{questions} questions, {left}",
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}",
         "public": shared if public["fingerprint"] else "none",
+        "seen by it": "sums of all nodes' answers" if table["sums"] else "each node's answers",
         "server says": f"student {student}; goes on with {least} nodes or more",
     }

@@ -49,12 +49,12 @@ from fedstill.node.refusal_text import short, telling
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
 from fedstill.node.sum_masks import COHORT, Cohort, SumMasks
-from fedstill.protocol.digests import digest
+from fedstill.protocol.digests import digest, fingerprint
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.run_description import Description
-from fedstill.protocol.run_plan import Plan
+from fedstill.protocol.run_plan import Plan, public_tensors
 from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import SCALE, Tensors, size
 
@@ -325,7 +325,9 @@ class Session:
         if not self.plan.sums:
             return None
         identity, cohort = KitIdentity(self._folder / startup_kit.KIT), Cohort(self._folder / COHORT)
-        return SumMasks(self.plan.run, self.node.name, identity, self._file.policy, cohort)
+        public = {} if self.setting.public is None else public_tensors(self.setting.public)
+        plan = {**self.plan.to_dict(), "public bits": fingerprint(public)}
+        return SumMasks(plan, self.node.name, identity, self._file.policy, cohort)
 
     def _new_handler(self) -> RequestHandler:
         own = (self.compute, self._last, self.plan.wire, self.masks)
