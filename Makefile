@@ -4,6 +4,7 @@
 #   make test                     install the tools as well; lint, types, doctests, tests
 #   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
 #   make bench                    our steps beside published code, cost of a node by their number; ten minutes
+#   make release-check            wheel and sdist by Python, versions and extra; half an hour; Python 3.11 or newer
 #   make clean                    remove .venv and caches; what is in runs/ stays
 #   make demo PYTHON=python3.12   with another Python (3.10 or newer)
 #
@@ -20,7 +21,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install -qq
 
-.PHONY: help demo test types tests docs bench clean
+.PHONY: help demo test types tests docs bench release-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -56,6 +57,10 @@ bench: $(VENV)/.runs
 	$(BIN)/python benchmarks/peers.py --rounds 1
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
+
+# Wheel and sdist in empty environments, as CONTRIBUTING.md says.
+release-check:
+	$(PYTHON) tools/release_check.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build docs/gallery docs/sg_execution_times.rst

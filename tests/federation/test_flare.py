@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
 from fedstill.core.run_writer import write_text
-from fedstill.federation import flare_site
+from fedstill.federation import flare_kit, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.node.permission_check import open_to_others
 from fedstill.runs.config import to_toml
@@ -110,8 +110,8 @@ class Started:
         deployed = self.out / "federation/flare"
         if deployed.exists():
             for folder in (self.out / "federation/nodes").iterdir():
-                flare_site.stop(flare_site.node(folder))
-            flare_site.stop(flare_site.server(deployed))
+                flare_site.stop(flare_kit.node(folder))
+            flare_site.stop(flare_kit.server(deployed))
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def started(folder: Path, config: Any, engine: str) -> Iterator[Started]:
         made.close()
 
 
-def kill(here: flare_site.Site) -> None:
+def kill(here: flare_kit.Site) -> None:
     """SIGKILL for a site and the processes of its jobs."""
     number = flare_site.running(here)
     assert number is not None
@@ -164,7 +164,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
     with started(tmp_path, small(nodes=2, wait=20.0), "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 20, 200, pause=0.02)
         since = time.monotonic()
-        kill(flare_site.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
+        kill(flare_kit.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
@@ -181,7 +181,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         run.resume()
         until(lambda: len(run.left("node-1")) > before + 10, 200, pause=0.02)
         since = time.monotonic()
-        kill(flare_site.server(run.out / "federation/flare"))
+        kill(flare_kit.server(run.out / "federation/flare"))
         code, printed = run.end(200)
         told_time("FLARE, server killed in distillation, until the command says so", since)
         assert code == 2, printed
@@ -201,7 +201,7 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
     with started(tmp_path, config, "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 20, 200, pause=0.02)
         since = time.monotonic()
-        kill(flare_site.node(run.out / "federation/nodes/node-1"))
+        kill(flare_kit.node(run.out / "federation/nodes/node-1"))
         before = len(run.left("node-0"))
         until(lambda: len(run.left("node-0")) > before + 4, 60, pause=0.1)
         told_time("FLARE, node killed, quorum 0.5, until the other goes on", since)

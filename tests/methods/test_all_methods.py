@@ -68,14 +68,14 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-OF_MAPS = ("asyndgan", "fediod-maps")  # make images from label maps, which these data have none of
+OTHERS = ("asyndgan", "fediod-maps", "column-sums")  # of label maps and of tables, which these data are not
 CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
     for name in METHODS
-    if name not in OF_MAPS
+    if name not in OTHERS
     for options in ({}, *WAYS.get(name, []))
 ]
-NAMES = [name for name in METHODS if name not in OF_MAPS]
+NAMES = [name for name in METHODS if name not in OTHERS]
 ENGINES: tuple[Any, ...] = ("one-by-one", "stacked")
 
 
