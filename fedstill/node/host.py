@@ -311,6 +311,13 @@ class Host:
         return self.folder / "public" / f"{plan.public}.safetensors"
 
 
+def out_of_order(error: Exception) -> bytes:
+    """What a node answers to all messages while its own folder lets it serve none; its log says why."""
+    logger.error("no run can begin here: %s", error)
+    told = {"kind": OwnDataError.__name__, "text": telling(OwnDataError()), "question": "join"}
+    return pack({"error": told})
+
+
 def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:
     """A value of a message's header, of the type that belongs there.
 
