@@ -131,6 +131,8 @@ class Host:
             self._begin_with(server)
             return told, {}
         if self.session is None or self.session.plan.run != header.get("run"):
+            if what == "leave":  # of a run that was not let in
+                return {}, {}
             raise ArgumentError("run", header.get("run"), "a run that this node has joined")
         if what in ("remember", "recall", "leave") and self._late(header):
             return {}, {}
