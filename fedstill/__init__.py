@@ -13,6 +13,7 @@ front page, the docstring of its ``__init__``, says what is in it and what a new
 - ``node``: everything private, behind the gate
 - ``privacy``: mechanisms, accounting, budgets; ``protocol``: the words that server and nodes share
 - ``data``, ``models``, ``tasks``: what is learned from, by what, and what is learned
+- ``track``: who else hears a run's metrics
 - ``core``: errors, seeds, configuration, files
 """
 

@@ -76,10 +76,17 @@ class ColumnSums(Method):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(releases={"sums": kinds.COLUMN_SUMS}, times=1, reads=("sums",), finish=_in_float32, closed=True)
+    @question(
+        releases={"moments": kinds.COLUMN_SUMS},
+        times=1,
+        reads=("moments",),
+        finish=_in_float32,
+        closed=True,
+        sums={"moments": "sum"},
+    )
     def sum_columns(self, nodes: Group) -> Tensors:
-        """``sums`` (K, M): of rows, then column by column n (where some may be missing), sum x, sum x^2."""
-        return {"sums": torch.stack([sums(node.data.inputs, nodes.at.schema) for node in nodes.nodes])}
+        """``moments`` (K, M): of rows, then by column n (where some may be missing), sum x, sum x^2."""
+        return {"moments": torch.stack([sums(node.data.inputs, nodes.at.schema) for node in nodes.nodes])}
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -91,7 +98,7 @@ class ColumnSums(Method):
 
     def turn(self, server: Server, state: Summed, t: int) -> Mapping[str, float]:
         told = server.ask("sum_columns")
-        state.nodes, state.sums = len(told.nodes), told["sums"].double().sum(0).cpu()
+        state.nodes, state.sums = len(server.federation.present), told["moments"].double().sum(0).cpu()
         return {}
 
     def files(self, server: Server, state: Summed) -> Mapping[str, str]:
@@ -117,8 +124,8 @@ def scaled(schema: Schema, told: Sequence[float], off: float, width: float) -> S
 
     >>> from fedstill.core.table_schema import SchemaColumn
     >>> age, ill = SchemaColumn(name="age", range=(0.0, 200.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
-    >>> scaled(Schema("ill", (age, ill)), [100.0, -50.0, 26.0], 0.0, 2.0).columns[0].scale
-    (30.0, 70.0)
+    >>> scaled(Schema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
+    (25.0, 75.0)
     """
     rest, columns = list(told), []
     count = rest.pop(0)

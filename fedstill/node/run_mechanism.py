@@ -126,7 +126,7 @@ class Mechanism:
             # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
             least = int(not kind.by_class)
             return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind), least)
-        if kind.of == "sums" and reads and not (kind.package or apart):
+        if kind.of == "moments" and reads and not (kind.package or apart):
             return NoisySums(config.sums_noise, config.group_size)
         if not reads and ("model" in config.learns or (kind.of == "critic" and not pulled and self._critics)):
             # What it costs that they learn is billed where they do.

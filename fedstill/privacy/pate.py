@@ -158,7 +158,7 @@ class PATE(AnswersConfig):
         if question.span is not None:
             return "teachers learn once, before the first question, and this one trains the model"
         if task.kind != "class" and any(
-            kind.of not in ("counts", "sums") for kind in question.releases.values()
+            kind.of not in ("counts", "moments") for kind in question.releases.values()
         ):
             return f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 Of = Literal[
-    "question", "scores", "rows", "answers", "critic", "gradients", "counts", "sums", "records", "model"
+    "question", "scores", "rows", "answers", "critic", "gradients", "counts", "moments", "records", "model"
 ]
 
 OUTPUTS = ("scores", "rows", "answers", "critic", "gradients", "counts")
@@ -27,7 +27,7 @@ class Kind(str):
             ``scores``: a row of class scores for each input. ``rows``: other vectors that may be bounded and
             noised one by one, whatever they are computed from. ``answers``: other outputs of networks.
             ``critic``: outputs of a network that learns privately under every mechanism. ``gradients``: what
-            is pulled back to the inputs. ``counts``: numbers of records. ``sums``: sums over the
+            is pulled back to the inputs. ``counts``: numbers of records. ``moments``: sums over the
             records of numbers that are at most 1 in magnitude. ``records``: the records themselves,
             or what is computed from each of them. ``model``: what a network has learned.
         by_class: of counts: they are counted by class.
@@ -79,7 +79,7 @@ class Kind(str):
     @property
     def by_name(self) -> bool:
         """Whether "outputs only" lets it out where its owner names it, and not before."""
-        return bool(self.package) or self.of == "sums"
+        return bool(self.package) or self.of == "moments"
 
     @property
     def output(self) -> bool:
@@ -112,7 +112,7 @@ LABEL_COUNTS = Kind(
 COLUMN_SUMS = Kind(
     "column sums",
     "the sum of each column of numbers of a node's table, and of its squares, within the schema's ranges",
-    of="sums",
+    of="moments",
 )
 DATA_SIZES = Kind("data sizes", "how many examples a node holds", of="counts")
 LABEL_MAPS = Kind(

@@ -80,6 +80,7 @@ class Prepared(Run, ABC):
             self.public,
             self._perceptual_features(),
             setting.schema,
+            setting.link.sums,
         )
         self.side = side_of(self.method, self.at_nodes)
         self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]

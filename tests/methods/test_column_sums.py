@@ -50,7 +50,7 @@ def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
 
 def asked(schema: Schema = SCHEMA) -> tuple[Question, Any]:
     """The question, and its setting at a node."""
-    at = SimpleNamespace(task=TASK, schema=schema)
+    at = SimpleNamespace(task=TASK, schema=schema, sums=False)
     (question,) = declared(ColumnSums(), at)
     return question, at
 
@@ -60,7 +60,7 @@ def told(data: TensorData) -> torch.Tensor:
     question, _ = asked()
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
     group.knowing = lambda at, number: SimpleNamespace(**vars(group), at=at)
-    return question.handler(group, 0)["sums"][0]
+    return question.handler(group, 0)["moments"][0]
 
 
 def test_sums_by_hand() -> None:
@@ -74,7 +74,7 @@ def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, gr
     question, _ = asked()
     config = DPSGD(sums_noise=3.0, group_size=group)
     made = Mechanism("clinic", config, NodeSide({question.name: question}), LocalConfig(), count, TASK)
-    rule = made.rule(question, "sums")
+    rule = made.rule(question, "moments")
     x = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
     x[:, 1:3] = x[:, 1:3].sign().clamp(0)
     x[:group] = torch.tensor([1.0, 1, 0, -1, 0])  # what moves all sums as far as can be
@@ -94,7 +94,7 @@ def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, gr
     assert rule.price(shape) == {Event("gaussian", 3.0 / group): 1}
     assert made.schedule()["other"] == {Event("gaussian", 3.0 / group): 1}
     bare = Mechanism("clinic", DPSGD(sums_noise=0.0), made.side, LocalConfig(), count, TASK)
-    assert bare.rule(question, "sums").price(shape) is None
+    assert bare.rule(question, "moments").price(shape) is None
 
 
 def test_scales_by_hand() -> None:
