@@ -26,8 +26,9 @@ usage:
                                             let it in; compare HASH with the server's people by phone
   fedstill node reject DIR HASH [--because TEXT]
                                             do not, or no more: also while it is at work
-  fedstill node log DIR                     the security log: who joined, was refused, approved or rejected;
-                                            and whether a line was changed, then the exit code is 2
+  fedstill node log DIR [HASH]              the security log: who joined, was refused, approved or rejected;
+                                            and whether a line was changed, or the one is gone whose hash you
+                                            noted elsewhere: then the exit code is 2
   fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
                                             answer questions that came as a file, into a file; `fedstill
                                             questions` explains

@@ -74,6 +74,16 @@ def log(given: Given) -> None:
         else ""
     )
     print(f"{len(lines)} lines, as they were written{first}.")
+    if lines:
+        print(f"The last one's hash, to note elsewhere: {lines[-1]['hash']}")
+    if given.places[1:]:
+        number = kept.holds(given.places[1])
+        if number is None:
+            told = "the folder was put back to before it, or this is another log"
+            leave_faulty(
+                folder, [f"the security log of {folder}: no line has the hash that you noted; {told}"]
+            )
+        print(f"Line {number} has the hash that you noted.")
 
 
 def _requests(folder: Path) -> Requests:

@@ -133,6 +133,8 @@ class Host:
             self._begin_with(server)
             return told, {}
         if self.session is None or self.session.plan.run != header.get("run"):
+            if what == "leave":  # of a run that was not let in
+                return {}, {}
             raise ArgumentError("run", header.get("run"), "a run that this node has joined")
         if what in ("remember", "recall", "leave") and self._late(header):
             return {}, {}
@@ -339,6 +341,13 @@ class Host:
 
     def _kept(self, plan: Plan) -> Path:
         return self.folder / "public" / f"{plan.public}.safetensors"
+
+
+def out_of_order(error: Exception) -> bytes:
+    """What a node answers to all messages while its own folder lets it serve none; its log says why."""
+    logger.error("no run can begin here: %s", error)
+    told = {"kind": OwnDataError.__name__, "text": telling(OwnDataError()), "question": "join"}
+    return pack({"error": told})
 
 
 def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:

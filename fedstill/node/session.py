@@ -31,6 +31,7 @@ from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.models import carries_gradient
+from fedstill.models.non_torch import file_of
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model, startup_kit
 from fedstill.node.admission import require_records
 from fedstill.node.audit_database import AuditError
@@ -128,7 +129,7 @@ class Session:
         side = side_of(method, self.setting)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
-        told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
+        told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network) + file_of(network)}
         self.audit.require_sound()
         self._open(method, secret, told)
 

@@ -323,6 +323,23 @@ def test_a_tampered_log_is_noticed_by_whoever_looks_and_by_the_node(tmp_path: Pa
         clinic.again()
 
 
+def test_a_log_that_was_put_back_is_noticed_by_a_hash_that_was_noted(tmp_path: Path, command: Main) -> None:
+    """The file and its head together, as from a backup, are sound by themselves."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    older = {path: path.read_bytes() for path in clinic.folder.glob("security.jsonl*")}
+    refused(clinic)
+    code, out, _ = command("node", "log", clinic.folder)
+    noted = out.split()[-1]
+    assert (code, len(noted)) == (0, 64)
+    decide(clinic)
+    assert "Line 3 has the hash that you noted" in command("node", "log", clinic.folder, noted)[1]
+    for path, content in older.items():
+        path.write_bytes(content)
+    assert command("node", "log", clinic.folder)[0] == 0
+    code, _, err = command("node", "log", clinic.folder, noted)
+    assert (code, "no line has the hash that you noted" in err) == (2, True)
+
+
 def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:
     """Neither what the data hold, nor how many there are, nor what an owner's own code says, nor a secret."""
     clinic = Clinic(tmp_path / "clinic", "minimum_records = 977\nmost_bytes = 400\n")
