@@ -21,7 +21,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install -qq
 
-.PHONY: help demo test docs bench release-check clean
+.PHONY: help demo test types tests docs bench release-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,12 +33,18 @@ demo: $(VENV)/.runs
 	while [ -e "$$out" ]; do out=runs/demo-$$n; n=$$((n + 1)); done; \
 	$(BIN)/fedstill run demo --out "$$out"
 
-# One thread each: more would only wait for each other. Three processes for two cores, since the first one's
-# tests wait most of the time (tests/conftest.py).
+# Types are checked beside the first tests, which wait most of the time.
 test: $(VENV)/.tests
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --jobs 2 types tests
+
+types: $(VENV)/.tests
+	$(BIN)/mypy
+
+# One thread each: more would only wait for each other. Three processes for two cores, since the first one's
+# tests wait most of the time (tests/conftest.py).
+tests: $(VENV)/.tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 3 --dist worksteal --durations=10 fedstill tests
 
 # Nothing is fetched but packages; a warning, as of a link to nowhere, is an error.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.centralised import Centralised as Centralised
     from fedstill.methods.co_boosting import CoBoosting as CoBoosting
     from fedstill.methods.co_dream import CoDream as CoDream
+    from fedstill.methods.column_sums import ColumnSums as ColumnSums
     from fedstill.methods.dense import DENSE as DENSE
     from fedstill.methods.dsfl import DSFL as DSFL
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
@@ -93,6 +94,7 @@ _OFFERED = {
     "methods.centralised": "Centralised",
     "methods.co_boosting": "CoBoosting",
     "methods.co_dream": "CoDream",
+    "methods.column_sums": "ColumnSums",
     "methods.dense": "DENSE",
     "methods.dsfl": "DSFL",
     "methods.ensemble": "NodeEnsemble",

@@ -110,6 +110,11 @@ class Records:
         if not keep_state:
             (self.folder / STATE).unlink(missing_ok=True)
 
+    def text(self, name: str, text: str) -> None:
+        """Write what a method leaves beside its figures."""
+        if self.folder is not None:
+            write_text(self.folder / name, text)
+
     def pictures(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep predictions beside the truth, for the report."""
         if self.folder is not None:

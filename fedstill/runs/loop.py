@@ -220,6 +220,8 @@ class Run(ABC):
 
     def finish(self, result: Mapping[str, Any], *, keep_state: bool = False) -> None:
         """Write what the run came to: its result, and its student as a file that says how it is used."""
+        for name, text in self.method.files(self.server, self.server.state).items():
+            self.records.text(name, text)
         student = self.setting.student if self.has_student else None
         self.records.finish(result, student, header(self.setting), keep_state=keep_state)
         self.listeners.close(result)
