@@ -3,7 +3,9 @@ has come."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,13 @@ def requests(given: Given) -> None:
     known = _requests(Path(given.places[0])).all()
     if given.places[1:]:
         sys.stdout.write(known[_one(known, given.places[1])].description)
+        return
+    if "--json" in given:
+        told = {
+            sha256: {**asdict(each), "description": json.loads(each.description)}
+            for sha256, each in known.items()
+        }
+        print(json.dumps(told, indent=2))
         return
     console = plain()
     if not known:
@@ -56,6 +65,10 @@ def log(given: Given) -> None:
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     kept = SecurityLog(folder)
     lines = list(kept.lines())
+    if "--json" in given:
+        fault = kept.verify()
+        print(json.dumps({"fault": fault, "lines": lines}, indent=2))
+        sys.exit(2 if fault else 0)
     rows = []
     for line in lines[-LAST:]:
         about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))

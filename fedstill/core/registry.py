@@ -99,6 +99,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def __repr__(self) -> str:
+        return f"a {self.what} by name"
+
     # Each is itself alone, and can be part of a type: to compare them as mappings would import all they name.
     __eq__, __hash__ = object.__eq__, object.__hash__
 

@@ -305,9 +305,18 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     assert (code, "approved" in out) == (0, True)
     assert joined(clinic)
     assert command("node", "reject", clinic.folder, found.sha256)[0] == 0
+    [(sha256, request)] = json.loads(command("node", "requests", clinic.folder, "--json")[1]).items()
+    assert (sha256, request["state"], request["description"]["student"]) == (
+        found.sha256,
+        "rejected",
+        "mlp:8",
+    )
     code, out, _ = command("node", "log", clinic.folder)
     assert code == 0
     assert "board of 3 May" in " ".join(out.split())
+    told = json.loads(command("node", "log", clinic.folder, "--json")[1])
+    assert told["fault"] is None
+    assert told["lines"][-1]["event"] == "rejected"
     assert "as they were written" in out
 
 
