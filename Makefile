@@ -4,6 +4,7 @@
 #   make test                     install the tools as well; lint, types, doctests, tests
 #   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
 #   make bench                    our steps beside published code, cost of a node by their number; ten minutes
+#   make release-check            wheel and sdist by Python, versions and extra; half an hour; Python 3.11 or newer
 #   make clean                    remove .venv and caches; what is in runs/ stays
 #   make demo PYTHON=python3.12   with another Python (3.10 or newer)
 #
@@ -20,7 +21,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install -qq
 
-.PHONY: help demo test docs bench clean
+.PHONY: help demo test types tests docs bench release-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,12 +33,18 @@ demo: $(VENV)/.runs
 	while [ -e "$$out" ]; do out=runs/demo-$$n; n=$$((n + 1)); done; \
 	$(BIN)/fedstill run demo --out "$$out"
 
-# One thread each: more would only wait for each other. Three processes for two cores, since the first one's
-# tests wait most of the time (tests/conftest.py).
+# Types are checked beside the first tests, which wait most of the time.
 test: $(VENV)/.tests
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --jobs 2 types tests
+
+types: $(VENV)/.tests
+	$(BIN)/mypy
+
+# One thread each: more would only wait for each other. Three processes for two cores, since the first one's
+# tests wait most of the time (tests/conftest.py).
+tests: $(VENV)/.tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 3 --dist worksteal --durations=10 fedstill tests
 
 # Nothing is fetched but packages; a warning, as of a link to nowhere, is an error.
@@ -50,6 +57,10 @@ bench: $(VENV)/.runs
 	$(BIN)/python benchmarks/peers.py --rounds 1
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
+
+# Wheel and sdist in empty environments, as CONTRIBUTING.md says.
+release-check:
+	$(PYTHON) tools/release_check.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build docs/gallery docs/sg_execution_times.rst

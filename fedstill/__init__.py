@@ -13,6 +13,7 @@ front page, the docstring of its ``__init__``, says what is in it and what a new
 - ``node``: everything private, behind the gate
 - ``privacy``: mechanisms, accounting, budgets; ``protocol``: the words that server and nodes share
 - ``data``, ``models``, ``tasks``: what is learned from, by what, and what is learned
+- ``track``: who else hears a run's metrics
 - ``core``: errors, seeds, configuration, files
 """
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.centralised import Centralised as Centralised
     from fedstill.methods.co_boosting import CoBoosting as CoBoosting
     from fedstill.methods.co_dream import CoDream as CoDream
+    from fedstill.methods.column_sums import ColumnSums as ColumnSums
     from fedstill.methods.dense import DENSE as DENSE
     from fedstill.methods.dsfl import DSFL as DSFL
     from fedstill.methods.ensemble import NodeEnsemble as NodeEnsemble
@@ -92,6 +94,7 @@ _OFFERED = {
     "methods.centralised": "Centralised",
     "methods.co_boosting": "CoBoosting",
     "methods.co_dream": "CoDream",
+    "methods.column_sums": "ColumnSums",
     "methods.dense": "DENSE",
     "methods.dsfl": "DSFL",
     "methods.ensemble": "NodeEnsemble",

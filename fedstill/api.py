@@ -37,6 +37,8 @@ from fedstill.runs.run import REHEARSED, check_folder, finish, noted
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS, Task, TaskConfig
+from fedstill.track import Tracker
+from fedstill.track.listeners import Listeners
 
 # A DataFrame has no type here: pandas and polars are nobody's need.
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any] | Any
@@ -80,6 +82,7 @@ def distil(
     every: int | None = None,
     link: LinkConfig | None = None,
     out: str | Path | None = None,
+    track: Sequence[str | Tracker] = (),
     progress: bool = False,
 ) -> Outcome:
     """Train one student from data and models that stay at their nodes.
@@ -129,6 +132,8 @@ def distil(
         out: a new folder for the run's files and report, or None to keep none. If a run with the same
             arguments was stopped in this folder, it goes on. (Networks must then start from the same
             weights: a state that was saved replaces them, but one that was not cannot.)
+        track: who else hears the run's metrics: names, as ``"tensorboard"``, or a
+            :class:`~fedstill.track.Tracker` of your own; they write into ``out``.
         progress: show bars on a terminal.
 
     Raises:
@@ -190,7 +195,11 @@ def distil(
         perceptual=str(perceptual),
         learns=config,
     )
+    if track and out is None:
+        raise ArgumentError("track", "given", "none without out=, where trackers write")
+    listeners = Listeners(track, {"method": setting.method, "local": setting.local, "seed": seed})
     simulation = Simulation(setting)
+    simulation.listeners = listeners
     if out is None:
         figures = simulation.run(bars=Bars(progress))
     else:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
         ("robust", "own-model", 60),
         ("flip", "own-mechanism", 60),
         ("majority", "own-attack", 60),
+        ("csv_tracker", "track", 30),
     ],
 )
 def test_each_of_a_labs_own_is_one_short_file_and_stands_whole_on_its_page(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib.metadata import entry_points, metadata, requires
 from pathlib import Path
 
@@ -40,6 +42,19 @@ def test_the_distribution_says_what_it_is() -> None:
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").lstrip().startswith("Apache License")
 
 
+def test_who_cites_it_and_who_reads_its_changes_finds_this_version() -> None:
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {fedstill.__version__}\n" in cited
+    assert [cited.count(f'notes: "The method {name}') for name in ("FedIOD", "FedKD", "FedMD-CG")] == [
+        1,
+        1,
+        1,
+    ]
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert first is not None
+    assert first[1] == fedstill.__version__
+
+
 def test_the_command_is_installed() -> None:
     [script] = entry_points(group="console_scripts", name="fedstill")
     assert script.value == "fedstill.cli.main:main"
@@ -72,7 +87,8 @@ def test_nothing_is_installed_that_the_package_does_not_import() -> None:
     extras = project["optional-dependencies"]
     of_users = [line for extra, lines in extras.items() if extra not in ("dev", "docs") for line in lines]
     named = {canonical(Requirement(line).name) for line in (*project["dependencies"], *of_users)}
-    otherwise = {"pillow": "PIL", "scikit-image": "skimage", "scikit-learn": "sklearn"}  # when imported
+    otherwise = {"mlflow-skinny": "mlflow", "pillow": "PIL"}  # when imported
+    otherwise |= {"scikit-image": "skimage", "scikit-learn": "sklearn"}
     modules = {otherwise.get(name, name.replace("-", "_")) for name in named}
     assert modules > {"torch", "nibabel", "opacus"}
     assert sorted(modules - imported()) == []
@@ -100,6 +116,35 @@ def test_everything_that_comes_with_it_is_pinned() -> None:
 @pytest.mark.parametrize("name", ["py.typed", "runs/presets/demo.toml"])
 def test_files_that_are_no_modules_are_in_the_package(name: str) -> None:
     assert Path(fedstill.__file__).parent.joinpath(name).is_file()
+
+
+def test_a_wheel_made_of_the_sdist_brings_the_command_and_all_that_it_reads(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / "dist")]
+    subprocess.run([*build, "-t", "sdist"], cwd=ROOT, check=True, capture_output=True)
+    [sdist] = (tmp_path / "dist").glob("*.tar.gz")
+    shutil.unpack_archive(sdist, tmp_path / "sdist")
+    [source] = (tmp_path / "sdist").iterdir()
+    subprocess.run([*build, "-t", "wheel"], cwd=source, check=True, capture_output=True)
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+    assert wheel.name == f"fedstill-{fedstill.__version__}-py3-none-any.whl"
+    place = tmp_path / "installed"
+    shutil.unpack_archive(wheel, place, "zip")  # all that an installer does, but for the command
+    assert {path.name.partition("-")[0] for path in place.iterdir()} == {"fedstill"}, (
+        "no tests, docs or tools"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "fedstill", "reproduce"],  # what it lists lies elsewhere among the sources
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "fedmd-cg-table4" in done.stdout
+    ours, theirs = Path(fedstill.__file__).parent, place / "fedstill"
+    kinds = ("*.py", "*.toml", "*.j2", "py.typed")
+    there = {path.relative_to(ours) for kind in kinds for path in ours.rglob(kind)}
+    assert sorted(path for path in there if not (theirs / path).exists()) == []
 
 
 def test_continuous_integration_runs_the_tests() -> None:

@@ -201,9 +201,16 @@ def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list
             lines += ["", f"Source: {paper}."]
 
 
+def once(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Options stand as attributes, each with its default: no list of them under what has them."""
+    if what == "class" and issubclass(thing, checked.Checked) and "Args:" in lines:
+        del lines[lines.index("Args:") :]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("autodoc-skip-member", skip)
+    app.connect("autodoc-process-docstring", once, priority=1)  # before napoleon makes a list of it
     app.connect("autodoc-process-docstring", add)
     app.add_directive("program-help", Help)
     app.add_directive("program-options", Options)

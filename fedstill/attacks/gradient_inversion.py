@@ -79,6 +79,8 @@ class GradientInversion(Attack):
 
     def refusal(self, side: NodeSide) -> str | None:
         shared = set(PARTS) & set(side.leaves())
+        if side.sums:
+            return "gradient inversion needs one node's parameters, and the server sees their sum"
         if not shared:
             return "gradient inversion needs parameters, and none leave"
         if not any(shared & {*q.releases.values()} & {*q.sends.values()} for q in side.questions.values()):

@@ -33,6 +33,8 @@ class LabelCounts(Attack):
     )
 
     def refusal(self, side: NodeSide) -> str | None:
+        if side.sums:
+            return "the server sees the sum of all nodes' label counts"
         if any(kind.by_class for kind in side.leaves()):
             return None
         return "no node was asked for its label counts"

@@ -37,6 +37,7 @@ from fedstill.core.seeds import derive
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
+from fedstill.protocol.summing import SUM
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")
@@ -74,7 +75,8 @@ class MembershipInference(Attack):
             name=ANSWERED,
             head="answers' AUC",
             title="Answers\u2019 AUC %",
-            says="Answers' AUC: the same through what one node answered, as the server sees it.",
+            says="Answers' AUC: the same through what one node answered, as the server sees it, or through "
+            "the sum of all nodes' answers, where it sees no more.",
             guess=50.0,
         ),
     )
@@ -112,9 +114,10 @@ class MembershipInference(Attack):
             raise MethodRefused(target.experiment.method.title, "every node", reason)
         found = [_central(target, self)]
         largest = max(target.nodes, key=lambda node: len(node.data))
-        answered = target.heard.answers(largest.name)
+        told = SUM if target.experiment.side.sums else largest.name
+        answered = target.heard.answers(told)
         if answered is not None and self.answers and self.shadows:
-            found.append(_answers(target, largest, answered, self))
+            found.append(_answers(target, largest, answered, self, told))
             return Found({"targets": found})
         reason = "no answers to questions left the nodes"
         if not self.answers or not self.shadows:
@@ -214,9 +217,16 @@ def _central(target: Target, how: MembershipInference) -> dict[str, Any]:
 
 
 def _answers(
-    target: Target, node: Node, answered: tuple[torch.Tensor, torch.Tensor], how: MembershipInference
+    target: Target,
+    node: Node,
+    answered: tuple[torch.Tensor, torch.Tensor],
+    how: MembershipInference,
+    told: str,
 ) -> dict[str, Any]:
-    """Through a copy of one node's model, distilled from what it answered; shadows are copied likewise."""
+    """Through a copy of one node's model, distilled from what it answered; shadows are copied likewise.
+
+    Where the server sees sums only (``told``), the copy is of what all nodes say together.
+    """
     again, task, compute = target.replay, target.experiment.task, target.experiment.compute
     place = [each.name for each in target.nodes].index(node.name)
     names, local = again.config.nodes.models, again.config.nodes.local
@@ -226,10 +236,16 @@ def _answers(
     shadows = together(make, asked.records, inside, task, local, own, compute=compute)
     inputs, answers = (part[-how.answers :] for part in answered)
     copies = proxies(make, inputs, answers, shadows, task, derive(own, "proxies"), compute=compute)
-    told = torch.stack([_outputs(network, asked.all, compute) for network in copies])
-    sees = f"{len(answers)} questions to it and its answers, from which a copy of its model is distilled"
+    said = torch.stack([_outputs(network, asked.all, compute) for network in copies])
+    if told == SUM:
+        of = f"sum of the nodes' answers, for records of {node.name}"
+        sees = f"{len(answers)} questions and the sums of all nodes' answers, from which a copy of one model"
+        sees += " is distilled as if it were this node's"
+    else:
+        of = f"answers of {node.name}"
+        sees = f"{len(answers)} questions to it and its answers, from which a copy of its model is distilled"
     sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"
-    return _told(f"answers of {node.name}", sees, asked, told, inside, replace(how, trained="alone"))
+    return _told(of, sees, asked, said, inside, replace(how, trained="alone"))
 
 
 def _told(

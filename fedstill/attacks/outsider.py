@@ -21,6 +21,7 @@ from fedstill.data import split_base
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.kinds import INPUTS
+from fedstill.protocol.summing import SUM
 
 OF = {
     "student": ("student", "the central model's outputs about any input"),
@@ -70,7 +71,8 @@ def _scored(experiment: Overheard) -> tuple[str, str]:
 def taught(experiment: Overheard, nodes: set[str]) -> list[Node]:
     """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
     by_themselves = experiment.method.central in ("nodes", "ensemble")
-    return [node for node in experiment.nodes if by_themselves or node.name in nodes]
+    all_of_them = by_themselves or SUM in nodes
+    return [node for node in experiment.nodes if all_of_them or node.name in nodes]
 
 
 def federation(

@@ -32,6 +32,7 @@ from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.node import Node
 from fedstill.protocol.kinds import INDICES, INPUTS, kind_named
+from fedstill.protocol.summing import SUM, SumCall, read_sums, total
 from fedstill.protocol.wire_format import refine
 from fedstill.runs.assemble import assemble, divide
 from fedstill.runs.config import RunConfig, load_toml
@@ -77,18 +78,35 @@ class _Tapped(InProcess):
     hear: Hear
 
     def _answer(
-        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+        self,
+        asked: tuple[str, ...],
+        question: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        call: SumCall | None,
     ) -> Mapping[str, Tensors]:
-        answers = super()._answer(asked, question, number, tensors, differentiable)
-        for node, told in answers.items():
+        answers = super()._answer(asked, question, number, tensors, differentiable, call)
+        for node, told in self._seen(question, answers, call).items():
             self._told(node, told, question, number, ANSWER, tensors)
         return answers
 
-    def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        gradients = super()._pull_back(number, question, pulls)
-        for node, told in gradients.items():
-            self._told(node, told, question, number, GRADIENT, pulls[node])
+    def _pull_back(
+        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+    ) -> Mapping[str, Tensors]:
+        gradients = super()._pull_back(number, question, pulls, call)
+        for node, told in self._seen(question, gradients, call).items():
+            sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
+            self._told(node, told, question, number, GRADIENT, sent)
         return gradients
+
+    def _seen(
+        self, question: str, told: Mapping[str, Tensors], call: SumCall | None
+    ) -> Mapping[str, Tensors]:
+        """What a server sees: each node's, or their sum alone."""
+        if call is None:
+            return told
+        return {SUM: read_sums(total(list(told.values())), self.questions[question].kinds())[0]}
 
     def _told(self, node: str, told: Tensors, question: str, number: int, part: str, sent: Tensors) -> None:
         kinds, moves = self.questions[question].kinds(), self.questions[question].moves

@@ -20,6 +20,7 @@ MORE_NEEDS: Mapping[str, str] = {
     "joins_public": "public data in the nodes' training",
     "images": "images as inputs",
     "makes": "inputs that a server can make",
+    "rows": "rows of a table as inputs",
     "one_label": "one label for each input",
     "maps": "label maps",
     "no_maps": "inputs not made from label maps",

@@ -61,7 +61,7 @@ def _init(given: Given) -> None:
 
 def _start(given: Given) -> None:
     from fedstill.cli.node_check import leave_faulty
-    from fedstill.federation import flare_site
+    from fedstill.federation import flare_kit, flare_site
     from fedstill.node import owner_folder, startup_kit
 
     folder = Path(given.places[0])
@@ -71,7 +71,7 @@ def _start(given: Given) -> None:
     if not found.file.online:
         allowed = "true to join a federation; `fedstill node answer` answers files"
         raise ArgumentError("online", False, allowed)
-    here = flare_site.node(folder)
+    here = flare_kit.node(folder)
     if flare_site.running(here) is None:
         name, address = startup_kit.read(folder)
         print(f"node {name} joins {address}; Ctrl+C ends it. Its log: {here.log}", flush=True)
@@ -79,16 +79,16 @@ def _start(given: Given) -> None:
 
 
 def _status(given: Given) -> None:
-    from fedstill.federation import flare_site
+    from fedstill.federation import flare_kit, flare_site
 
     folder = Path(given.places[0])
-    here = flare_site.node(folder)
+    here = flare_kit.node(folder)
     number = flare_site.running(here)
     if number is None:
         print(f"The node does not run on this machine: fedstill node start {folder}")
         sys.exit(1)
-    address = flare_site.target(here)
-    reached = flare_site.reaches(address)
+    address = flare_kit.target(here)
+    reached = flare_kit.reaches(address)
     print(f"The node runs as process {number}; {address} {'answers' if reached else 'does not answer'}.")
     print(f"What became of its link stands in {here.log}.")
     sys.exit(0 if reached else 1)

@@ -93,6 +93,7 @@ def _decide(given: Given, approved: bool) -> None:
     sha256, request = _requests(Path(given.places[0])).decide(
         given.places[1], approved, given.get("--because") or ""
     )
-    print(f"Run {request.run}, {grouped(sha256)}: {request.state}.")
+    whose = request.server or "a server that nothing proves"
+    print(f"Run {request.run} of {whose}, {grouped(sha256)}: {request.state}.")
     if approved:
         print("The server starts it again, or goes on with it, and it is let in.")

@@ -42,13 +42,13 @@ def _pages(folder: Path) -> Page:
 
 def _node(folder: Path, path: str, nonce: str) -> str | None:
     from fedstill.core.errors import DeployError
-    from fedstill.federation import flare_site
+    from fedstill.federation import flare_kit, flare_site
     from fedstill.node.overview import overview
     from fedstill.report import node_page
 
     process = None
     with contextlib.suppress(DeployError):  # it has no kit: it answers files
-        process = flare_site.running(flare_site.node(folder))
+        process = flare_site.running(flare_kit.node(folder))
     return None if path else node_page.page(overview(folder), folder, process, nonce)
 
 

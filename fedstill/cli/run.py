@@ -141,5 +141,6 @@ def changed(
     from fedstill.cli.options import override
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
-    made = override(plain, words, prog, f"{type(config).__doc__}\n\n{about}", also)
+    what = (type(config).__doc__ or "").partition("\n\nArgs:")[0]  # help tells options by itself
+    made = override(plain, words, prog, f"{what}\n\n{about}", also)
     return dataclasses.replace(made, paper=config.paper)

@@ -76,26 +76,26 @@ def _init(given: Given) -> None:
 
 
 def _start(given: Given) -> None:
-    from fedstill.federation import flare_permissions, flare_site, provision
+    from fedstill.federation import flare_kit, flare_permissions, flare_site, provision
 
     folder = Path(given.places[0])
     federation = provision.read_federation(folder)
-    this = flare_site.server(folder)
+    this = flare_kit.server(folder)
     flare_permissions.check_kit(this.kit)
     if flare_site.running(this) is None:
-        flare_site.check_port(this)
+        flare_kit.check_port(this)
         address = f"{federation['host']}:{federation['port']}"
         print(f"Server of {federation['name']} at {address}; Ctrl+C ends it.", flush=True)
     sys.exit(flare_site.run(this))
 
 
 def _status(given: Given) -> None:
-    from fedstill.federation import flare_site, provision
+    from fedstill.federation import flare_kit, flare_site, provision
     from fedstill.federation.admin import Admin
 
     folder = Path(given.places[0])
     federation = provision.read_federation(folder)
-    number = flare_site.running(flare_site.server(folder))
+    number = flare_site.running(flare_kit.server(folder))
     if number is None:
         print(f"The server does not run on this machine: fedstill server start {folder}")
         _say_runs(folder, [])
@@ -131,10 +131,10 @@ def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _stop(given: Given) -> None:
-    from fedstill.federation import flare_site
+    from fedstill.federation import flare_kit, flare_site
 
     folder = Path(given.places[0])
-    print("Stopped." if flare_site.stop(flare_site.server(folder)) else "It did not run.")
+    print("Stopped." if flare_site.stop(flare_kit.server(folder)) else "It did not run.")
 
 
 def _add(given: Given) -> None:
@@ -160,12 +160,12 @@ def _renew(given: Given) -> None:
 
 def _admit(given: Given, *, command: str, done: str, nothing: str) -> None:
     from fedstill.core.run_writer import write_text
-    from fedstill.federation import flare_site, provision
+    from fedstill.federation import flare_kit, flare_site, provision
     from fedstill.federation.admin import Admin
     from fedstill.federation.run_status import STOPPED
 
     folder, node = Path(given.places[0]), given.places[1]
-    if flare_site.running(flare_site.server(folder)) is None:
+    if flare_site.running(flare_kit.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)
     with Admin(folder / "admin") as admin:

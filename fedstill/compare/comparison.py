@@ -106,11 +106,11 @@ class Comparison:
             return config
         leaves, policy = set(what_leaves(config)), config.nodes.policy
         only = not any(kind.of == "model" or kind == PRIVATE_DATA for kind in leaves)
-        maps, foreign = (
+        maps, named = (
             any(kind.of_maps for kind in leaves),
-            tuple(sorted(kind for kind in leaves if kind.package)),
+            tuple(sorted(kind for kind in leaves if kind.by_name)),
         )
-        policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps, kinds=foreign)
+        policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps, kinds=named)
         return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
 
     def to_toml(self) -> str:

@@ -29,6 +29,7 @@ from annotated_types import (
 )
 
 from fedstill.core.errors import ArgumentError
+from fedstill.core.option_texts import WithOptions
 
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
@@ -70,6 +71,12 @@ class Checked:
     """
 
     under: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Its docstring tells its options, as they are told below its fields."""
+        super().__init_subclass__(**given)
+        if isinstance(text := vars(cls).get("__doc__"), str):
+            cls.__doc__ = WithOptions.of(cls, text)
 
     def __post_init__(self) -> None:
         """Checks each field by itself.

@@ -1,18 +1,17 @@
 """A configuration as a TOML file that explains itself: every option with its value and its meaning.
 
-The meanings are the texts below the fields in the source, so that file and code cannot drift apart.
+The meanings are those of :mod:`fedstill.core.option_texts`, so that file and code cannot drift apart.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import json
 import textwrap
 from typing import Any, get_type_hints
 
 from fedstill.core.checked import allowed
+from fedstill.core.option_texts import meanings
 from fedstill.core.registry import Registered
 
 WIDTH = 100  # columns of a comment
@@ -31,10 +30,7 @@ def commented(config: Any, path: str = "") -> str:
     name = ...
     """
     kind: Any = type(config)
-    hints, meanings = get_type_hints(kind, include_extras=True), dict[str, str]()
-    for base in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(base):
-            meanings |= _meanings(base)
+    hints, told = get_type_hints(kind, include_extras=True), meanings(kind)
     values = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
     lines: list[str] = []
     if isinstance(config, Registered):
@@ -43,14 +39,14 @@ def commented(config: Any, path: str = "") -> str:
         lines += [*_comment(which), f"{config.key} = {_toml(config.called)}"]
     for name, value in values.items():
         if not dataclasses.is_dataclass(value):
-            meaning, limits = meanings.get(name, ""), allowed(hints[name])
+            meaning, limits = told.get(name, ""), allowed(hints[name])
             if limits:
                 meaning = f"{meaning} Allowed: {limits}.".strip()
             lines += [*_comment(meaning), f"{name} = {_toml(value)}"]
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
             inner = f"{path}{name}"
-            lines += ["", "", *_comment(meanings.get(name, "")), f"[{inner}]"]
+            lines += ["", "", *_comment(told.get(name, "")), f"[{inner}]"]
             lines.append(commented(value, f"{inner}.").rstrip("\n"))
     return "\n".join(lines) + "\n"
 
@@ -63,20 +59,6 @@ def _first(kind: type[Any]) -> str:
 def _comment(text: str) -> list[str]:
     wrapped = textwrap.wrap(text, WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in wrapped]
-
-
-def _meanings(kind: Any) -> dict[str, str]:
-    """The text below each field of a dataclass, as one line."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    if not isinstance(definition, ast.ClassDef):
-        return {}
-    told = {}
-    for field, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            text = below.value if isinstance(below, ast.Expr) else None
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                told[field.target.id] = " ".join(text.value.split())
-    return told
 
 
 def _toml(value: Any) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,14 @@ class Records:
 
     Args:
         folder: of the run, or None.
+        heard: is told the lines of ``metrics.jsonl`` as they reach the disk; of a run that goes on, all of
+            those that it goes on from come first.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path | None, heard: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None
+    ) -> None:
+        self.folder, self._heard = folder, heard
         self.metrics: list[dict[str, Any]] = []
         self.samples: dict[str, torch.Tensor] = {}  # by turn; what they were made from as "<turn>.maps"
         self._wait = SECONDS_BETWEEN
@@ -79,6 +83,7 @@ class Records:
         self.samples = state["samples"]
         write_text(self.folder / "metrics.jsonl", "".join(line + "\n" for line in lines[: state["metrics"]]))
         self._written = state["metrics"]
+        self._heard(self.metrics)
         return state
 
     def finish(
@@ -105,6 +110,11 @@ class Records:
         if not keep_state:
             (self.folder / STATE).unlink(missing_ok=True)
 
+    def text(self, name: str, text: str) -> None:
+        """Write what a method leaves beside its figures."""
+        if self.folder is not None:
+            write_text(self.folder / name, text)
+
     def pictures(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep predictions beside the truth, for the report."""
         if self.folder is not None:
@@ -123,7 +133,8 @@ class Records:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
             file.flush()
             os.fsync(file.fileno())  # before the state that counts these lines
-        self._written = len(self.metrics)
+        fresh, self._written = self.metrics[self._written :], len(self.metrics)
+        self._heard(fresh)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,7 +1,8 @@
 """A table's schema: which columns a federation takes, with the ranges and categories that they may have.
 
 A server proposes it and every node checks its own rows against it. Numbers are scaled by the declared range,
-never by what is measured: each figure measured on private rows and then shared would be a release of its own.
+or by a declared scale within it, never by what a node measures by itself: each figure measured on private
+rows and then shared is a release of its own, which a run of method column-sums asks for.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class SchemaColumn:
     range: tuple[float, ...] = ()
     """Of numbers: the lowest and the highest that are allowed."""
 
+    scale: tuple[float, ...] = ()
+    """Of numbers that are learned from: the two within the range that become -1 and 1; what lies beyond them
+    is taken as the nearer. Empty: the range itself."""
+
     categories: tuple[str, ...] = ()
     """Of categories: all of them, two or more, in the order of their numbers."""
 
@@ -51,9 +56,13 @@ class SchemaColumn:
                 raise ArgumentError(f"{name}range", list(self.range), "the lowest and a higher number")
             if self.categories:
                 raise ArgumentError(f"{name}categories", list(self.categories), "none, of numbers")
+            (low, high), scale = self.range, self.scale
+            if scale and not (len(scale) == 2 and low <= scale[0] < scale[1] <= high):
+                raise ArgumentError(f"{name}scale", list(scale), f"two rising numbers of {low:g} to {high:g}")
             return
-        if self.range:
-            raise ArgumentError(f"{name}range", list(self.range), "none, of categories")
+        for part in ("range", "scale"):
+            if getattr(self, part):
+                raise ArgumentError(f"{name}{part}", list(getattr(self, part)), "none, of categories")
         if len(self.categories) < 2 or "" in self.categories or named_twice(self.categories):
             allowed = "two or more different texts"
             raise ArgumentError(f"{name}categories", list(self.categories), allowed)
@@ -67,6 +76,12 @@ class SchemaColumn:
         """
         own = [self.name] if self.type == "number" else [f"{self.name}: {each}" for each in self.categories]
         return (*own, *([f"{self.name}: missing"] if self.missing else []))
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Of numbers: what becomes -1 and 1."""
+        low, high = self.scale or self.range
+        return low, high
 
     @property
     def allowed(self) -> str:
@@ -90,9 +105,9 @@ class Schema:
             time until an event.
         intervals: survival: into how many equal intervals the target's range is cut.
 
-    A number is the feature ``2 (value - lowest) / (highest - lowest) - 1``, a category as many features as
-    there are, of which one is 1 and the others 0. Where cells may be empty one more feature is 1 if this one
-    is, and its others are 0.
+    A number is the feature ``2 (value - lowest) / (highest - lowest) - 1`` of its range, or of its scale and
+    then within -1..1; a category as many features as there are, of which one is 1 and the others 0. Where
+    cells may be empty one more feature is 1 if this one is, and its others are 0.
 
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> ill = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
@@ -109,9 +124,9 @@ class Schema:
     (('age', 'age: missing'), ('0 to 20', '20 to 40', '40 to 60'))
 
     Raises:
-        ArgumentError: no such target or event, or one that may be missing; an event that is no category of
-            two, or of a target that is no number; a column twice, none beside these, or more features than a
-            network can have.
+        ArgumentError: no such target or event, or one that may be missing or has a scale; an event that is
+            no category of two, or of a target that is no number; a column twice, none beside these, or more
+            features than a network can have.
     """
 
     target: str = ""
@@ -129,6 +144,9 @@ class Schema:
             raise ArgumentError("target", self.target, f"one of the columns {', '.join(names)}")
         if self.answer.missing:
             raise ArgumentError(f"column {self.target!r}: missing", True, "false, as it is the target")
+        if self.answer.scale:
+            allowed = "none, as it is the target"
+            raise ArgumentError(f"column {self.target!r}: scale", list(self.answer.scale), allowed)
         if self.event:
             self._check_event()
         if not 1 <= len(self.features) <= MOST:
@@ -204,7 +222,7 @@ def decoded(row: Sequence[float], schema: Schema) -> dict[str, str]:
         elif column.categories:
             cells[column.name] = column.categories[own.index(max(own))]
         else:
-            low, high = column.range
+            low, high = column.span
             cells[column.name] = f"{low + (own[0] + 1) / 2 * (high - low):.4g}"
     return cells
 

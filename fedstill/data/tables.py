@@ -1,4 +1,4 @@
-"""Rows of a table as features: checked against a schema, scaled by its ranges.
+"""Rows of a table as features: checked against a schema, scaled by its ranges or by what it says beside them.
 
 Nothing is measured on the rows: what a row's features are follows from this row and the schema alone.
 """
@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tomli_w
 import torch
 
 from fedstill.core import toml
-from fedstill.core.config_tables import read_table
+from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
@@ -66,6 +67,15 @@ def read_schema(path: str | Path) -> Schema:
         raise DataError(f"{path}: cannot be read ({first_line(error)})") from error
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def schema_text(schema: Schema) -> str:
+    """A schema as TOML, which :func:`read_schema` reads back to an equal one."""
+    table = as_table(schema)
+    table["columns"] = [{key: value for key, value in each.items() if value} for each in table["columns"]]
+    if not schema.event:
+        del table["event"], table["intervals"]
+    return tomli_w.dumps(table)
 
 
 # --- cells ------------------------------------------------------------------------------------------------
@@ -171,14 +181,14 @@ def _text(cell: Any) -> str:
 
 
 def _scaled(text: str, row: int, column: SchemaColumn, where: Where) -> float:
-    low, high = column.range
+    (least, most), (low, high) = column.range, column.span
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not low <= value <= high:
+    if not least <= value <= most:
         raise _wrong(row, column, text, where)
-    return 2 * (value - low) / (high - low) - 1
+    return 2 * (min(max(value, low), high) - low) / (high - low) - 1
 
 
 def _wrong(row: int, column: SchemaColumn, found: str, where: Where) -> DataError:

@@ -8,8 +8,8 @@ answers to it. ``inprocess`` has all nodes in this process, ``remote`` nodes beh
 order of nodes.
 
 A real federation is made by ``provision``, ``flare_permissions`` and ``admin``, and runs by FLARE's public
-parts: ``flare_site``, ``flare_component``, ``flare_job``; ``run_status``, ``connection_log`` and
-``server_view`` tell how it is.
+parts: ``flare_kit``, ``flare_site``, ``flare_component``, ``flare_job``; ``run_status``, ``connection_log``
+and ``server_view`` tell how it is.
 
 May import node and what lies below. A newcomer adds another way to reach nodes here.
 """

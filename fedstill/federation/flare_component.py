@@ -24,7 +24,8 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from fedstill.core.kit_certificates import authority
 from fedstill.core.text_format import clip
 from fedstill.federation.connection_log import Contact, watch
-from fedstill.federation.flare_site import CLIENT, JOB, Site, end_jobs, heartbeat, target
+from fedstill.federation.flare_kit import CLIENT, Site, heartbeat, target
+from fedstill.federation.flare_site import JOB, end_jobs
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 
 logger = logging.getLogger("fedstill.site")

@@ -1,6 +1,6 @@
 """A site of a federation as a process of this machine: run it, start it, stop it, see whether it runs.
 
-A site is FLARE's own server or client program, with the command line that FLARE's ``sub_start.sh`` gives it
+It is FLARE's own server or client program, with the command line that FLARE's ``sub_start.sh`` gives it
 and one component of ours (:mod:`fedstill.federation.flare_component`). What is ours around it: one process
 per folder, a log, and an end with everything that it began. FLARE runs each job in a process of its own, and
 a job's process outlives its site by seconds or longer.
@@ -16,25 +16,23 @@ import logging.config
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from fedstill.core.errors import DeployError
 from fedstill.core.kit_certificates import valid_until
+from fedstill.federation.flare_kit import CLIENT, SERVER, Site, check_port, heartbeat, node, server
 from fedstill.federation.flare_permissions import check_kit, check_node_kit, write_json, write_node_rules
-from fedstill.federation.provision import HEARTBEAT, require_flare
+from fedstill.federation.provision import require_flare
 from fedstill.node.security_log import SecurityLog, account
 
 logger = logging.getLogger("fedstill.site")
 
-SERVER, CLIENT = "server", "client"  # the roles, as FLARE calls them
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """What FLARE's server calls a job: a random number, which is the name of its folder in a kit."""
 GRACE = 5.0  # seconds that a process has between SIGTERM and SIGKILL
@@ -47,59 +45,6 @@ LEVELS = {
     "nvflare.private.fed.server.client_manager": "INFO",  # who comes, who is not let in
     "nvflare.private.fed.server.fed_server": "INFO",  # who is gone
 }
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where the parts of a site are.
-
-    Args:
-        role: ``SERVER`` or ``CLIENT``.
-        folder: the owner's folder: of a node the one with node.toml, of a server the federation's.
-    """
-
-    role: str
-    folder: Path
-
-    @property
-    def kit(self) -> Path:
-        """The startup kit."""
-        return self.folder / ("server" if self.role == SERVER else "kit")
-
-    @property
-    def pid(self) -> Path:
-        """The file that is locked as long as the site runs, and holds the number of its process."""
-        return self.folder / ("server.pid" if self.role == SERVER else "node.pid")
-
-    @property
-    def log(self) -> Path:
-        """What the site did, one line each."""
-        return self.folder / ("server.log" if self.role == SERVER else "node.log")
-
-
-def server(folder: Path) -> Site:
-    """The server of the federation in this folder.
-
-    Raises:
-        DeployError: there is none.
-    """
-    return _site(Site(SERVER, folder.resolve()), "fed_server.json", "make one with `fedstill server init`")
-
-
-def node(folder: Path) -> Site:
-    """The node in its owner's folder.
-
-    Raises:
-        DeployError: it has no kit.
-    """
-    hint = f"put the startup kit that you were given into {folder / 'kit'}"
-    return _site(Site(CLIENT, folder.resolve()), "fed_client.json", hint)
-
-
-def _site(site: Site, config: str, hint: str) -> Site:
-    if not (site.kit / "startup" / config).is_file():
-        raise DeployError(f"{site.folder} has no startup kit in {site.kit.name}/: {hint}")
-    return site
 
 
 def run(site: Site) -> NoReturn:
@@ -183,48 +128,6 @@ def running(site: Site) -> int | None:
     except FileNotFoundError:
         pass
     return None
-
-
-def check_port(site: Site) -> None:
-    """Refuse to start a server whose port is taken: FLARE itself would try for ever, and say nothing.
-
-    Raises:
-        DeployError: it is taken, or not for us to open.
-    """
-    if site.role != SERVER:
-        return
-    host, _, port = target(site).rpartition(":")
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what waits to be forgotten is free
-            probe.bind(("127.0.0.1" if host == "localhost" or host.startswith("127.") else "", int(port)))
-    except OSError as error:
-        raise DeployError(f"port {port} of this machine cannot be opened: {error.strerror}") from error
-
-
-def target(site: Site) -> str:
-    """Host and port of the server, as the kit names them."""
-    config = json.loads((site.kit / "startup" / f"fed_{site.role}.json").read_text())
-    return str(config["servers"][0]["service"]["target"])
-
-
-def reaches(address: str, seconds: float = 5.0) -> bool:
-    """Whether anybody accepts a connection at ``host:port``; that it is the server is for TLS to tell."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=seconds):
-            return True
-    except OSError:
-        return False
-
-
-def heartbeat(site: Site) -> float:
-    """Seconds between two signs of life of a node."""
-    try:
-        seconds: float = json.loads((site.kit / "local" / "fedstill.json").read_text())["heartbeat"]
-    except FileNotFoundError:  # a kit that FLARE's tools made alone
-        return HEARTBEAT
-    return seconds
 
 
 def end_jobs(site: Site, grace: float = 1.0) -> None:

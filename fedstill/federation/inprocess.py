@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation, Tensors
 from fedstill.federation.link_config import LinkConfig
@@ -13,6 +15,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike, multiplies_only, signature
 from fedstill.node.request_handler import KEPT, RequestHandler
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.summing import SumCall
 
 Partition = list[list[Node]]
 
@@ -69,7 +72,13 @@ class InProcess(Federation):
         return self._members[node].gate.policy.most_questions or None
 
     def _answer(
-        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+        self,
+        asked: tuple[str, ...],
+        question: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        call: SumCall | None,
     ) -> Mapping[str, Tensors]:
         self._asked_of[number] = asked
         while len(self._asked_of) > KEPT:
@@ -77,26 +86,33 @@ class InProcess(Federation):
         handlers = self._serving(asked)
         answers: dict[str, Tensors] = {}
         for handler in handlers:
-            handler.receive(question, number, tensors, differentiable)
+            handler.receive(question, number, tensors, differentiable, call)
         self._at_once(question, handlers, lambda handler: handler.compute_answers(number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]
             answers.update(zip(names, handler.release_answers(number), strict=True))
         return {name: answers[name] for name in asked}
 
-    def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+    def _pull_back(
+        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+    ) -> Mapping[str, Tensors]:
         mine: dict[RequestHandler, dict[str, Tensors]] = {}
         for handler in self._serving(self._asked_of.get(number, tuple(pulls))):
             some = {node.name: pulls[node.name] for node in handler.group.nodes if node.name in pulls}
             if some:
                 mine[handler] = some
         self._at_once(
-            f"back {question}", list(mine), lambda handler: handler.compute_gradients(number, mine[handler])
+            f"back {question}",
+            list(mine),
+            lambda handler: handler.compute_gradients(number, mine[handler], call),
         )
         gradients: dict[str, Tensors] = {}
         for handler in mine:
             gradients.update(handler.release_gradients(number, mine[handler]))
         return {name: gradients[name] for name in pulls}
+
+    def _placed(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        return self._compute.here(tensors)
 
     def _at_once(
         self, what: str, handlers: Sequence[RequestHandler], work: Callable[[RequestHandler], None]

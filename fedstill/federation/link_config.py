@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Gt
 
 from fedstill.core.checked import PositiveOrInf, Share
+from fedstill.core.errors import ArgumentError
 from fedstill.protocol.wire_format import WireConfig
 
 
@@ -28,6 +29,17 @@ class LinkConfig(WireConfig):
     """A node whose logits, critic's scores or parameters are so many times larger than the others' median is
     faulty, and one whose gradients are the square of it; inf: none is. Of two that differ so much neither
     is known to be right: the run stops."""
+
+    sums: bool = False
+    """Let the server see sums of all nodes' answers only: of nodes elsewhere under masks that cancel in the
+    sum (Bonawitz et al. 2017), in one process as they are. Of methods whose answers can be added, with three
+    nodes or more; no answer is compared with another then (outlier). With a quorum below 1 a sum can be read
+    without nodes that fail, at two more messages, where the nodes' owners allow that."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sums and self.gradients != "float32":
+            raise ArgumentError("link.gradients", self.gradients, "float32 where link.sums")
 
     def least(self, nodes: int) -> int:
         """How many of so many nodes a run needs.

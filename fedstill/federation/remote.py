@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from fedstill.core.compute import Compute
 from fedstill.core.errors import (
     DataError,
@@ -30,6 +32,7 @@ from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.meter import Meter
 from fedstill.federation.replies import About, Hello, Progress, read, read_about
+from fedstill.federation.sum_exchange import SumExchange
 from fedstill.federation.transport import Delivery, Link, LinkError, Reply
 from fedstill.node.audit_entries import ANSWER, Entry
 from fedstill.node.audit_log import AuditLog
@@ -37,6 +40,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.questions import Question
 from fedstill.protocol.run_plan import PROTOCOL, Plan, public_tensors
+from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import SCALE, Tensors, size, sizes
 
 logger = logging.getLogger("fedstill.server")
@@ -88,6 +92,7 @@ class Remote(Federation):
         self._probes: dict[str, Future[About]] = {}
         self._probed = time.monotonic()
         self._send = Delivery(link, plan.run, config.wait)
+        self._exchange = SumExchange(self._send, self._each)
 
     # --- before the first question and after the last -------------------------------------------------
 
@@ -148,20 +153,37 @@ class Remote(Federation):
         return self.about[node].most_questions
 
     def _answer(
-        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+        self,
+        asked: tuple[str, ...],
+        question: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        call: SumCall | None,
     ) -> Mapping[str, Tensors]:
         self._welcome()
-        header = {"do": "answer", "question": question, "number": number, "differentiable": differentiable}
+        header: dict[str, Any] = {
+            "do": "answer",
+            "question": question,
+            "number": number,
+            "differentiable": differentiable,
+        }
+        if call is not None:
+            header["sum"] = call.to_dict()
         message = self._send.pack(header, tensors)
         down = sizes(tensors, self.questions[question].sends)
         content = digest(question, {name: tensor.cpu() for name, tensor in tensors.items()})
         replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
         for node, reply in replies.items():
             self._count(node, number, question, ANSWER, content, down, reply)
-        return {node: self._compute.here(reply.tensors) for node, reply in replies.items()}
+        return {node: self._arrived(reply, call) for node, reply in replies.items()}
 
-    def _pull_back(self, number: int, question: str, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        header = {"do": "pull back", "number": number, "question": "gradient"}
+    def _pull_back(
+        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+    ) -> Mapping[str, Tensors]:
+        header: dict[str, Any] = {"do": "pull back", "number": number, "question": "gradient"}
+        if call is not None:
+            header["sum"] = call.to_dict()
         messages = {node: self._send.pack(header, pull) for node, pull in pulls.items()}
         replies = self._timed(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
@@ -169,7 +191,21 @@ class Remote(Federation):
             down = sizes(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(question, pull)
             self._count(node, number, question, "gradient", content, down, reply)
-        return {node: self._compute.here(reply.tensors) for node, reply in replies.items()}
+        return {node: self._arrived(reply, call) for node, reply in replies.items()}
+
+    def _arrived(self, reply: Reply, call: SumCall | None) -> Tensors:
+        """What a node gave: where the server computes, or in the ring until it is summed."""
+        return self._compute.here(reply.tensors) if call is None else reply.tensors
+
+    def _next_sum(self, members: tuple[str, ...]) -> SumCall:
+        self._exchange.introduce(members, {node: self.about[node] for node in members})
+        return super()._next_sum(tuple(name for name in members if name not in self.out))
+
+    def _uncovered(self, call: SumCall, ring: Tensors, added: tuple[str, ...]) -> Tensors:
+        return self._exchange.uncovered(call, ring, added) if call.recover else ring
+
+    def _placed(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        return self._compute.here(tensors)
 
     # --- messages -------------------------------------------------------------------------------------
 

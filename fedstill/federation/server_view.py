@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import DeployError
-from fedstill.federation import flare_site, provision
+from fedstill.federation import flare_kit, flare_site, provision
 from fedstill.federation.admin import Admin
 from fedstill.federation.run_status import at_work, outcome
 
@@ -47,7 +47,7 @@ class ServerWatch:
 
     def look(self) -> ServerView:
         """The server as it is now."""
-        process, trouble = flare_site.running(flare_site.server(self._folder)), ""
+        process, trouble = flare_site.running(flare_kit.server(self._folder)), ""
         nodes: Mapping[str, float] = {}
         jobs: list[dict[str, Any]] = []
         if process is not None:

@@ -13,11 +13,23 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.core.checked import PositiveInt, Share
-from fedstill.methods import Group, Method, Needs, Server, Span, Work, question, torch_generator, train_round
+from fedstill.methods import (
+    ArgumentError,
+    Group,
+    Method,
+    Needs,
+    Server,
+    Span,
+    Work,
+    question,
+    torch_generator,
+    train_round,
+)
 from fedstill.methods._histogram import TellsSize, Tensors, Told
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
+from fedstill.protocol.summing import Added
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
 
@@ -85,12 +97,32 @@ class Averaging(TellsSize, Rounds):
         reads=lambda self, at: () if type(self).work is Averaging.work else None,
         span=Rounds.round_span,
         beside=lambda self, at: self.beside,
+        sums=lambda self, at: self.summed(),
     )
     def train(self, nodes: Group, parameters: torch.Tensor, round: int) -> Tensors:
         """Take parameters w, train on your own data, give yours back."""
         nodes.load("model", parameters, self.shared)
         train_round(nodes, round, self.rounds, self.work(nodes))
         return {"parameters": nodes.vectors("model", self.shared)}
+
+    def summed(self) -> Mapping[str, Added]:
+        """sum_k n_k w_k and sum_k n_k, and no w_k.
+
+        Raises:
+            ArgumentError: rounds of other nodes each, whose sums less each other are single nodes'; or
+                another program than this one, which may want each w_k: who knows better overrides this.
+        """
+        kind = type(self)
+        if kind.combine is not Averaging.combine or kind.turn is not Averaging.turn:
+            allowed = f"false for {self.title}, which combines the nodes' parameters one by one"
+            raise ArgumentError("link.sums", True, allowed)
+        return self.summed_rounds()
+
+    def summed_rounds(self) -> Mapping[str, Added]:
+        """The same, of rounds of all nodes."""
+        if self.participation < 1:
+            raise ArgumentError("method.participation", self.participation, "1 where link.sums")
+        return {"parameters": "size"}
 
     def work(self, nodes: Group) -> Work | None:
         """A round's training step, with the models as the server sent them; None is the task's own loss."""

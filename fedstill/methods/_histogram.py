@@ -25,7 +25,7 @@ def sizes(nodes: Group) -> torch.Tensor:
 class TellsSize:
     """Nodes tell how many examples they hold."""
 
-    @question(releases={"sizes": DATA_SIZES}, times=1, reads=("sizes",), closed=True)
+    @question(releases={"sizes": DATA_SIZES}, times=1, reads=("sizes",), closed=True, sums={"sizes": "sum"})
     def tell_size(self, nodes: Group) -> Tensors:
         """n_k, ``sizes`` (K,)."""
         return {"sizes": sizes(nodes)}
@@ -59,6 +59,7 @@ class CountsLabels:
         reads=lambda self, at: ("counts", "sizes") if _several(at) else ("counts",),
         finish=_in_all,
         closed=True,
+        sums={"counts": "sum", "sizes": "sum"},
     )
     def count_labels(self, nodes: Group) -> Tensors:
         """How many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
@@ -98,7 +99,7 @@ class LabelHistogram:
 
     def present(self, federation: Federation) -> list[str]:
         """Those who told and have not been left out since; who came later is not known, and not asked."""
-        present = set(federation.present)
+        present = set(federation.voices)
         return [name for name in self.names if name in present]
 
     def of(self, nodes: Sequence[str]) -> LabelHistogram:

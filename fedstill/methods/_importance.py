@@ -15,9 +15,11 @@ import torch
 from fedstill.methods import Answers, ArgumentError, CountsLabels, Group, Node, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
+from fedstill.methods._public import heard
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
 from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.summing import Added
 from fedstill.tasks import Task
 
 
@@ -79,12 +81,35 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
             **({"critic_real": CRITIC} if self.relative else {}),
         }
 
+    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+        """How answers are added where the server is to see sums only: what Eq. 2, 3, 5 and 9 need of them.
+
+        Raises:
+            ArgumentError: options by which nodes are compared with each other.
+        """
+        nothing = torch.zeros(1, 1, at.task.classes, 1)
+        at.task.added(nothing, self.ensemble)  # they refuse what cannot be added
+        at.task.parts(nothing)
+        if self.rated:
+            allowed = "counts or size where link.sums: others compare the nodes' critics"
+            raise ArgumentError("method.importance", self.importance, allowed)
+        if self.gan_weights == "expertise":
+            raise ArgumentError("method.gan_weights", self.gan_weights, "size or average where link.sums")
+        if self.critics(at).compares:
+            allowed = "false for images made from label maps: who owns which map is each node's own"
+            raise ArgumentError("link.sums", True, allowed)
+        return {"logits": "size" if self.importance == "size" else "counts"}
+
     def rating(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """E D_k(x'_k), (G,), if pi_k(x) needs it."""
         if not self.relative:
             return {}
         real = nodes.bench("critic")(self.critics(nodes.at).own(nodes, nodes.number, x.shape[1]))
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
+
+    def voted(self, at: NodeSetting, z: torch.Tensor) -> torch.Tensor:
+        """z_k as it is, or what of it is added over nodes."""
+        return at.task.added(z, self.ensemble) if at.sums else z
 
     @question(
         sends=lambda self, at: {
@@ -96,10 +121,11 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
         rows=lambda self, at: self.student_steps * self.batch,
         reads=lambda self, at: ("critic_real",) if self.relative else (),
         when=lambda self, at: self.student_inputs == "fresh",
+        sums=lambda self, at: self.summed(at),
     )
     def predict(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
-        answer = {"logits": nodes.bench("model")(nodes.at.task.observe(x))}
+        answer = {"logits": self.voted(nodes.at, nodes.bench("model")(nodes.at.task.observe(x)))}
         if self.rated:
             answer.update({"critic": self.critics(nodes.at).look(nodes, x, maps), **self.rating(nodes, x)})
         return answer
@@ -109,7 +135,9 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
         groups = [Group([node]).knowing(at) for node in nodes]
         plain = at.task.conditions or not self.rated
         answers = [
-            {"logits": group.bench("model")(x.unsqueeze(0))} if plain else self.predict(group, x.unsqueeze(0))
+            {"logits": self.voted(at, group.bench("model")(x.unsqueeze(0)))}
+            if plain
+            else self.predict(group, x.unsqueeze(0))
             for group in groups
         ]
         return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
@@ -136,7 +164,8 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
     def ensembled(self, server: Server, state: Any, answers: Answers) -> torch.Tensor | None:
         if not state.histogram.names:
             raise ArgumentError("histogram", None, "known after the first step")
-        return server.task.ensemble(answers["logits"], self.weights(server, state, answers), self.ensemble)
+        z = heard(server, answers, self.ensemble)
+        return server.task.ensemble(z, self.weights(server, state, answers), self.ensemble)
 
     def fooled(
         self, task: Task, answers: Answers, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
@@ -147,6 +176,8 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
         """
         if not self.critical:
             return torch.zeros((), device=z_bar.device)
+        if "doubts" in answers.tensors:  # of all nodes, weighed
+            return answers["doubts"].mean()
         each = doubts(answers["critic"], self.gan_form)  # (K, B)
         if self.gan_weights == "expertise":
             return (task.expertise(z_bar.detach(), weights) * each).sum(0).mean()

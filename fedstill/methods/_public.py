@@ -7,7 +7,7 @@ seed of an augmentation, never inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from fedstill.node.local_training import at_once, make_optimiser
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.summing import SUM, Added
 from fedstill.tasks import Ensemble
 
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large
@@ -62,14 +63,29 @@ class WeighsNodes(CountsLabels, Method):
 
     def look(self, nodes: Sequence[Node], x: torch.Tensor, at: NodeSetting) -> Tensors:
         """The nodes' logits on inputs ``(B, ...)``: ``(K, B, C, ...)``."""
-        return {"logits": torch.cat([Group([node]).bench("model")(x.unsqueeze(0)) for node in nodes])}
+        z = torch.cat([Group([node]).bench("model")(x.unsqueeze(0)) for node in nodes])
+        return {"logits": self.voted(at, z)}
+
+    def voted(self, at: NodeSetting, z: torch.Tensor) -> torch.Tensor:
+        """Logits as they are, or what of them is added over nodes."""
+        return at.task.added(z, self.ensemble) if at.sums else z
+
+    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+        """How logits are added where the server is to see sums only.
+
+        Raises:
+            ArgumentError: an ensemble that is no weighted mean.
+        """
+        at.task.added(torch.zeros(1, 1, at.task.classes), self.ensemble)
+        return {"logits": "counts" if self.by_counts else "mean"}
 
     def gather(self, server: Server, state: Any) -> None:
         """Know who counts how much: ask, where that is to be asked and is not done."""
         if self.by_counts:
             state.histogram.gather(server)
         elif not state.histogram.names:
-            even = LabelHistogram.even(server.federation.nodes, server.task.classes, server.device)
+            names = server.federation.voices if server.federation.link.sums else server.federation.nodes
+            even = LabelHistogram.even(names, server.task.classes, server.device)
             state.histogram = even
 
     def omega(self, server: Server, state: Any, nodes: Sequence[str]) -> torch.Tensor:
@@ -80,7 +96,12 @@ class WeighsNodes(CountsLabels, Method):
         if not state.histogram.names:
             return None
         omega = self.omega(server, state, answers.nodes)
-        return server.task.ensemble(answers["logits"], omega, self.ensemble)
+        return server.task.ensemble(heard(server, answers, self.ensemble), omega, self.ensemble)
+
+
+def heard(server: Server, answers: Answers, ensemble: str) -> torch.Tensor:
+    """The nodes' logits ``(K, B, C, ...)``; where their sum was told, as of one node that says it."""
+    return server.task.joined(answers["logits"], ensemble) if answers.nodes == (SUM,) else answers["logits"]
 
 
 # --- the data ------------------------------------------------------------------------------------------

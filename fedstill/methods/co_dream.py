@@ -12,17 +12,30 @@ trained to completion first and then only answer; what reaches a dream is the su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import LabelHistogram, Needs, Server, descend, torch_generator
-from fedstill.methods._examining import Examines
-from fedstill.methods._public import WeighsNodes
+from fedstill.methods import (
+    Answers,
+    Group,
+    LabelHistogram,
+    Needs,
+    Question,
+    Server,
+    Tensors,
+    descend,
+    question,
+    torch_generator,
+)
+from fedstill.methods._examining import STATISTICS, Examines
+from fedstill.methods._public import WeighsNodes, heard
 from fedstill.methods._student import Student
+from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks import Ensemble
 
 
@@ -69,6 +82,40 @@ class CoDream(WeighsNodes, Examines):
     def questions_a_step(self) -> int:
         return self.dream_steps + 1
 
+    # --- at the nodes, where the server is to see sums only ----------------------------------------------
+
+    def questions(self, at: NodeSetting) -> Iterable[Question]:
+        """Of sums, by :meth:`dream` alone: what compares a node with the student is then computed there."""
+        asked = list(super().questions(at))
+        return [each for each in asked if not (at.sums and each.name == "examine")]
+
+    @question(
+        sends={"x": INPUTS, "z_S": LOGITS},
+        releases=lambda self, at: {
+            "logits": LOGITS,
+            "entropy": LOGITS,
+            "apart": LOGITS,
+            **({"statistics": STATISTICS} if self.bn else {}),
+        },
+        differentiable=("x", "z_S"),
+        times=lambda self, at: self.steps * self.questions_a_step,
+        rows=lambda self, at: self.batch,
+        reads=(),
+        when=lambda self, at: at.sums,
+        sums=lambda self, at: {
+            **self.summed(at),
+            "entropy": "mean",
+            "apart": "mean",
+            **({"statistics": "mean"} if self.bn else {}),
+        },
+    )
+    def dream(self, nodes: Group, x: torch.Tensor, z_S: torch.Tensor) -> Tensors:
+        """What :meth:`examine` answers, and each input's entropy and distance to the student's z_S."""
+        told = self.examine(nodes, x)
+        z = told["logits"]
+        _, entropy = nodes.at.task.parts(z)
+        return {**told, "logits": self.voted(nodes.at, z), "entropy": entropy, "apart": divergence(z, z_S)}
+
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Dreaming:
@@ -84,13 +131,7 @@ class CoDream(WeighsNodes, Examines):
         least, most = pixels(server)
         for step in range(self.dream_steps):
             with server.compute.step(server.seed, "dream", t, step):
-                told = server.ask("examine", of=names, x=x)
-                z, K = told["logits"], len(told.nodes)
-                even = torch.full((K,), 1 / K, device=z.device)
-                losses = {
-                    "entropy": server.task.confidence(z, even),
-                    "adversary": -divergence(z, state.student.watching(x)).mean(),  # R_adv
-                }
+                told, losses = self.judged(server, names, x, state.student.watching(x))
                 L = losses["entropy"] + self.adversary * losses["adversary"]
                 if self.bn:
                     losses["statistics"] = told["statistics"].mean()  # R_bn
@@ -99,12 +140,27 @@ class CoDream(WeighsNodes, Examines):
             with torch.no_grad():
                 x.copy_(torch.maximum(torch.minimum(x, most), least))
         with torch.no_grad(), server.compute.step(server.seed, "labels", t):
-            told = server.ask("examine", of=names, x=x.detach())
+            told, _ = self.judged(server, names, x.detach(), state.student.watching(x.detach()))
             omega = self.omega(server, state, told.nodes)
-            y = server.task.ensemble(told["logits"], omega, self.ensemble)
+            y = server.task.ensemble(heard(server, told, self.ensemble), omega, self.ensemble)
         state.student.replay.add(x.detach(), y)
         losses["student"] = state.student.learn(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
+
+    def judged(
+        self, server: Server, names: Sequence[str] | None, x: torch.Tensor, z_S: torch.Tensor
+    ) -> tuple[Answers, dict[str, torch.Tensor]]:
+        """The nodes' answers about dreams, their entropy, and R_adv: how unlike the student's z_S."""
+        if server.federation.link.sums:
+            told = server.ask("dream", of=names, x=x, z_S=z_S)
+            return told, {"entropy": told["entropy"].mean(), "adversary": -told["apart"].mean()}
+        told = server.ask("examine", of=names, x=x)
+        z, K = told["logits"], len(told.nodes)
+        even = torch.full((K,), 1 / K, device=z.device)
+        return told, {
+            "entropy": server.task.confidence(z, even),
+            "adversary": -divergence(z, z_S).mean(),  # R_adv
+        }
 
     def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
         """Some of the dreams that are remembered."""

@@ -7,6 +7,7 @@ weighted mean of w - w_k.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -17,6 +18,7 @@ from fedstill.core.checked import NonNegativeFloat
 from fedstill.methods import Server, Told
 from fedstill.methods._averaging import Averaging
 from fedstill.models.parameter_vector import to_vector, weighted_mean
+from fedstill.protocol.summing import Added
 
 
 @dataclass
@@ -41,6 +43,9 @@ class FedAvgM(Averaging):
 
     def begin(self, server: Server) -> Moving:
         return Moving(v=torch.zeros_like(to_vector(server.student)), steered=trained_places(server.student))
+
+    def summed(self) -> Mapping[str, Added]:
+        return self.summed_rounds()  # the mean of all w_k is all that momentum is of
 
     def combine(self, state: Moving, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         """``w - server_lr v``; buffers are averaged, since momentum would carry a variance below 0."""

@@ -24,12 +24,16 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
+from fedstill.methods._critics import doubts
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
+from fedstill.methods._public import heard
 from fedstill.methods._student import Known, Student
 from fedstill.methods._zeroth_order import ask_around
-from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
+from fedstill.protocol.summing import Added
+from fedstill.tasks import Task
 
 
 @dataclass
@@ -96,18 +100,45 @@ class FedIOD(Importance, FromNoise, Imagines):
 
     @question(
         sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
-        releases=lambda self, at: {"logits": LOGITS, **self.critics(at).releases, **self.ratings},
+        releases=lambda self, at: {
+            "logits": LOGITS,
+            **(self.added if at.sums else {**self.critics(at).releases, **self.ratings}),
+        },
         differentiable=lambda self, at: ("x",) if self.through else (),
         times=lambda self, at: self.steps,
         rows=lambda self, at: (1 + self.directions) * self.batch,
         reads=lambda self, at: (*(("critic_real",) if self.relative else ()), *self.critics(at).reads),
         trains=lambda self, at: ("critic",) if self.critical else (),
+        sums=lambda self, at: {**self.summed(at), **self.weighed},
     )
     def examine(self, nodes: Group, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
         answer = self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
         z = nodes.bench("model")(nodes.at.task.observe(x))
+        if nodes.at.sums:
+            return self.adding(nodes, z, answer)
         return {"logits": z, **answer, **self.rating(nodes, x)}
+
+    @property
+    def added(self) -> Mapping[str, Kind]:
+        """What an answer holds beside logits where the server is to see sums only."""
+        moments = {"predicted": LOGITS, "number": LOGITS} if self.conf or self.unique else {}
+        return {**moments, **({"doubts": CRITIC} if self.critical else {})}
+
+    @property
+    def weighed(self) -> Mapping[str, Added]:
+        """How that is added: by pi_k."""
+        by: Added = "mean" if self.gan_weights == "average" else "size"
+        return {name: by if name == "doubts" else "size" for name in self.added}
+
+    def adding(self, nodes: Group, z: torch.Tensor, answer: Tensors) -> Tensors:
+        """z_k, and what L_gan, L_conf and L_unique are of, so that sums over nodes tell these."""
+        told = {"logits": self.voted(nodes.at, z)}
+        if self.conf or self.unique:
+            told["predicted"], told["number"] = nodes.at.task.parts(z)
+        if self.critical:
+            told["doubts"] = doubts(answer["critic"], self.gan_form)  # (K, B)
+        return told
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -128,12 +159,11 @@ class FedIOD(Importance, FromNoise, Imagines):
             x, answers = self.asked(server, state, "examine", w)
             sizes = state.histogram.of(answers.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
-            z = answers["logits"]  # (K, B, classes, ...)
+            z = heard(server, answers, self.ensemble)  # (K, B, classes, ...)
             weights = self.weights(server, state, answers)
             z_bar = task.ensemble(z, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
             L_gan = self.fooled(task, answers, pi, z_bar, weights)  # Eq. 2
-            L_conf = task.confidence(z, pi)  # Eq. 3
-            L_unique = task.uniqueness(z, pi)  # Eq. 5
+            L_conf, L_unique = self.judged(task, answers, pi)  # Eq. 3 and 5
             L_balance = task.balance(z_bar)
             L_mimic = task.distance(state.student.watching(x), z_bar, self.tau).mean()  # Eq. 10
             L_G = (
@@ -163,6 +193,13 @@ class FedIOD(Importance, FromNoise, Imagines):
         losses["student"] = state.student.learn(since, self.steps, fresh)
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
+    def judged(self, task: Task, answers: Answers, pi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """L_conf and L_unique, of all z_k or of what was summed over nodes."""
+        if "predicted" in answers.tensors:
+            of = answers["predicted"][0], answers["number"][0]
+            return task.confidence_of(*of), task.uniqueness_of(*of)
+        return task.confidence(answers["logits"], pi), task.uniqueness(answers["logits"], pi)
+
     def asked(
         self, server: Server, state: Distilling, question: str, w: Wish
     ) -> tuple[torch.Tensor, Answers]:
@@ -191,5 +228,5 @@ class FedIOD(Importance, FromNoise, Imagines):
         with torch.no_grad():
             answers = server.ask("predict", of=state.histogram.names, x=x, **sent)
             weights = self.weights(server, state, answers)
-            z = server.task.ensemble(answers["logits"], weights, self.ensemble)
+            z = server.task.ensemble(heard(server, answers, self.ensemble), weights, self.ensemble)
         return list(zip(torch.split(x, self.batch), torch.split(z, self.batch), strict=True))

@@ -31,6 +31,7 @@ from fedstill.methods._perturbing import dequantise, laplace, quantise
 from fedstill.methods._public import (
     batches,
     distil,
+    heard,
     known,
     labelled,
     logits,
@@ -39,6 +40,7 @@ from fedstill.methods._public import (
 )
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE, Kind
 from fedstill.protocol.questions import NodeSetting, Question, question
+from fedstill.protocol.summing import Added
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public examples a question,
@@ -181,11 +183,23 @@ class FedKD(OneShot):
         reads=(),
         finish=quantised,
         moves="view",
+        sums=lambda self, at: self.summed(at),
     )
     def predict(self, nodes: Group, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
         """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""
         first, last = rows[0].tolist()
-        return {"logits": self.predicted(nodes, view)[:, first:last]}
+        z = self.predicted(nodes, view)[:, first:last]
+        return {"logits": self.voted(nodes.at, z)}
+
+    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+        """z_hat before its noise (Eq. 2) is a sum over nodes.
+
+        Raises:
+            ArgumentError: levels, which are no numbers that can be added.
+        """
+        if self.levels:
+            raise ArgumentError("method.levels", self.levels, "0 (no quantiser) where link.sums")
+        return super().summed(at)
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------
 
@@ -213,7 +227,8 @@ class FedKD(OneShot):
         bound, each = {"z_max": z_max} if self.agreed else {}, []
         for ask in self.about(known(server.public), server.seed):
             answers, omega = self.ask(server, state, ask, **bound)
-            z = answers["logits"]  # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
+            # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
+            z = heard(server, answers, self.ensemble)
             if self.levels:
                 z = dequantise(z, self.levels, z_max)
             each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2

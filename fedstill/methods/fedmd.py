@@ -133,11 +133,19 @@ class FedMD(WeighsNodes):
                 local_training.train(nodes.nodes, at.task, at.local, at.compute, span=self.alone)
         return {}
 
-    @question(sends={"rows": INDICES}, releases={"logits": LOGITS}, times=1, rows=most_rows, reads=())
+    @question(
+        sends={"rows": INDICES},
+        releases={"logits": LOGITS},
+        times=1,
+        rows=most_rows,
+        reads=(),
+        sums=lambda self, at: self.summed(at),
+    )
     def communicate(self, nodes: Group, rows: torch.Tensor) -> Tensors:
         """f_k(x) for x in d_j, ``(G, B, C, ...)``."""
         nodes.bench("model").train(False)
-        return {"logits": logits(nodes, known(nodes.at.public).inputs[rows[0].long()])}
+        z = logits(nodes, known(nodes.at.public).inputs[rows[0].long()])
+        return {"logits": self.voted(nodes.at, z)}
 
     @question(sends=TAKEN, times=1, reads=(), span=revisited)
     def digest(self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
@@ -155,6 +163,7 @@ class FedMD(WeighsNodes):
         rows=most_rows,
         reads=(),
         span=revisited,
+        sums=lambda self, at: self.summed(at),
     )
     def digest_and_communicate(
         self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int, rows_next: torch.Tensor

@@ -46,8 +46,8 @@ class Interface:
     def raw(self, x: Floats) -> Floats:
         """Inputs ``(B, ...)`` as they were: pixels from 0 to 1, or a table's columns in their own units.
 
-        A column of numbers is in the unit of its range, a category is its place among the categories from 0,
-        and what is missing is NaN: ``(B, columns)``.
+        A column of numbers is in its own unit, within its scale if it has one; a category is its place among
+        the categories from 0, and what is missing is NaN: ``(B, columns)``.
 
         Raises:
             ModelError: texts, or a table without a schema.
@@ -91,6 +91,6 @@ def _raw(features: Floats, column: SchemaColumn) -> Floats:
     if column.categories:
         cells = features[:, : len(column.categories)].argmax(1).astype(np.float64)
     else:
-        low, high = column.range
+        low, high = column.span
         cells = low + (features[:, 0].astype(np.float64) + 1) / 2 * (high - low)
     return np.where(features[:, -1] > 0.5, math.nan, cells) if column.missing else cells

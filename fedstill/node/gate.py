@@ -15,6 +15,7 @@ from fedstill.node.audit_entries import ANSWER, BARE, GRADIENT, Asked, Entry
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_budgets import Budgets
+from fedstill.node.summand import Adding
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
@@ -168,6 +169,7 @@ class Gate:
         question: Question,
         sent: Tensors,
         wire: WireConfig | None = None,
+        adding: Adding | None = None,
     ) -> Tensors:
         """Hand over tensors: bound, noise, charge and audit on disk, then release.
 
@@ -175,9 +177,11 @@ class Gate:
             part: ``"answer"`` or ``"gradient"``.
             sent: the tensors that came with the question.
             wire: the form in which they travel; None is float32.
+            adding: how they become a part of a sum, where the server is to see sums only.
 
         Raises:
-            QuestionRefused: a tensor of undeclared kind, more bytes than the policy allows, or more privacy
+            QuestionRefused: a tensor of undeclared kind, numbers that cannot be added, more bytes than the
+            policy allows, or more privacy
                 than the budget.
             AuditError: the log is in trouble, or cannot be written; nothing is released then.
         """
@@ -190,11 +194,14 @@ class Gate:
         if part == ANSWER and question.finish is not None:
             finished = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
+        # Without budgets nothing is paid for, and what is asked again after a stop counts once.
+        left = "" if self.budgets is None else self.budgets.seal(chained(digest(part, leaving), stamp))
+        if adding is not None:
+            leaving = adding.cover(self.node, question, leaving)
         entry = self._entry(
             asked,
             part,
-            # Without budgets nothing is paid for, and what is asked again after a stop counts once.
-            left="" if self.budgets is None else self.budgets.seal(chained(digest(part, leaving), stamp)),
+            left=left,  # of what it is before masks, which are others each time
             down=asked.down,
             up=sizes(leaving, kinds),
             mechanism="none" if self.budgets is None else self.budgets.mechanism.name,
@@ -266,14 +273,20 @@ def forbidden(policy: PolicyConfig, question: Question) -> str | None:
     allowed, kinds = policy.questions, question.kinds()
     if "*" not in allowed and question.name not in allowed:
         return f"questions: {', '.join(allowed) or 'none'}"
+    if policy.sums_only and kinds and not question.sums:
+        cure = "unless its owner sets it to false"
+        return f"sums_only: nothing that is not added to other nodes' (link.sums), {cure}"
     told = sorted({kind for kind in kinds.values() if policy.outputs_only and not _lets_out(policy, kind)})
     if told and all(kind.of_maps and not kind.package for kind in told):
         cures = "".join(f"; {kind.without}" for kind in told if kind.without)
         return f"label_maps: no {' and '.join(told)}, unless its owner sets it to true{cures}"
     if told:
-        foreign = any(kind.package for kind in told)
         named = ", ".join(f"{kind!r}" for kind in policy.kinds) or "none"
-        cure = f", unless its owner names it in policy.kinds (now {named})" if foreign else ""
+        cure = (
+            f", unless its owner names it in policy.kinds (now {named})"
+            if any(kind.by_name for kind in told)
+            else ""
+        )
         return f"outputs_only: no {' and '.join(told)}{cure}"
     return None
 

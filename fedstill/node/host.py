@@ -38,6 +38,7 @@ from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import MOST, Session
 from fedstill.protocol.run_description import Description, describe
 from fedstill.protocol.run_plan import PROTOCOL, Plan, read_public
+from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import Tensors, header_size, pack, size, unpack
 
 logger = logging.getLogger("fedstill.node")
@@ -141,12 +142,14 @@ class Host:
         if what == "answer":
             name, number = _read(header, "question", str), _read(header, "number", int)
             through = _read(header, "differentiable", bool)
-            released = self.session.answer(name, number, tensors, through)
+            released = self.session.answer(name, number, tensors, through, _sum_call(header))
             return {"privacy": self.session.node.gate.told(number, ANSWER)}, released
         if what == "pull back":
             number = _read(header, "number", int)
-            released = self.session.pull_back(number, tensors)
+            released = self.session.pull_back(number, tensors, _sum_call(header))
             return {"privacy": self.session.node.gate.told(number, GRADIENT)}, released
+        if what in ("introduce", "meet", "agree", "reveal"):
+            return self._add_up(self.session, str(what), header, tensors)
         if what == "remember":
             self.session.remember(_read(header, "mark", int))
         elif what == "recall":
@@ -155,9 +158,35 @@ class Host:
             self.leave()
         else:
             raise ArgumentError(
-                "do", what, "hello, join, learn, answer, pull back, remember, recall or leave"
+                "do",
+                what,
+                "hello, join, learn, answer, pull back, introduce, meet, agree, reveal, remember, recall or "
+                "leave",
             )
         return {}, {}
+
+    def _add_up(
+        self, session: Session, what: str, header: Mapping[str, Any], tensors: Tensors
+    ) -> tuple[dict[str, Any], Tensors]:
+        """What nodes whose answers are summed say to each other by way of the server."""
+        masks = session.masks
+        if masks is None:
+            raise ArgumentError("do", what, "no sums: the plan of this run has none")
+        if what == "introduce":
+            return {}, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
+        if what == "meet":
+            masks.meet({name: card.numpy().tobytes() for name, card in tensors.items()})
+            return {}, {}
+        number = _read(header, "sum", int)
+        if what == "agree":
+            survivors = header.get("survivors")
+            if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
+                raise ArgumentError("survivors", short(survivors), "names of nodes")
+            return {"words": masks.agree(number, survivors)}, {}
+        words = header.get("words")
+        if not isinstance(words, Mapping) or not all(isinstance(word, str) for word in words.values()):
+            raise ArgumentError("words", short(words), "digits by names of nodes")
+        return {"words": masks.reveal(number, words)}, {}
 
     def _begin_with(self, server: str) -> None:
         """Count messages from a server process anew; the one before it is over."""
@@ -255,7 +284,7 @@ class Host:
         """Refuse what comes outside the owner's hours, or after the owner has taken an approval back."""
         admission.require_hour(self.name, self.file.policy, question)
         if session.approved is not None:
-            self.requests.require_still(session.plan.run, session.approved.sha256, question)
+            self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, question)
 
     def require_admission(self, plan: Plan) -> None:
         """Refuse servers, hours and too few nodes, before anything of a run is kept or read."""
@@ -324,3 +353,8 @@ def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:
     if type(value) is not kind or wild:
         raise ArgumentError(name, short(value, 40), words.get(kind, "a number"))
     return value
+
+
+def _sum_call(header: Mapping[str, Any]) -> SumCall | None:
+    """Of which nodes a sum is made, where a message says it."""
+    return SumCall.from_dict(header["sum"]) if "sum" in header else None

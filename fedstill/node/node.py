@@ -33,6 +33,9 @@ class Node:
         self.origin = ""  # of what it had learned privately before the first question
         self.asking = ""  # of all of this, with what is being answered now: it names the noise
         self.private: Mapping[str, PrivateSteps] = {}  # networks that learn with DP-SGD, by role
+        self.told: dict[
+            str, torch.Tensor
+        ] = {}  # counts that it has let out, by which its answers are weighed
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
     @property
@@ -74,6 +77,7 @@ class Node:
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
             "answered": self.answered,
+            "told": self.told,
             "origin": self.origin,
             "teachers": [
                 {role: optimiser.state_dict() for role, optimiser in teacher.optimisers.items()}
@@ -92,7 +96,7 @@ class Node:
             for role, values in optimisers.items():
                 node.optimisers[role].load_state_dict(values)
                 lay_out(node.optimisers[role])
-        self.answered, self.origin = state["answered"], state["origin"]
+        self.answered, self.origin, self.told = state["answered"], state["origin"], dict(state["told"])
 
 
 def frozen(module: nn.Module) -> frozenset[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OTHERS = 0o077  # rights of the group and of everybody
-OWN = ("node.key", "node.log", "node.pid", "node.pub", "public", "requests", "runs", "salt")
+OWN = ("node.key", "node.log", "node.pid", "node.pub", "public", "requests", "runs", "salt", "summed.json")
 BESIDE = ("", "-wal", "-shm", ".head", ".head.part")  # ends of the names of an audit log's files
 
 

@@ -48,6 +48,15 @@ class PolicyConfig(Checked):
     maps do not stay with the server: it sends them on to all other nodes, with the images made from them
     (FedIOD; of AsynDGAN each node sees its own again). Both are data and no outputs; outputs_only = false
     allows them, too."""
+    sums_only: bool = False
+    """Refuse any answer that is not added to other nodes' under masks before the server sees it: it then
+    learns sums of minimum_nodes answers, and of three at least. Who they are is proved by their certificates
+    (live link); whoever holds the key of the authority that signed these could make nodes of its own."""
+    sums_may_differ: bool = False
+    """Let this node add with other members than it has added with before, in this run or an earlier one: so
+    that runs go on without nodes that fail, and nodes come later. A server that asks alike both times takes
+    one sum from the other, and has left what those answered who were in one of them only: of one node alone,
+    its answer. Without it a run stops until all are back."""
     most_questions: Limit = 0
     """Refuse after so many questions, over all runs; 0 is no limit. A gradient of an answer belongs to its
     question; another gradient of the same answer is a question by itself."""

@@ -16,9 +16,12 @@ from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, signature, stack
 from fedstill.node.run_budgets import Budgets
+from fedstill.node.sum_masks import SumMasks
+from fedstill.node.summand import Adding
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.summing import SumCall, spread, weight_of
 from fedstill.protocol.wire_format import Tensors, WireConfig, refine, size, sizes
 
 KEPT = 4  # answers kept for a server that asks again because a reply was lost,
@@ -41,6 +44,8 @@ class _Exchange:
     pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
     pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
     gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
+    call: SumCall | None = None  # of which nodes a sum is made of the answers,
+    call_back: SumCall | None = None  # and of the gradients; None: each node's by itself
 
 
 class RequestHandler:
@@ -53,6 +58,8 @@ class RequestHandler:
     Args:
         last: the last number that each node has served, by name; shared by all that may serve a node, so
             that it takes none twice.
+        masks: of a node whose server is elsewhere, for sums of its answers; None: they leave unmasked, which
+            changes no sum.
     """
 
     def __init__(
@@ -62,7 +69,9 @@ class RequestHandler:
         compute: Compute,
         last: dict[str, int] | None = None,
         wire: WireConfig | None = None,
+        masks: SumMasks | None = None,
     ) -> None:
+        self.masks = masks
         self.group, self.side, self.compute = group, side, compute
         # What is frozen learns nothing and draws nothing, so that no network that learns is like it.
         first = group.nodes[0]
@@ -91,7 +100,14 @@ class RequestHandler:
         """Whether networks here learn privately, which is charged while they compute."""
         return bool(self.group.nodes[0].private)
 
-    def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
+    def answer(
+        self,
+        name: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        call: SumCall | None = None,
+    ) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
 
         That is :meth:`receive`, :meth:`compute_answers` and :meth:`release_answers`.
@@ -99,12 +115,20 @@ class RequestHandler:
         Args:
             number: that the server gave it, rising from question to question.
             differentiable: keep what :meth:`pull_back` needs.
+            call: of which nodes a sum is made, where the question is summed.
         """
-        self.receive(name, number, tensors, differentiable)
+        self.receive(name, number, tensors, differentiable, call)
         self.compute_answers(number)
         return self.release_answers(number)
 
-    def receive(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> None:
+    def receive(
+        self,
+        name: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        call: SumCall | None = None,
+    ) -> None:
         """Take a question, if it may be answered.
 
         Raises:
@@ -121,7 +145,7 @@ class RequestHandler:
         content = digest(name, arrived)
         kept = self._answered.get(number)
         if kept is not None:
-            if kept.content != content:
+            if kept.content != content or kept.call != call:
                 raise QuestionMismatch(self.group.nodes[0].name, name, number)
             kept.tensors = tensors
             return
@@ -133,7 +157,9 @@ class RequestHandler:
         asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
         for node, here in zip(self.group.nodes, asked, strict=True):
             node.gate.admit(here, question, tensors)
-        self._received = _Exchange(question, content, asked, tensors, differentiable)
+        if question.sums and self.masks is not None:
+            call = self.masks.admit(name, call)
+        self._received = _Exchange(question, content, asked, tensors, differentiable, call=call)
 
     def compute_answers(self, number: int) -> None:
         """Compute the answers to what was received, unless they are there already."""
@@ -154,12 +180,29 @@ class RequestHandler:
         for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
             mine = {key: out[row].detach() for key, out in kept.outputs.items()}
             kept.releases.append(
-                node.gate.release(kept.asked[row], ANSWER, mine, kept.question, kept.tensors, self.wire)
+                node.gate.release(
+                    kept.asked[row],
+                    ANSWER,
+                    mine,
+                    kept.question,
+                    kept.tensors,
+                    self.wire,
+                    self._adding(node, kept.call, kept, kept.asked[row]),
+                )
             )
         kept.tensors = {}
         return kept.releases
 
-    def pull_back(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+    def _adding(self, node: Node, call: SumCall | None, kept: _Exchange, asked: Asked) -> Adding | None:
+        """How a node's answer or gradient becomes a part of a sum; None: it leaves by itself."""
+        if not kept.question.sums or call is None:
+            return None
+        mask = None if self.masks is None else self.masks.mask(call, kept.question.name, asked.content)
+        return Adding(node.told, len(call.members), mask)
+
+    def pull_back(
+        self, number: int, pulls: Mapping[str, Tensors], call: SumCall | None = None
+    ) -> Mapping[str, Tensors]:
         """Pull gradients that reached the answer, by node and name, back through each node's networks:
         :meth:`compute_gradients` and :meth:`release_gradients`.
 
@@ -167,10 +210,12 @@ class RequestHandler:
             By node, the gradients by the names of the question's inputs, ``(B, ...)``. Nodes of the group
             that were given none release nothing.
         """
-        self.compute_gradients(number, pulls)
+        self.compute_gradients(number, pulls, call)
         return self.release_gradients(number, pulls)
 
-    def compute_gradients(self, number: int, pulls: Mapping[str, Tensors]) -> None:
+    def compute_gradients(
+        self, number: int, pulls: Mapping[str, Tensors], call: SumCall | None = None
+    ) -> None:
         """Compute the gradients of the inputs, unless they are there already.
 
         Raises:
@@ -193,10 +238,13 @@ class RequestHandler:
             for node, pull in pulls.items()
         }
         if kept.pulls:
-            if pulled != kept.pulled:
+            if pulled != kept.pulled or call != kept.call_back:
                 raise QuestionMismatch(first, name, number)
             return
-        arrived = {node: refine(pull) for node, pull in pulls.items()}
+        if kept.question.sums and self.masks is not None:
+            call = self.masks.admit(name, call)
+        arrived = {node.name: self._weighed(node, kept.question, pulls) for node in self.group.nodes}
+        arrived = {node: pull for node, pull in arrived.items() if pull}
         sample = next(iter(arrived.values()))
         # What does not depend on the inputs (a mean over the node's own examples) has no way back.
         stacked = {key: out for key, out in kept.outputs.items() if isinstance(out, torch.Tensor)}
@@ -210,7 +258,7 @@ class RequestHandler:
             [kept.inputs[key] for key in kept.question.differentiable],
             [stack([pull[key] for pull in each]) for key in names],
         )
-        kept.pulls, kept.pulled = list(grads), pulled
+        kept.pulls, kept.pulled, kept.call_back = list(grads), pulled, call
         kept.inputs, kept.outputs = {}, {}  # the graph has done its work
 
     def release_gradients(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
@@ -220,10 +268,22 @@ class RequestHandler:
         for row, node in enumerate(self.group.nodes):
             if node.name in pulls and node.name not in kept.gradients:
                 own = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
+                asked = kept.pulled[node.name]
+                adding = self._adding(node, kept.call_back, kept, asked)
                 kept.gradients[node.name] = node.gate.release(
-                    kept.pulled[node.name], GRADIENT, own, kept.question, {}, self.wire
+                    asked, GRADIENT, own, kept.question, {}, self.wire, adding
                 )
         return {node: kept.gradients[node] for node in pulls}
+
+    @staticmethod
+    def _weighed(node: Node, question: Question, pulls: Mapping[str, Tensors]) -> dict[str, torch.Tensor]:
+        """What is pulled back through a node: its answer's share of it, where that was weighed in a sum."""
+        pull = refine(pulls.get(node.name, {}))
+        for name, how in question.sums.items() if pull else ():
+            weight = weight_of(how, node.told)
+            if weight is not None:
+                pull[name] = pull[name] * spread(weight, pull[name]).to(pull[name])
+        return pull
 
     def _learn(self, budgets: Budgets, now: _Exchange) -> None:
         """Compute where a network learns privately first, and that is charged.

@@ -43,7 +43,7 @@ class Request:
         at: when, in UTC.
         state: ``waits``, ``approved``, ``used`` (for the one run that it was good for) or ``rejected``.
         protection: of ``node.toml`` when it was approved, as canonical text.
-        runs: names of those that have begun under it.
+        runs: names of those that have begun under it, each with the server that had it begin.
     """
 
     description: str
@@ -83,30 +83,29 @@ class Requests:
         sha256 = description.sha256
         with self._alone():
             found = self._read(sha256)
-            state = self._state(found, run)
-            if state == APPROVED and found is not None and found.server != server:
-                state = WAITS
+            state = self._state(found, run, server)
             if state == APPROVED and found is not None:
-                if run not in found.runs:
+                if (begun := _begun(run, server)) not in found.runs:
                     once = USED if self._file.policy.approve == EACH_RUN else APPROVED
-                    self._write(sha256, replace(found, state=once, runs=(*found.runs, run)))
+                    self._write(sha256, replace(found, state=once, runs=(*found.runs, begun)))
                 return
             if state == WAITS:
                 self._keep(sha256, description, run, server, found)
         self._refuse("join", sha256, state)
 
-    def require_still(self, run: str, sha256: str, question: str) -> None:
+    def require_still(self, run: str, server: str, sha256: str, question: str) -> None:
         """Refuse a question once the owner has taken back what was approved, with QuestionRefused."""
         with self._alone():
-            state = self._state(self._read(sha256), run)
+            state = self._state(self._read(sha256), run, server)
         if state != APPROVED:
             self._refuse(question, sha256, state)
 
-    def _state(self, found: Request | None, run: str) -> str:
-        """What the owner says of a run."""
+    def _state(self, found: Request | None, run: str, server: str) -> str:
+        """What the owner says of a run of a server."""
         if found is None or found.state == REJECTED:
             return WAITS if found is None else REJECTED
-        if found.state != APPROVED and run not in found.runs:
+        granted = found.state == APPROVED and found.server == server
+        if not granted and _begun(run, server) not in found.runs:
             return WAITS
         return APPROVED if found.protection == self._protection() else WAITS
 
@@ -202,6 +201,11 @@ class Requests:
         file_permissions.replace(
             self._folder / f"{sha256}.json", json.dumps(asdict(request)).encode(), sync=True
         )
+
+
+def _begun(run: str, server: str) -> str:
+    """A run of a server, among those that have begun: another server's of that name is another."""
+    return f"{run} of {server}"
 
 
 def asks(file: NodeFile) -> bool:

@@ -21,7 +21,7 @@ from fedstill.privacy.config import PrivacyConfig, Release, StepsConfig
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.events import Bill, Price, add, total
 from fedstill.privacy.noise import Draws, make_draws
-from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, Rule
+from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySums, Rule
 from fedstill.privacy.statement import NO_GUARANTEE, Statement, state
 from fedstill.protocol.kinds import INPUTS, Kind
 from fedstill.protocol.local_config import LocalConfig
@@ -126,6 +126,8 @@ class Mechanism:
             # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
             least = int(not kind.by_class)
             return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind), least)
+        if kind.of == "moments" and reads and not (kind.package or apart):
+            return NoisySums(config.sums_noise, config.group_size)
         if not reads and ("model" in config.learns or (kind.of == "critic" and not pulled and self._critics)):
             # What it costs that they learn is billed where they do.
             return Derived("networks that learn with DP-SGD")

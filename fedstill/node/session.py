@@ -31,12 +31,13 @@ from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.models import carries_gradient
-from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
+from fedstill.node import audit_file, memory_limits, owner_folder, owner_model, startup_kit
 from fedstill.node.admission import require_records
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import DATA, REFUSED, Entry
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.gate import Gate
+from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.message_limits import Sizes, limited
 from fedstill.node.network_limits import within_parameters
 from fedstill.node.network_setup import architecture, fitted
@@ -47,12 +48,14 @@ from fedstill.node.protection import check_priced, protect
 from fedstill.node.refusal_text import short, telling
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
+from fedstill.node.sum_masks import COHORT, Cohort, SumMasks
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.run_description import Description
 from fedstill.protocol.run_plan import Plan
+from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import SCALE, Tensors, size
 
 logger = logging.getLogger("fedstill.node")
@@ -80,6 +83,7 @@ class Session:
     ) -> None:
         self.approved = approved
         self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
+        self._folder = folder
         with ExitStack() as held:  # whatever fails, nothing stays open or locked
             try:  # before anything of the run is read or changed
                 held.enter_context(holding(folder, "node"))
@@ -119,7 +123,8 @@ class Session:
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)
-        self.setting = NodeSetting(self.task, file.local, compute, placed, features)
+        at = NodeSetting(self.task, file.local, compute, placed, features, spec.schema, plan.sums)
+        self.setting = at
         side = side_of(method, self.setting)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
@@ -145,6 +150,7 @@ class Session:
             self.compute.place(module)
         self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
+        self.masks = self._masks()
         self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
         asked = any(question.differentiable for question in self.side.questions.values())
@@ -205,7 +211,14 @@ class Session:
         if time.monotonic() - self.kept.saved > SECONDS_BETWEEN:
             self.kept.save(LEARNING, self._state(self.training.done))
 
-    def answer(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Tensors:
+    def answer(
+        self,
+        name: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        call: SumCall | None = None,
+    ) -> Tensors:
         """What the gate lets out in answer to a question: named tensors.
 
         Raises:
@@ -229,11 +242,12 @@ class Session:
         with limited(self.node.name, name, self.node.gate.policy.most_seconds):
             self.node.gate.inspect(name, tensors, question.sends, shape)
             self.sizes.require(question, tensors)
-            (release,) = self.handler.answer(name, number, self.compute.here(tensors), differentiable)
+            arrived = self.compute.here(tensors)
+            (release,) = self.handler.answer(name, number, arrived, differentiable, call)
         self._log(name, number, release, start)
         return release
 
-    def pull_back(self, number: int, tensors: Tensors) -> Tensors:
+    def pull_back(self, number: int, tensors: Tensors, call: SumCall | None = None) -> Tensors:
         """The gradients that the gate lets out, by the names of the question's inputs.
 
         Raises:
@@ -245,7 +259,7 @@ class Session:
         with limited(name, "gradient", self.node.gate.policy.most_seconds):
             names = (key for key in tensors if not key.endswith(SCALE))
             self.node.gate.inspect("gradient", tensors, dict.fromkeys(names, GRADIENTS), ())
-            release = self.handler.pull_back(number, {name: self.compute.here(tensors)})[name]
+            release = self.handler.pull_back(number, {name: self.compute.here(tensors)}, call)[name]
         self._log("gradient", number, release, start)
         return release
 
@@ -306,8 +320,16 @@ class Session:
         spent = self.audit.spent(DATA, self.plan.run)
         return spent.questions - spent.questions_run
 
+    def _masks(self) -> SumMasks | None:
+        """What hides this node's answers in sums, where the server is to see no more."""
+        if not self.plan.sums:
+            return None
+        identity, cohort = KitIdentity(self._folder / startup_kit.KIT), Cohort(self._folder / COHORT)
+        return SumMasks(self.plan.run, self.node.name, identity, self._file.policy, cohort)
+
     def _new_handler(self) -> RequestHandler:
-        return RequestHandler(Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
+        own = (self.compute, self._last, self.plan.wire, self.masks)
+        return RequestHandler(Group([self.node]), self.side, *own)
 
     def _log(self, name: str, number: int, release: Tensors, start: float) -> None:
         left, seconds = sum(map(size, release.values())), time.perf_counter() - start

@@ -138,6 +138,9 @@ class PrivacyConfig(Registered):
     this file."""
     counts_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 10.0
     """Scale of the Laplace noise on each count of records (under a mechanism); 0: exact, no guarantee."""
+    sums_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 4.0
+    """Standard deviation of the Gaussian noise on sums of a table's columns, over how far one record can move
+    all of them together, in L2 (under a mechanism); 0: exact, no guarantee."""
 
     @property
     def over_all(self) -> tuple[float, float]:
@@ -179,8 +182,8 @@ class PrivacyConfig(Registered):
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
         """How a tensor is bounded and noised, and what that costs; :class:`Exact`: it has no guarantee.
 
-        Never asked for what is the same under every mechanism: counts of records, which get
-        ``counts_noise``, and what follows from networks that learn with DP-SGD alone.
+        Never asked for what is the same under every mechanism: counts of records and sums of columns, which
+        get ``counts_noise`` and ``sums_noise``, and what follows from networks that learn with DP-SGD alone.
 
         Args:
             release: what would leave.

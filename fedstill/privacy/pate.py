@@ -157,7 +157,9 @@ class PATE(AnswersConfig):
         """Training in rounds, and tasks in which there is nothing to vote for."""
         if question.span is not None:
             return "teachers learn once, before the first question, and this one trains the model"
-        if task.kind != "class" and any(kind.of != "counts" for kind in question.releases.values()):
+        if task.kind != "class" and any(
+            kind.of not in ("counts", "moments") for kind in question.releases.values()
+        ):
             return f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
         return None
 

@@ -148,6 +148,40 @@ class NoisyCounts(Checked, Rule):
 
 
 @dataclass(frozen=True)
+class NoisySums(Checked, Rule):
+    """Sums over records, with Gaussian noise.
+
+    Assumes that one record moves each of the M numbers by 1 at most, so all together by sqrt(M) in L2 and a
+    group of records by as many times that. The noise on each number has a standard deviation of ``noise``
+    times what one record moves: a Gaussian mechanism of that noise over its sensitivity, whatever M is
+    (Dwork, Roth 2014, App. A). At noise 0 there is none, and no guarantee.
+    """
+
+    under: ClassVar[str] = "sums"
+
+    relative: NonNegativeFloat
+    group: PositiveInt = 1
+
+    @property
+    def text(self) -> str:
+        if self.relative == 0:
+            return Exact().text
+        return f"Gaussian noise of {self.relative:g} times the root of how many sums there are, on each"
+
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Float64: rounded to float32 before the noise, long sums would move by more than a record does."""
+        return tensor.detach().double().nan_to_num()
+
+    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """With noise on each number."""
+        return add_noise(tensor, draws.normal(tensor.shape), self.relative * math.sqrt(tensor.numel()))
+
+    def price(self, shape: Sequence[int]) -> Price | None:
+        """One event, however many sums."""
+        return None if self.relative == 0 else Price({Event("gaussian", self.relative / self.group): 1})
+
+
+@dataclass(frozen=True)
 class NoisyRows(Checked, Rule):
     """Answers of a network that was trained without protection, bounded and with noise.
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-Of = Literal["question", "scores", "rows", "answers", "critic", "gradients", "counts", "records", "model"]
+Of = Literal[
+    "question", "scores", "rows", "answers", "critic", "gradients", "counts", "moments", "records", "model"
+]
 
 OUTPUTS = ("scores", "rows", "answers", "critic", "gradients", "counts")
 
@@ -25,7 +27,8 @@ class Kind(str):
             ``scores``: a row of class scores for each input. ``rows``: other vectors that may be bounded and
             noised one by one, whatever they are computed from. ``answers``: other outputs of networks.
             ``critic``: outputs of a network that learns privately under every mechanism. ``gradients``: what
-            is pulled back to the inputs. ``counts``: numbers of records. ``records``: the records themselves,
+            is pulled back to the inputs. ``counts``: numbers of records. ``moments``: sums over the
+            records of numbers that are at most 1 in magnitude. ``records``: the records themselves,
             or what is computed from each of them. ``model``: what a network has learned.
         by_class: of counts: they are counted by class.
         of_maps: of records: what policy ``label_maps`` lets out.
@@ -74,6 +77,11 @@ class Kind(str):
         return Kind(f"{package}: {self}", **about)
 
     @property
+    def by_name(self) -> bool:
+        """Whether "outputs only" lets it out where its owner names it, and not before."""
+        return bool(self.package) or self.of == "moments"
+
+    @property
     def output(self) -> bool:
         """Whether it is an output, and neither a record nor a network: what "outputs only" lets out."""
         return self.of in OUTPUTS
@@ -100,6 +108,11 @@ GRADIENTS = Kind(
 )
 LABEL_COUNTS = Kind(
     "label counts", "how many examples of each class a node holds", of="counts", by_class=True
+)
+COLUMN_SUMS = Kind(
+    "column sums",
+    "the sum of each column of numbers of a node's table, and of its squares, within the schema's ranges",
+    of="moments",
 )
 DATA_SIZES = Kind("data sizes", "how many examples a node holds", of="counts")
 LABEL_MAPS = Kind(

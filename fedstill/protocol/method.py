@@ -32,6 +32,7 @@ class Needs:
         trainable: nodes' networks that are not frozen as a whole, since rounds train them.
         images: inputs that are images.
         makes: inputs that a server can make: images or rows of a table, and not texts.
+        rows: inputs that are rows of a table.
         one_label: tasks in which each input has one class.
         maps: tasks whose inputs can be made from label maps.
         no_maps: tasks whose inputs are not made from label maps.
@@ -47,6 +48,7 @@ class Needs:
     trainable: bool = False
     images: bool = False
     makes: bool = False
+    rows: bool = False
     one_label: bool = False
     maps: bool = False
     no_maps: bool = False
@@ -60,6 +62,8 @@ def refusal(needs: Needs, task: Task) -> str | None:
         return f"it works on images, and the inputs of this task are {called}"
     if needs.makes and task.form == "texts":
         return "it makes the inputs that it asks about, and the inputs of this task are texts"
+    if needs.rows and task.form != "rows":
+        return f"it works on rows of a table, and the inputs of this task are {task.form}"
     if needs.one_label and task.kind != "class":
         return "it needs one class for each input, and this task has none"
     if needs.maps and not task.conditions:
@@ -198,6 +202,10 @@ class Method(Registered):
         """The maps ``(count, H, W)`` uint8 that :meth:`imagine` makes its inputs from; None: from none."""
         return None
 
+    def files(self, server: Any, state: Any) -> Mapping[str, str]:
+        """What a run leaves beside its figures and its student: texts, by the name of their file."""
+        return {}
+
     def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
         """All that a ``one_round`` method asks, in order; every such method says it.
 
@@ -249,6 +257,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fd": "fedstill.methods.fd:FD",
         "fedproto": "fedstill.methods.fedproto:FedProto",
         "fedtgp": "fedstill.methods.fedtgp:FedTGP",
+        "column-sums": "fedstill.methods.column_sums:ColumnSums",
     },
     base=Method,
 )

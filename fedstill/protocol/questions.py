@@ -14,14 +14,17 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
-from fedstill.protocol.kinds import GRADIENTS, Kind, kind_named
+from fedstill.protocol.kinds import DATA_SIZES, GRADIENTS, LABEL_COUNTS, Kind, kind_named
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span
+from fedstill.protocol.summing import WEIGHT, Added
 from fedstill.protocol.wire_format import as_text, from_text
 from fedstill.tasks import Task
 
 T = TypeVar("T")
 Handler = Callable[..., Mapping[str, torch.Tensor]]
+WEIGHTS = {"mean": DATA_SIZES, "size": DATA_SIZES, "counts": LABEL_COUNTS}  # what weights, summed, are
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Question:
             them, one a node, and the server finds them by :meth:`Answers.by_node`.
         values: what goes down with it, or is answered, as a JSON value and no tensor: the handler gets the
             value, and gives a list of values, one a node.
+        sums: where the server is to see sums only (``at.sums``): how each part of the answer is added over
+            nodes (:mod:`fedstill.protocol.summing`). Empty elsewhere, and of what cannot be added.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Question:
     moves: str = ""
     ragged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    sums: Mapping[str, Added] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for part in ("sends", "releases"):
@@ -88,6 +94,8 @@ class Question:
         strange = {*self.ragged} - self.releases.keys() | {*self.values} - {*self.sends, *self.releases}
         if strange:
             raise ArgumentError(f"question {self.name}", sorted(strange), "parts that it sends or releases")
+        if self.sums and (self.sums.keys() != self.releases.keys() or self.apart):
+            raise ArgumentError(f"sums of question {self.name}", [*self.sums], "all parts of its answer")
         if self.differentiable and (self.ragged or self.values):
             apart = [*self.ragged, *self.values]
             raise ArgumentError(f"question {self.name}", apart, "none, where gradients are pulled back")
@@ -134,6 +142,7 @@ class Question:
         """The kind of everything that may leave a node for this question."""
         return {
             **self.releases,
+            **{name + WEIGHT: WEIGHTS[how] for name, how in self.sums.items() if how in WEIGHTS},
             **dict.fromkeys((f"d/d{name}" for name in self.differentiable), self.gradients),
         }
 
@@ -155,7 +164,9 @@ class NodeSetting:
         local: how nodes train their models, and for how long in all.
         compute: device and precision.
         public: public data, or None.
+        schema: what the columns of rows of a table may be; none where that is not known, or inputs are none.
         perceptual: VGG features, frozen, for losses that compare images by them; None: the node has none.
+        sums: the server is to see sums of the nodes' answers only.
     """
 
     task: Task
@@ -163,6 +174,8 @@ class NodeSetting:
     compute: Compute
     public: Public | None = None
     perceptual: nn.Module | None = None
+    schema: Schema = NO_SCHEMA
+    sums: bool = False
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -209,6 +222,11 @@ class NodeSide:
     first: Span | None = WHOLE
     learns: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def sums(self) -> bool:
+        """Whether the server sees sums of answers only."""
+        return any(question.sums for question in self.questions.values())
 
     def travels(self) -> tuple[Kind, ...]:
         """All kinds of tensor that go down or leave, each once, in alphabetical order."""
@@ -287,7 +305,7 @@ def _question(
     for key, value in parts.items():
         if key in ("span", "finish"):
             values[key] = value if value is None else partial(value, method)
-        elif key not in ("when", "name"):
+        elif key not in ("when", "name") and (key != "sums" or at.sums):
             values[key] = value(method, at) if callable(value) else value
 
     def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:

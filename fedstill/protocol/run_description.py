@@ -32,9 +32,9 @@ FORMAT = 1
 @dataclass(frozen=True)
 class Description:
     """What a run is, as JSON values: ``method`` with all options, ``spec``, ``wire``, ``public``, ``student``
-    and ``least_nodes`` (which the server alone knows), and by name of each question ``times``, ``rows``,
-    ``leaves`` and ``bytes`` of one answer with its gradients, at most; 0 is no limit that follows from the
-    plan."""
+    and ``least_nodes`` (which the server alone knows), ``sums`` (whether it sees sums only),
+    and by name of each question ``times``, ``rows``, ``leaves`` and ``bytes`` of one answer with its
+    gradients, at most; 0 is no limit that follows from the plan."""
 
     table: Mapping[str, Any]
 
@@ -74,7 +74,7 @@ class Description:
 def describe(plan: Plan, public: Public | None) -> Description:
     """The description of a plan, whose public data these are."""
     config = plan.config()
-    setting = NodeSetting(plan.spec.make_task(), LocalConfig(), Compute(), public)
+    setting = NodeSetting(plan.spec.make_task(), LocalConfig(), Compute(), public, sums=plan.sums)
     questions = side_of(config, setting).questions
     table = {
         "format": FORMAT,
@@ -88,6 +88,7 @@ def describe(plan: Plan, public: Public | None) -> Description:
         },
         "student": plan.student,
         "least_nodes": plan.least_nodes,
+        "sums": plan.sums,
         "questions": {name: _asked(question, plan) for name, question in questions.items()},
     }
     return Description(json.loads(json.dumps(table)))
@@ -107,13 +108,16 @@ def _bytes(question: Question, name: str, kind: Kind, spec: InputSpec) -> int:
     """Bytes of one tensor of an answer, at most; 0: they follow from more than the plan."""
     if kind.package or name in question.apart:  # nobody here knows its shape
         return 0
+    each = 8 if question.sums else 4  # bytes of a number
     if kind.of == "counts":
-        return 16 * (len(spec.classes) + 1)
+        return 16 * (len(spec.classes) + 1)  # of either form
+    if kind.of == "moments":  # of each column of numbers how many there are, their sum and that of squares
+        return 4 * (1 + 3 * len(spec.schema.features))
     if kind.of == "scores":
-        return 4 * question.rows * math.prod(spec.outputs)
+        return each * question.rows * math.prod(spec.outputs)
     of_inputs = kind.of == "gradients" and question.sends.get(name.removeprefix("d/d")) == INPUTS
     if of_inputs or kind.of == "critic":  # of which a value stands for several pixels
-        return 4 * question.rows * math.prod(spec.shape)
+        return each * question.rows * math.prod(spec.shape)
     return 0
 
 

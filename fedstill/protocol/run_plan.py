@@ -17,7 +17,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.wire_format import WireConfig
 
-PROTOCOL = 6  # of the messages between a server and a node
+PROTOCOL = 7  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 
@@ -35,6 +35,7 @@ class Plan:
         student: what the server's model is called, ``""`` where that is chosen later; nothing at a node
             follows from it.
         least_nodes: without how many nodes the run stops, as the server says; 0: it does not say.
+        sums: the server is to see sums of the nodes' answers only.
 
     Raises:
         ArgumentError: the run's name is no name, the method is not known or has other options.
@@ -48,6 +49,7 @@ class Plan:
     public_note: tuple[str, str] = ("", "")
     student: str = ""
     least_nodes: int = 0
+    sums: bool = False
 
     def __post_init__(self) -> None:
         # It names a folder at every node.
@@ -82,6 +84,7 @@ class Plan:
             "public_note": list(self.public_note),
             "student": self.student,
             "least_nodes": self.least_nodes,
+            "sums": self.sums,
         }
 
     @classmethod
@@ -113,12 +116,14 @@ class Plan:
             raise ArgumentError("public_note", note, "two texts")
         if type(table["least_nodes"]) is not int or not 0 <= table["least_nodes"] < 2**31:
             raise ArgumentError("least_nodes", table["least_nodes"], "a whole number from 0")
+        if type(table["sums"]) is not bool:
+            raise ArgumentError("sums", table["sums"], "true or false")
         METHODS.require(table["method"].get("name"), methods, "method.name", "policy.methods")
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
         spec = InputSpec.from_dict(table["spec"], tasks)
-        told = table["student"], table["least_nodes"]
+        told = table["student"], table["least_nodes"], table["sums"]
         return cls(table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *told)
 
 

@@ -190,6 +190,10 @@ class RunConfig(Checked):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """What is measured."""
 
+    track: tuple[str, ...] = ()
+    """Who else hears the run's metrics: tensorboard, mlflow, wandb, or `module:Name`. What they write lies in
+    the run's folder; nodes elsewhere are told nothing of it."""
+
     paper: tuple[PaperFigure, ...] = ()
     """Published figures of this setting, which `fedstill compare` prints beside ours."""
 

@@ -31,7 +31,7 @@ from fedstill.core.progress import PROGRESS, Bars, following
 from fedstill.core.run_writer import holding
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.user_data import usual_folders
-from fedstill.federation import flare_site
+from fedstill.federation import flare_kit, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, RUNS
 from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, write_json
@@ -224,8 +224,8 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
     deployed, owners = home / "flare", [home / "nodes" / name for name in names]
     if (deployed / "admin").exists():
         for place in (
-            flare_site.server(deployed),
-            *(flare_site.node(own) for own in owners if (own / "kit").exists()),
+            flare_kit.server(deployed),
+            *(flare_kit.node(own) for own in owners if (own / "kit").exists()),
         ):
             flare_site.stop(place)  # of a rehearsal that was killed
     shutil.rmtree(deployed, ignore_errors=True)
@@ -239,7 +239,7 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
     with contextlib.ExitStack() as stack:
         silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         silent["env"] = _surroundings()
-        for here in (flare_site.server(deployed), *map(flare_site.node, owners)):
+        for here in (flare_kit.server(deployed), *map(flare_kit.node, owners)):
             stack.callback(flare_site.stop, here)
             flare_site.start(here, **silent)
         admin = stack.enter_context(Admin(deployed / "admin", patience=UP))

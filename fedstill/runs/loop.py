@@ -35,6 +35,7 @@ from fedstill.runs.cautions import best, cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, plain
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 from fedstill.runs.student_file import header
+from fedstill.track.listeners import Listeners
 
 UNITS = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # turns, in the progress bar
 
@@ -48,6 +49,7 @@ class Run(ABC):
     Attributes:
         clock: seconds of each phase and in all.
         records: the files of the run's folder, or of none.
+        listeners: who else hears the metrics, where there is a folder.
         notes: what the result says beside its figures.
 
     Raises:
@@ -73,6 +75,7 @@ class Run(ABC):
         self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed)
         self.notes: list[str] = []
         self.records, self.bars, self.clock = Records(None), Bars(False), Clock()
+        self.listeners = Listeners()
         self._made: Server | None = None
 
     @property
@@ -101,7 +104,7 @@ class Run(ABC):
             FedstillError: a node cannot take part, refuses or fails; the run can go on.
         """
         self.clock.start()
-        self.records, self.bars = Records(out), bars or Bars(False)
+        self.records, self.bars = Records(out, self.listeners.log), bars or Bars(False)
         with ExitStack() as at_last:
             if out is not None:
                 at_last.enter_context(holding(out, "run"))
@@ -109,6 +112,9 @@ class Run(ABC):
                 at_last.callback(self.audit.close)
                 self.audit.require_sound()
             at_last.callback(self._close)
+            if out is not None:
+                at_last.push(self._unless_done)
+                self.listeners.start(out, self.method.title)
             self.bars.describe(self._described())
             with self.bars:
                 saved = self.records.load()
@@ -120,6 +126,11 @@ class Run(ABC):
                     self._made = self._serve(saved)
                     self._take_turns(self._made)
             return self.figures()
+
+    def _unless_done(self, kind: object, *_: object) -> None:
+        """A run that stops before its end tells its listeners; one that does not ends in :meth:`finish`."""
+        if kind is not None:
+            self.listeners.close(None)
 
     # --- what depends on where the nodes are ----------------------------------------------------------
 
@@ -209,8 +220,11 @@ class Run(ABC):
 
     def finish(self, result: Mapping[str, Any], *, keep_state: bool = False) -> None:
         """Write what the run came to: its result, and its student as a file that says how it is used."""
+        for name, text in self.method.files(self.server, self.server.state).items():
+            self.records.text(name, text)
         student = self.setting.student if self.has_student else None
         self.records.finish(result, student, header(self.setting), keep_state=keep_state)
+        self.listeners.close(result)
 
     def figures(self) -> dict[str, Any]:
         """What ``result.json`` says of models, bytes, questions and privacy."""
@@ -231,7 +245,7 @@ class Run(ABC):
         advice = self.task.advice(self.test.targets, names)
         privacy = summary(self._statements(), self._spent())
         told_of = cautions(self.setting, list(self.server.federation.nodes), privacy, told, names)
-        notes = [*self.notes, *told_of, *([advice] if advice else ())]
+        notes = [*self.notes, *self.listeners.notes, *told_of, *([advice] if advice else ())]
         notes += best(self.records.metrics, self.task, self.server.unit) if self.setting.best else ()
         return {
             "method": method_name(self.method),

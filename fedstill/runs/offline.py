@@ -31,6 +31,7 @@ from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.remote_run import Served
 from fedstill.runs.run import COMMAND, check_folder, machine_and_date
 from fedstill.runs.setting import check_method
+from fedstill.track.listeners import Listeners
 
 BEGUN = "files.json"  # in the run's folder: of which files it is
 # Options that may be chosen when all answers are in, beside those that the method names: whatever is here
@@ -116,9 +117,11 @@ def distil(
         "answers": [_about(files.bundles[node]) for node in files.nodes],
         "missing": [node for node in keys or () if node not in files.nodes],
     }
+    listeners = Listeners(config.track, to_dict(config))
     _take_up(out, {**told, "config": to_toml(config)})
     whole = replace(config, link=replace(config.link, inputs="float32", gradients="float32"))  # as in files
     run = Served(whole, files, given.plan.run)
+    run.listeners = listeners
     figures = run.run(out, bars=Bars(progress))
     figures["engine"]["name"] = "files"
     del figures["link"], figures["seconds"]["local_training"], figures["seconds"]["centralised"]

@@ -49,6 +49,7 @@ def plan_of(config: RunConfig, data: DataSet, public: Public | None, name: str, 
         ("", "") if public is None else (public.name, public.note),
         re.sub(r"[^ -~]", "?", config.student.model)[:200],
         config.link.least(nodes),
+        config.link.sums,
     )
 
 
@@ -75,7 +76,8 @@ class Served(Run):
         plan = plan_of(config, self.data, public, name, len(link.nodes))
         self.description = describe(plan, public)
         # What the nodes are asked is the method's declaration; what they have is not known here.
-        self.side = side_of(self.method, NodeSetting(self.task, LocalConfig(), self.compute, self.public))
+        at = NodeSetting(self.task, LocalConfig(), self.compute, self.public, sums=config.link.sums)
+        self.side = side_of(self.method, at)
         self.federation = Remote(
             link, plan, self.side.questions, config.link, self.audit, self.compute, public
         )

@@ -21,9 +21,10 @@ from fedstill.core.text_format import counted
 from fedstill.core.version import __version__
 from fedstill.data.config import check_measured_on_test
 from fedstill.runs.assemble import prepare
-from fedstill.runs.config import RunConfig, load_toml, to_toml
+from fedstill.runs.config import RunConfig, load_toml, to_dict, to_toml
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.trained_models import TrainedModels
+from fedstill.track.listeners import Listeners
 
 REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their own
 COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
@@ -63,10 +64,11 @@ def run(
     _require_engine(config)
     if config.engine.startup_kit:
         config = _with_kit(config, Path(config.engine.startup_kit))
+    listeners = Listeners(config.track, to_dict(config))
     made = None if config.engine.startup_kit else prepare(config)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
-    return _go(config, made, out, command, progress, trained, report)
+    return _go(config, made, out, command, progress, trained, report, listeners)
 
 
 def _require_engine(config: RunConfig) -> None:
@@ -129,8 +131,9 @@ def resume(
             raise ArgumentError("--startup-kit", str(startup_kit), "none, as this run began without one")
         config = _with_kit(config, startup_kit)
         write_text(out / "config.toml", f"{first}\n\n{to_toml(config)}")
+    listeners = Listeners(config.track, to_dict(config))
     made = None if config.engine.startup_kit else prepare(config)
-    return _go(config, made, out, first.removeprefix(COMMAND), progress, trained, report)
+    return _go(config, made, out, first.removeprefix(COMMAND), progress, trained, report, listeners)
 
 
 def _go(
@@ -141,6 +144,7 @@ def _go(
     progress: bool,
     trained: Path | None,
     report: Report | None,
+    listeners: Listeners,
 ) -> dict[str, Any]:
     """A run in its folder, wherever its nodes are; without a simulation, at a deployed federation."""
     bars = noted(out, progress, report)
@@ -149,10 +153,15 @@ def _go(
 
         figures = submit(config, out, bars, in_lines=not progress)
         result = {**figures, "command": command, **machine_and_date()}
+        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        listeners.start(out, result["title"])
+        listeners.log([json.loads(line) for line in lines])
+        listeners.close(result)
         write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
         (out / PROGRESS).unlink(missing_ok=True)
         return result
     simulation, about = made
+    simulation.listeners = listeners
     about["command"] = command
     simulation.trained = None if trained is None else TrainedModels(trained, config)
     if config.engine.name in REHEARSED:

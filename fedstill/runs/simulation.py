@@ -54,7 +54,8 @@ class Simulation(Measured):
             The figures, as :meth:`run` gives them.
         """
         self.clock.start()
-        self.records, self.bars = Records(out), Bars(False)
+        self.records, self.bars = Records(out, self.listeners.log), Bars(False)
+        self.listeners.start(out, self.method.title)
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         (out / "metrics.jsonl").unlink()
         self.records.metrics = [json.loads(line) for line in lines]

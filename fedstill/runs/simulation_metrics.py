@@ -21,6 +21,7 @@ from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import WHOLE
+from fedstill.protocol.summing import SUM, read_sums, summands, total
 from fedstill.runs.evaluation import Metrics, Outputs, deviation, mean, number, plain
 from fedstill.runs.loop import parameter_count
 from fedstill.runs.simulation_nodes import Prepared
@@ -126,7 +127,6 @@ class Measured(Prepared, ABC):
         teachers = self._teachers() if self.side.look is not None else []
         if self.side.look is None or not teachers:
             return None
-        names = tuple(node.name for node in teachers)
         parts = []
         with torch.no_grad(), self.compute.autocast():
             for some in torch.split(inputs, local_training.at_once(inputs)):
@@ -134,7 +134,7 @@ class Measured(Prepared, ABC):
                 if not isinstance(told, Mapping):
                     allowed = "answers by name, as {'logits': (K, B, C)}"
                     raise ArgumentError(f"look of {self.method.title}", type(told).__name__, allowed)
-                part = self.server.ensemble(Answers(-1, names, told))
+                part = self.server.ensemble(self._heard(teachers, told))
                 if part is None:
                     return None
                 parts.append(part)
@@ -144,8 +144,21 @@ class Measured(Prepared, ABC):
         """The nodes that the ensemble is made of: all that have not been left out, as far as they can be
         weighed."""
         told, present = LabelHistogram.among(self.server.state), self.server.federation.present
-        names = present if told is None else told.names
+        names = present if told is None or SUM in told.names else told.names
         return [node for node in self.known if node.name in present and node.name in names]
+
+    def _heard(self, teachers: Sequence[Node], told: Mapping[str, torch.Tensor]) -> Answers:
+        """What nodes would be answering, as the server would hear it: node by node, or their sum."""
+        if not self.at_nodes.sums:
+            return Answers(-1, tuple(node.name for node in teachers), told)
+        asked = next(each for each in self.side.questions.values() if told.keys() <= each.sums.keys())
+        added = []
+        for row, node in enumerate(teachers):
+            mine = {name: each[row] for name, each in told.items()}
+            added.append(summands(mine, asked.kinds(), asked.sums, node.told, len(teachers)))
+        values, _ = read_sums(total(added), asked.kinds())
+        placed = self.compute.here({name: value.unsqueeze(0) for name, value in values.items()})
+        return Answers(-1, (SUM,), placed)
 
     def _only(self, nodes: Sequence[Node]) -> dict[str, Any]:
         """Says over which nodes a figure is, where these are not all."""

@@ -74,7 +74,13 @@ class Prepared(Run, ABC):
         )
         self.kinds = self._kinds()
         self.at_nodes = NodeSetting(
-            self.task, setting.local, self.compute, self.public, self._perceptual_features()
+            self.task,
+            setting.local,
+            self.compute,
+            self.public,
+            self._perceptual_features(),
+            setting.schema,
+            setting.link.sums,
         )
         self.side = side_of(self.method, self.at_nodes)
         self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]

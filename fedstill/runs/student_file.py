@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, ModelError, RunFolderError
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError, RunFolderError
 from fedstill.core.user_functions import first_line
 from fedstill.core.version import __version__
 from fedstill.data.input_spec import InputSpec
@@ -33,7 +33,7 @@ class StudentFile:
     """What such a file says of its network.
 
     Args:
-        model: its name, as :func:`fedstill.models.build` takes it; of a run from Python, its class.
+        model: its name, as :func:`fedstill.models.build` takes it; of a module of one's own, its class.
         spec: its inputs, classes and normalisation; None: known to whoever made them alone.
         words: how words become token ids, as ``data.vocabulary`` says it, where inputs are texts.
     """
@@ -101,7 +101,7 @@ class StudentFile:
 
 def header(setting: Setting) -> dict[str, str]:
     """What the file of a setting's student says beside the weights."""
-    kind, spec = type(setting.student), None
+    spec = None
     if setting.learns is not None:
         mean, std = (tuple(values.flatten().tolist()) for values in normalisation(setting))
         known = setting.schema.classes if setting.schema else setting.classes
@@ -109,8 +109,25 @@ def header(setting: Setting) -> dict[str, str]:
         form = (setting.learns, names, shape_of(setting), mean, std, setting.vocabulary, setting.schema)
         with suppress(ArgumentError):  # features of rows without a schema, say
             spec = InputSpec(*form)
-    name = setting.student_name or f"{kind.__module__}:{kind.__qualname__}"
-    return StudentFile(name, spec, setting.words).header()
+    return StudentFile(setting.student_name or name_of(setting), spec, setting.words).header()
+
+
+def name_of(setting: Setting) -> str:
+    """What a student that is given as a module is called: one of the package's own as on a command line."""
+    student = setting.student
+    name, known = (
+        MODELS.name_of(type(student)),
+        {key: each.shape for key, each in student.state_dict().items()},
+    )
+    if name in MODELS.own:
+        width = len(next(student.parameters()))  # of the first layer, which is what ``:width`` says
+        given = (shape_of(setting), setting.task.outputs(shape_of(setting))[0], 0, "student")
+        for spec in (name, f"{name}:{width}"):
+            with suppress(FedstillError):
+                made = build(spec, *given, vocabulary=setting.vocabulary).state_dict()
+                if {key: each.shape for key, each in made.items()} == known:
+                    return spec
+    return f"{type(student).__module__}:{type(student).__qualname__}"
 
 
 def read(place: str | Path, model: nn.Module | str | None = None) -> tuple[nn.Module, StudentFile]:

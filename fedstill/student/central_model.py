@@ -28,8 +28,6 @@ class CentralModel(nn.Module):
     Attributes:
         network: the network itself, which takes what the run's models took.
         about: its name and what its inputs are.
-        classes: names of its outputs.
-        raw: what brings inputs into the network's form.
 
     Raises:
         DataError: on a call, inputs that it cannot take; the line says which are allowed.
@@ -49,7 +47,7 @@ class CentralModel(nn.Module):
 
     @property
     def raw(self) -> RawInputs:
-        """See the class."""
+        """What brings inputs into the network's form."""
         return raw_inputs(self.about.known, self.about.words) if self._raw is None else self._raw
 
     @property
@@ -59,7 +57,7 @@ class CentralModel(nn.Module):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """See the class."""
+        """Names of its outputs."""
         return self.about.known.classes
 
     def forward(self, x: Any) -> torch.Tensor:

@@ -137,15 +137,15 @@ class RawRows(RawInputs):
             "place in the schema from 0, NaN for nothing"
         )
         place: list[int] = []  # of each feature: its column, whether it says a number or that there is none,
-        numeric, missing, low, high, code = ([] for _ in range(5))  # its range, and the category that it is
+        numeric, missing, low, high, code = ([] for _ in range(5))  # what becomes -1 and 1, and the category
         for number, column in enumerate(columns):
             width = len(column.features)
             numbers = column.type == "number"
             place += [number] * width
             missing += [False] * (width - column.missing) + [True] * column.missing
             numeric += [numbers] * width
-            low += [column.range[0] if numbers else 0.0] * width
-            high += [column.range[1] if numbers else 1.0] * width
+            low += [column.span[0] if numbers else 0.0] * width
+            high += [column.span[1] if numbers else 1.0] * width
             code += [float(each) for each in range(width)]
         tensors: dict[str, Any] = {
             "place": place,
@@ -166,7 +166,8 @@ class RawRows(RawInputs):
         """Features ``(N, F)``, as :class:`fedstill.core.table_schema.Schema` makes them."""
         cells = x[:, self.place]
         none = cells.isnan()
-        scaled = torch.where(none, 0.0, 2 * (cells - self.low) / (self.high - self.low) - 1)
+        scaled = (2 * (cells - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
+        scaled = torch.where(none, 0.0, scaled)
         own = torch.where(self.numeric, scaled, (cells == self.code).to(x.dtype))
         return torch.where(self.missing, none.to(x.dtype), own)
 

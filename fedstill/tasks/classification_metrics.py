@@ -63,14 +63,10 @@ def ece(p: Floats, true: Ints) -> float:
     >>> round(ece(np.array([[0.8, 0.2], [0.8, 0.2]]), np.array([0, 1])), 4)
     30.0
     """
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
     if np.isnan(p).any():
         return math.nan
-    told = multiclass_calibration_error(
-        torch.from_numpy(p), torch.from_numpy(true), num_classes=p.shape[1], n_bins=BINS
-    )
-    return 100.0 * float(told)
+    apart = (each["examples"] * abs(each["accuracy"] - each["confidence"]) for each in calibration(p, true))
+    return sum(apart) / len(true)
 
 
 OF: Mapping[str, Callable[[Floats, Ints], float]] = {

@@ -175,6 +175,51 @@ class Task(ABC):
             raise ArgumentError("ensemble", how, f"{allowed}, not {found}")
         return together
 
+    def added(self, answers: torch.Tensor, how: str) -> torch.Tensor:
+        """What of each node's answer ``(..., B, C, ...)`` a weighted mean over nodes makes the ensemble of.
+
+        Raises:
+            ArgumentError: an ensemble that no such mean makes.
+        """
+        if how == "logits":
+            return answers
+        if how == "log_probs":
+            return self.normalised(answers)
+        if how == "probs":
+            return self.mixed(answers)
+        allowed = "logits, log_probs or probs where link.sums: others are more than a weighted mean"
+        raise ArgumentError("ensemble", how, allowed)
+
+    def joined(self, mean: torch.Tensor, how: str) -> torch.Tensor:
+        """The output that such a mean of :meth:`added` says."""
+        return self.unmixed(mean) if how == "probs" else mean
+
+    def mixed(self, answers: torch.Tensor) -> torch.Tensor:
+        """What outputs predict, of which :meth:`mixture` is a mean."""
+        return answers
+
+    def unmixed(self, mean: torch.Tensor) -> torch.Tensor:
+        """An output that predicts so much, ``(..., B, C, ...)``."""
+        return mean
+
+    def parts(self, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each node's answer ``(K, B, C, ...)`` what is enough as a mean over nodes to tell confidence and
+        uniqueness: what it predicts, ``(K, B, C, ...)``, and a number for each input, ``(K, B)``.
+
+        Raises:
+            ArgumentError: the task has no such parts.
+        """
+        allowed = f"false for task {self.name}, whose losses are no sums over nodes"
+        raise ArgumentError("link.sums", True, allowed)
+
+    def confidence_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        """:meth:`confidence` of the means of :meth:`parts`, ``(B, C, ...)`` and ``(B,)``."""
+        return number.mean()
+
+    def uniqueness_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        """:meth:`uniqueness` of the means of :meth:`parts`, ``(B, C, ...)`` and ``(B,)``."""
+        raise NotImplementedError
+
     def normalised(self, answers: torch.Tensor) -> torch.Tensor:
         """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
         number by number: log-probabilities of classes, and as they are what has no such thing."""

@@ -30,12 +30,12 @@ Break = Callable[[pytest.MonkeyPatch], None]
 # Each with the part of what is claimed that so many runs show at least.
 RELEASES: dict[str, tuple[Make, float, int]] = {
     "counts": (worlds.counts, 0.25, 300),
-    "votes": (worlds.votes, 0.2, 900),
-    "label": (partial(worlds.votes, release="label"), 0.2, 900),
+    "votes": (worlds.votes, 0.2, 500),
+    "label": (partial(worlds.votes, release="label"), 0.2, 500),
     "laplace": (worlds.outputs, 0.2, 600),
     "gaussian": (partial(worlds.outputs, "gaussian", noise=0.2), 0.2, 300),
     "gradients": (worlds.gradients, 0.2, 300),
-    "teachers' gradients": (partial(worlds.gradients, mechanism="pate"), 0.2, 300),
+    "teachers' gradients": (partial(worlds.gradients, mechanism="pate"), 0.2, 200),
 }
 
 

@@ -131,12 +131,11 @@ def test_it_gets_what_matching_gradients_does_not_and_less_when_weakened() -> No
 
 
 @needs_fashion
-@pytest.mark.parametrize(("count", "bound"), [(2, 17), (4, 14.5)])
-def test_batches_come_back(count: int, bound: float) -> None:
-    images, targets = fashion(20, count)
+def test_a_batch_comes_back() -> None:
+    images, targets = fashion(20, 2)
     release = released(build("lenet5", (1, 28, 28), 10, 0), images, targets)
-    found = invert_layers(release, (1, 28, 28), count, steps=400).against(images)
-    assert sum(found.psnr) / count > bound, found.psnr
+    found = invert_layers(release, (1, 28, 28), 2, steps=400).against(images)
+    assert sum(found.psnr) / 2 > 17, found.psnr
     assert found.labels.equal(targets)
 
 

@@ -12,10 +12,14 @@ from scipy.stats import binomtest
 from fedstill.attacks import membership_inference
 from fedstill.attacks.attack import Target
 from fedstill.attacks.candidates import candidates, merged
+from fedstill.attacks.gradient_inversion import GradientInversion
+from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.attacks.outsider import federation, outsider
 from fedstill.attacks.rerun import Heard, Overheard, Replay
 from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.node.local_training import predict
+from fedstill.protocol.summing import SUM
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from tests.attacks.runs import FEDAVG, SGD, replay
@@ -198,3 +202,21 @@ def test_what_cannot_be_told_is_refused_in_one_line() -> None:
     experiment.task = ReconstructionConfig().make(1)
     with pytest.raises(MethodRefused, match="one label an input"):
         section(again, experiment, heard, FEW)
+
+
+def test_a_server_that_sees_sums_only_has_their_sum_and_no_node_s_answers() -> None:
+    method = {"name": "fedkd", "epochs": 2, "levels": 0, "gamma": float("inf"), "ensemble": "log_probs"}
+    again = replay(method, public={"name": "held-out"}, link={"sums": True}, split={"nodes": 3, "alpha": 5.0})
+    experiment, heard = done(again, most=100)
+
+    inputs, answers = heard.answers(SUM) or pytest.fail("no sums were heard")
+    alone = torch.stack([predict(node.model, inputs, experiment.compute) for node in experiment.nodes])
+    counts = torch.stack([experiment.task.counts(node.data) for node in experiment.nodes]).unsqueeze(1)
+    mean = (counts * alone.log_softmax(2)).sum(0) / counts.sum(0)
+    torch.testing.assert_close(answers, mean, rtol=1e-3, atol=1e-3)
+    assert [heard.answers(node.name) for node in experiment.nodes] == [None] * 3
+    central, told = section(again, experiment, heard, replace(FEW, shadows=4))
+    assert central["members"] == sum(len(node.data) for node in experiment.nodes)
+    assert told["of"].startswith("sum of the nodes' answers, for records of node-")
+    for attack in (LabelCounts(), GradientInversion()):
+        assert "sum" in (attack.refusal(experiment.side) or "")

@@ -201,7 +201,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
                 return [{"name": "one", "status": "RUNNING", "submit_time": 1.0}]
 
         monkeypatch.setattr(server_view, "Admin", Admin)
-        monkeypatch.setattr(server_view.flare_site, "server", lambda folder: folder)
+        monkeypatch.setattr(server_view.flare_kit, "server", lambda folder: folder)
         monkeypatch.setattr(server_view.flare_site, "running", lambda site: 77)
         with serving(tmp_path) as server:
             page = Page(ask(server)[2])

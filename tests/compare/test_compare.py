@@ -187,7 +187,7 @@ def test_all_methods_share_everything_but_their_options() -> None:
     for table in tables:
         for own in ("method", "name"):
             del table[own]
-        for lifted in ("outputs_only", "label_maps"):
+        for lifted in ("outputs_only", "label_maps", "kinds"):
             del table["nodes"]["policy"][lifted]
     assert all(table == tables[0] for table in tables)
     assert tables[0]["data"]["name"] == "fashion-mnist"

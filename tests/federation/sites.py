@@ -67,10 +67,10 @@ generator_width = 8
 """
 
 
-def small(method: str = FEDIOD, **link: Any) -> RunConfig:
-    """A run of three small nodes on the digits, in seconds."""
+def small(method: str = FEDIOD, nodes: int = 3, **link: Any) -> RunConfig:
+    """A run of a few small nodes on the digits, in seconds."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in link.items()]
-    return read_toml("\n".join([SMALL, method, "[link]", *lines]))
+    return read_toml("\n".join([SMALL.replace("nodes = 3", f"nodes = {nodes}"), method, "[link]", *lines]))
 
 
 # --- the processes ------------------------------------------------------------------------------------
@@ -317,12 +317,12 @@ def same_figures(
             assert result[key] == figures[key]
 
 
-def until(happened: Callable[[], object], patience: float = 60.0) -> None:
-    """Wait for something."""
+def until(happened: Callable[[], object], patience: float = 60.0, pause: float = 0.005) -> None:
+    """Wait for something, and look for it every ``pause`` seconds."""
     end = time.monotonic() + patience
     while not happened():
         assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
+        time.sleep(pause)
 
 
 def told_time(what: str, since: float) -> None:

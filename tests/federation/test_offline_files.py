@@ -133,7 +133,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world.questions = read_questions(world.path("questions"))
     federation, given = live(), world.questions
     answers = {
-        number: federation._answer(NAMES, ask.question, number, ask.tensors, False)
+        number: federation._answer(NAMES, ask.question, number, ask.tensors, False, None)
         for number, ask in enumerate(given.asks)
     }
     for name in NAMES:

@@ -28,7 +28,7 @@ pytest.importorskip("nvflare")
 from fedstill.cli import server as command
 from fedstill.core.errors import ArgumentError, DeployError
 from fedstill.federation import flare_job as jobs
-from fedstill.federation import flare_permissions, flare_site, provision
+from fedstill.federation import flare_kit, flare_permissions, flare_site, provision
 from fedstill.federation.admin import Admin
 from tests.federation.sites import until
 
@@ -114,9 +114,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     resources.write_text(json.dumps(json.loads(resources.read_text()) | {"class_allow_list": ["*"]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(here.programs))
-        processes = [flare_site.start(flare_site.server(folder), stdout=subprocess.DEVNULL)]
+        processes = [flare_site.start(flare_kit.server(folder), stdout=subprocess.DEVNULL)]
         processes += [
-            flare_site.start(flare_site.node(here.node(name)), stdout=subprocess.DEVNULL) for name in NODES
+            flare_site.start(flare_kit.node(here.node(name)), stdout=subprocess.DEVNULL) for name in NODES
         ]
     try:
         with here.admin() as admin:
@@ -124,8 +124,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield here
     finally:
         for name in NODES:
-            flare_site.stop(flare_site.node(here.node(name)))
-        flare_site.stop(flare_site.server(folder))
+            flare_site.stop(flare_kit.node(here.node(name)))
+        flare_site.stop(flare_kit.server(folder))
         for process in processes:
             process.wait(10)
 
@@ -238,7 +238,7 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     shutil.copytree(tmp_path / "other/nodes/north", kit)
     shutil.copy(kits / "nodes/north/startup/rootCA.pem", kit / "startup")
     with pytest.raises(DeployError, match=r"not from the authority in rootCA\.pem"):
-        flare_site.start(flare_site.node(kit.parent))
+        flare_site.start(flare_kit.node(kit.parent))
 
 
 @pytest.mark.parametrize(
@@ -305,11 +305,11 @@ def test_the_command_says_what_to_give_to_whom(tmp_path: Path, capsys: pytest.Ca
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
             command.main(["start", str(folder)])
         with pytest.raises(DeployError, match=f"port {port} of this machine cannot be opened"):
-            flare_site.start(flare_site.server(folder))
+            flare_site.start(flare_kit.server(folder))
 
 
 def test_whoever_asks_whether_a_site_runs_is_not_taken_for_it(tmp_path: Path) -> None:
-    here = flare_site.Site("client", tmp_path)
+    here = flare_kit.Site("client", tmp_path)
     assert flare_site.running(here) is None
     here.pid.write_text("1")  # of a site that was killed, and that number is somebody else's now
     with here.pid.open() as other:
@@ -328,7 +328,7 @@ def test_a_sites_own_process_is_up_without_torch() -> None:
 
 
 def test_a_process_that_is_no_site_is_never_ended(tmp_path: Path) -> None:
-    here = flare_site.Site("client", tmp_path)
+    here = flare_kit.Site("client", tmp_path)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         here.pid.write_text(str(stranger.pid))
@@ -456,7 +456,7 @@ def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation
     owner = tmp_path / "west"
     owner.mkdir()
     shutil.move(foreign, owner / "kit")
-    process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         said = owner / "node.log"
         until(lambda: said.exists() and "is the kit from this federation?" in said.read_text(), 60)
@@ -464,7 +464,7 @@ def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation
             assert set(admin.nodes()) == set(NODES)
         assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said.read_text()
     finally:
-        assert flare_site.stop(flare_site.node(owner))
+        assert flare_site.stop(flare_kit.node(owner))
         process.wait(10)
 
 
@@ -486,10 +486,10 @@ def _handshake(port: int, root: Path, kit: Path | None) -> str:
 
 
 def test_a_second_start_is_refused(federation: Federation) -> None:
-    number = flare_site.running(flare_site.node(federation.node("east")))
+    number = flare_site.running(flare_kit.node(federation.node("east")))
     assert number is not None
     with pytest.raises(DeployError, match=f"runs already, as process {number}"):
-        flare_site.start(flare_site.node(federation.node("east")))
+        flare_site.start(flare_kit.node(federation.node("east")))
     # Also where two are started at once, when only the lock decides.
     words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(federation.node("east"))]
     second = subprocess.run(words, capture_output=True, text=True, timeout=30)
@@ -527,7 +527,7 @@ def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federa
     """Though this federation's server lets the admin do both."""
     from nvflare.fuel.flare_api.api_spec import AuthorizationError, InternalError
 
-    number = flare_site.running(flare_site.node(federation.node("east")))
+    number = flare_site.running(flare_kit.node(federation.node("east")))
     with federation.admin() as admin:
         try:
             told = admin._session.ls_target("east")
@@ -539,7 +539,7 @@ def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federa
             admin._session.do_command("shutdown client east")
         time.sleep(3)
         assert "east" in admin.nodes()
-    assert flare_site.running(flare_site.node(federation.node("east"))) == number
+    assert flare_site.running(flare_kit.node(federation.node("east"))) == number
 
 
 def test_revoked_is_out_and_readmitted_is_in(
@@ -556,7 +556,7 @@ def test_revoked_is_out_and_readmitted_is_in(
         assert admin.wait(job, 30) == "FINISHED:ABORTED"  # it has no more part in what was at work
         assert set(admin.nodes()) == {"east"}  # though it sends signs of life all the while
         # Nor is it let in when it is started again, and it says so in one line.
-        assert flare_site.stop(flare_site.node(owner))
+        assert flare_site.stop(flare_kit.node(owner))
         words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(owner)]
         again = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert again.returncode == 1
@@ -567,7 +567,7 @@ def test_revoked_is_out_and_readmitted_is_in(
             "INFO fedstill.site: ended",
         ]
         command.main(["readmit", str(federation.folder), "north"])
-        process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
+        process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
         assert process.poll() is None
     until(
@@ -578,7 +578,7 @@ def test_revoked_is_out_and_readmitted_is_in(
 def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_path: Path) -> None:
     """Who makes the kits could let code run at the nodes: FLARE keeps a site's rules in them."""
     shutil.copytree(kits / "nodes/east", tmp_path / "kit")
-    here, local = flare_site.Site("client", tmp_path), tmp_path / "kit" / "local"
+    here, local = flare_kit.Site("client", tmp_path), tmp_path / "kit" / "local"
     written = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
     (local / "authorization.json").write_text(written["authorization.json"].replace('"none"', '"any"'))
     (local / "comm_config.json").write_text('{"comm_driver_path": "/tmp/drivers"}')
@@ -586,8 +586,8 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
     evil = {"id": "evil", "path": "evil.Evil", "args": {}}
     changed = {**resources, "class_allow_list": ["*"], "components": [*resources["components"], evil]}
     (local / "resources.json").write_text(json.dumps(changed))
-    begins = "import sys, pathlib; from fedstill.federation import flare_site; "
-    settles = "flare_site._settle(flare_site.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
+    begins = "import sys, pathlib; from fedstill.federation import flare_kit, flare_site; "
+    settles = "flare_site._settle(flare_kit.Site('client', pathlib.Path(sys.argv[1])))"  # and a log
     subprocess.run([sys.executable, "-c", begins + settles, str(tmp_path)], check=True, timeout=60)
     assert {name: (local / name).read_text() for name in written} == written
     kept = json.loads((local / "resources.json").read_text())
@@ -605,7 +605,7 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
     config = tmp_path / "kit" / "startup" / "fed_client.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "components": [evil]}))
     with pytest.raises(DeployError, match=r"fed_client\.json has components: allowed are"):
-        flare_site.start(flare_site.node(tmp_path))
+        flare_site.start(flare_kit.node(tmp_path))
 
 
 @pytest.mark.parametrize("says", ["Job 7 is not running.", "out of order"])
@@ -630,15 +630,15 @@ def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
     import psutil
 
     owner = federation.node("north")
-    number = flare_site.running(flare_site.node(owner))
+    number = flare_site.running(flare_kit.node(owner))
     assert number is not None
     psutil.Process(number).kill()
     with federation.admin() as admin:
         until(lambda: "north" not in admin.nodes(), 60)
         assert (
-            flare_site.running(flare_site.node(owner)) is None
+            flare_site.running(flare_kit.node(owner)) is None
         )  # though its file of the process number is there
-        process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
+        process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
     assert process.poll() is None
 
@@ -651,14 +651,14 @@ def test_stop_ends_all_that_was_started(federation: Federation) -> None:
         # Server and nodes, and of each one for the job.
         until(lambda: len(_processes(federation.folder)) >= 6)
         begin = time.monotonic()
-        assert flare_site.stop(flare_site.node(federation.node("north")))
+        assert flare_site.stop(flare_kit.node(federation.node("north")))
         command.main(["stop", str(federation.folder)])
         until(lambda: "is gone, or the way to it; it is tried every 10 s" in log(federation, "east"))
-        assert flare_site.stop(flare_site.node(federation.node("east")))
+        assert flare_site.stop(flare_kit.node(federation.node("east")))
         assert time.monotonic() - begin < 40
         with pytest.raises(DeployError, match="is gone, or the way to it"):
             admin.nodes()
     assert _processes(federation.folder) == []
-    assert flare_site.running(flare_site.server(federation.folder)) is None
+    assert flare_site.running(flare_kit.server(federation.folder)) is None
     assert [path.read_text() for path in federation.folder.rglob("*.pid")] == [""] * 3
     assert "ended" in log(federation, "east")

@@ -68,7 +68,8 @@ def tiny(
     needs = chosen.needs()
     return from_dict(
         {
-            "data": {"name": "digits"},
+            "task": {"name": "tabular" if needs.rows else "classification"},
+            "data": {"name": "wine" if needs.rows else "digits"},
             "split": {"nodes": 3},
             "nodes": {
                 "models": ["mlp:8"],

@@ -16,6 +16,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.link_config import LinkConfig
 from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.extractor_head import split
@@ -130,18 +131,20 @@ def world(
     std: float = 0.25,
     features: nn.Module | None = None,
     protect: Callable[[NodeSide, NodeSetting], None] | None = None,
+    sums: bool = False,
     **setting: Any,
 ) -> World:
-    """A server over nodes, stacked as far as they are alike; ``setting``: public, kinds.
+    """A server over nodes, stacked as far as they are alike, which sees sums only if it is to; ``setting``:
+    public, kinds.
 
     ``protect`` puts the nodes under mechanisms, before they are prepared.
     """
-    at = NodeSetting(task, local, Compute(), setting.get("public"), features)
+    at = NodeSetting(task, local, Compute(), setting.get("public"), features, sums=sums)
     side = method.node_side(at)
     if protect is not None:
         protect(side, at)
     side.prepare(nodes)
-    federation = InProcess(nodes, partition(nodes, stacked), side, Compute())
+    federation = InProcess(nodes, partition(nodes, stacked), side, Compute(), LinkConfig(sums=sums))
     place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
     return World(nodes, Server(method, *place, **setting), side)
 

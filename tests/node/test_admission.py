@@ -183,6 +183,23 @@ def test_another_server_or_another_protection_is_asked_anew(tmp_path: Path) -> N
     assert "waits" in refused(clinic)
 
 
+def test_whoever_asks_twice_is_not_taken_for_the_server_that_was_approved(tmp_path: Path) -> None:
+    """Nor does another's question end the run that was approved."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+    clinic.say("leave", message=99)
+    clinic.again()
+    clinic.host.asker = KNOWN
+    for _ in range(3):
+        assert "waits" in refused(clinic)
+    clinic.host.asker = ""
+    assert joined(clinic)
+    clinic.host.asker = KNOWN
+    assert "waits" in refused(clinic)
+
+
 def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)

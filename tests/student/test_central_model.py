@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelE
 from fedstill.data import load, named
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.new_data import Reading, measured, unlabelled
-from fedstill.models import MLP, SmallCNN
+from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN
 from fedstill.runs.cautions import digests
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.central_model import Portable
@@ -111,9 +112,28 @@ def test_a_student_from_python_says_what_it_takes_too(tmp_path: Path) -> None:
         policies=[fedstill.PolicyConfig(outputs_only=False)] * 2,
         out=tmp_path / "run",
     )
-    student = fedstill.load(tmp_path / "run", MLP((1, 8, 8), 2, width=4))
-    assert student.classes == ("cat", "dog")
+    student = fedstill.load(tmp_path / "run")
+    assert (student.classes, student.about.model) == (("cat", "dog"), "mlp:4")
     torch.testing.assert_close(student((x[16:] + 1) / 2), mine(x[16:]))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(SmallCNN, "small-cnn:8"), (ResNet8, "resnet8:4"), (RandomConv, "random-conv")],
+)
+def test_one_of_the_packages_own_modules_is_named_with_its_width(
+    model: Callable[..., nn.Module], name: str, tmp_path: Path
+) -> None:
+    width = {"width": int(name.partition(":")[2])} if ":" in name else {}
+    x, y = torch.rand(8, 1, 8, 8) * 2 - 1, torch.arange(8) % 2
+    networks = [model((1, 8, 8), 2, **width) for _ in range(2)]
+    method = fedstill.FedKD(epochs=1)
+    fedstill.distil(
+        [(x, y)], networks[:1], networks[1], (x, y), 2, method=method, public=x, out=tmp_path / "run"
+    )
+    student = fedstill.load(tmp_path / "run")
+    assert student.about.model == name
+    torch.testing.assert_close(student.network(x), networks[1](x))
 
 
 def test_a_regressions_answers_are_in_the_targets_unit(tmp_path: Path) -> None:

@@ -85,6 +85,16 @@ def test_figures_by_hand() -> None:
     assert told["ece"] == pytest.approx(100 * off.item() / 4)
 
 
+def test_ece_is_that_of_torchmetrics() -> None:
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    rng = np.random.default_rng(0)
+    p, true = rng.dirichlet(np.full(4, 0.5), 200), rng.integers(0, 4, 200)
+    tensors = torch.from_numpy(p), torch.from_numpy(true)
+    expected = multiclass_calibration_error(*tensors, num_classes=4, n_bins=15)
+    assert classification_metrics.ece(p, true) == pytest.approx(100 * expected.item())
+
+
 def test_of_two_classes_auprc_is_of_the_second() -> None:
     p = torch.tensor([0.9, 0.8, 0.3, 0.1])  # of class 1; the first and the third are: 1 and 2/3
     outputs = torch.stack([(1 - p).log(), p.log()], 1)

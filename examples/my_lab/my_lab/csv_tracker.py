@@ -1,0 +1,27 @@
+"""A run's figures as a table that any spreadsheet opens: step, figure, value."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstill.track import Tracker, numbers, outcome
+
+
+class CsvTracker(Tracker):
+    """Writes ``tracked.csv`` into the run's folder."""
+
+    def start(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.file = (folder / "tracked.csv").open("w", newline="")  # anew, also where a run goes on
+        self.csv = csv.writer(self.file)
+        self.csv.writerow(["step", "figure", "value"])
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.csv.writerows([line["step"], *figure] for line in lines for figure in numbers(line))
+        self.file.flush()
+
+    def close(self, result: Mapping[str, Any] | None) -> None:
+        self.csv.writerows(["", f"result/{name}", value] for name, value in outcome(result or {}).items())
+        self.file.close()

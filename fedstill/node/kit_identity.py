@@ -1,0 +1,114 @@
+"""A node's identity, in its startup kit: it signs what the node claims, and checks what others claim.
+
+Who may claim a name is for the authority to say, whose certificate is in every kit of a federation: each node
+has a certificate for its own name, and the key to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.core.errors import OwnDataError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+LARGEST = 20_000  # bytes of a card
+
+
+class KitIdentity:
+    """The certificate, key and authority of a kit.
+
+    Raises:
+        OwnDataError: the folder holds no such kit.
+    """
+
+    def __init__(self, kit: Path) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        startup = kit / "startup"
+        try:
+            self._pem = (startup / "client.crt").read_bytes()
+            self._key = load_pem_private_key((startup / "client.key").read_bytes(), None)
+            self._authority = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            raise OwnDataError(f"{kit} holds no certificate, key and authority: {error}") from error
+
+    def sign(self, claim: bytes, value: bytes) -> bytes:
+        """A card: a value, this node's certificate, and its signature of the claim."""
+        from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        if isinstance(self._key, rsa.RSAPrivateKey):
+            signature = self._key.sign(claim, padding.PKCS1v15(), SHA256())
+        elif isinstance(self._key, ec.EllipticCurvePrivateKey):
+            signature = self._key.sign(claim, ec.ECDSA(SHA256()))
+        else:
+            raise OwnDataError("the kit's key is neither of RSA nor of an elliptic curve")
+        card = {"value": value.hex(), "certificate": self._pem.decode(), "signature": signature.hex()}
+        return json.dumps(card).encode()
+
+    def read(self, card: bytes, name: str, claim: Callable[[bytes], bytes]) -> bytes:
+        """The value of a card that the node of this name has signed.
+
+        Args:
+            card: what somebody showed.
+            name: whose it is to be.
+            claim: what must have been signed, by the value.
+
+        Raises:
+            ValueError: it is no card; or it is not proved.
+        """
+        from cryptography import x509
+
+        if len(card) > LARGEST:
+            raise ValueError(f"it has {len(card)} bytes, allowed are {LARGEST}")
+        try:
+            told = json.loads(card)
+            value, signature = bytes.fromhex(told["value"]), bytes.fromhex(told["signature"])
+            certificate = x509.load_pem_x509_certificate(told["certificate"].encode())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError("it is none") from error
+        self._require_issued(certificate, name)
+        _verify(certificate, signature, claim(value))
+        return value
+
+    def _require_issued(self, certificate: Certificate, name: str) -> None:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.x509.oid import NameOID
+
+        try:
+            certificate.verify_directly_issued_by(self._authority)
+        except (InvalidSignature, ValueError, TypeError) as error:
+            raise ValueError("its certificate is not of this federation's authority") from error
+        if (
+            not certificate.not_valid_before_utc
+            <= datetime.now(timezone.utc)
+            <= certificate.not_valid_after_utc
+        ):
+            raise ValueError("its certificate has run out")
+        named = [each.value for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        if named != [name]:
+            raise ValueError(f"its certificate is of {named}")
+
+
+def _verify(certificate: Certificate, signature: bytes, claim: bytes) -> None:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    public = certificate.public_key()
+    try:
+        if isinstance(public, rsa.RSAPublicKey):
+            public.verify(signature, claim, padding.PKCS1v15(), SHA256())
+        elif isinstance(public, ec.EllipticCurvePublicKey):
+            public.verify(signature, claim, ec.ECDSA(SHA256()))
+        else:
+            raise ValueError("its key is neither of RSA nor of an elliptic curve")
+    except InvalidSignature as error:
+        raise ValueError("its signature is not of its certificate's key") from error

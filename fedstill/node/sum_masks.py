@@ -1,0 +1,321 @@
+"""Masks under which a node's part of a sum leaves: the server can read nothing but the sum of all members.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Each two
+nodes agree on a key (X25519), of which a stream of numbers (ChaCha20) is made for each sum: one of them adds
+it, the other takes it away. Bound into that stream (HKDF) is all that the sum is about: the run, the sum's
+number, its members and the very bits of the question. A server that asks nodes different things, or names
+them different members, gets masks that do not cancel.
+
+Where a sum may be read without nodes that fail (``recover``), each node adds a mask of its own as well, so
+that an answer which comes late stays covered. All who are left first agree, each with each, on who they are;
+only then does each reveal its own mask of this one sum, and those that it shares with the lost. A node agrees
+once a sum: so either it reveals its own mask, or others reveal what they share with it, and never both.
+
+Other than in the paper: keys are made anew by every process and proved by the node's certificate; nobody
+deals shares of keys, so that a sum is lost where a node fails between agreeing and revealing; and members may
+not be chosen so that one sum less another is one node's answer (:class:`Cohort`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from fedstill.core import file_permissions
+from fedstill.core.errors import QuestionRefused, RunFolderError
+from fedstill.node.kit_identity import KitIdentity
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.summing import LEAST, SumCall
+
+KEPT = 8  # sums that a server may still finish: answers and gradients of the last questions
+KEY = 32  # bytes
+COHORT = "summed.json"  # in a node's folder: with whom it has added
+UNLESS = "unless its owner sets sums_may_differ = true"
+
+Mask = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+@dataclass
+class _Open:
+    """One sum, from when the node is asked to add to it: what it is about, in bytes; and whom it is read of,
+    once that is agreed on."""
+
+    call: SumCall
+    about: bytes
+    survivors: tuple[str, ...] = ()
+
+
+class Cohort:
+    """The nodes that this one adds with, the same in all runs, kept in a file.
+
+    Two sums of other members would tell more than either: one less the other is what those answered who are
+    in one of them only. Nor is it enough that these are many: a sum of seven nodes, less two of three of them
+    each, is one node's answer, and six of the seven know of two sums only. So no node adds with other members
+    than it has added with.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.members = read_names(path) if path.exists() else frozenset()
+
+    def objection(self, members: Sequence[str]) -> str | None:
+        """Why a sum of these members, with earlier ones, could tell what few of them answered.
+
+        >>> cohort = Cohort(Path("none.json"))
+        >>> cohort.members = frozenset("abcd")
+        >>> cohort.objection("abc")
+        'it would add with and without d, and the difference would tell what they answered'
+        """
+        odd = " and ".join(sorted(self.members ^ set(members)))
+        if not self.members or not odd:
+            return None
+        return f"it would add with and without {odd}, and the difference would tell what they answered"
+
+    def add(self, members: Sequence[str]) -> None:
+        """These have a sum now: it is on disk before anything leaves."""
+        if self.members != frozenset(members):
+            self.members = frozenset(members)
+            file_permissions.replace(self._path, json.dumps(sorted(members)).encode(), sync=True)
+
+
+class SumMasks:
+    """One node's masks in one run.
+
+    Args:
+        run: its name.
+        name: the node's.
+        identity: proves who the node is, and who others are.
+        policy: its owner's.
+        cohort: with whom it has added.
+    """
+
+    def __init__(
+        self, run: str, name: str, identity: KitIdentity, policy: PolicyConfig, cohort: Cohort
+    ) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self.run, self.name, self.policy, self.cohort = run, name, policy, cohort
+        self._identity, self._own = identity, secrets.token_bytes(KEY)
+        self._private = X25519PrivateKey.generate()
+        self._shared: dict[str, bytes] = {}  # what is agreed on with each other node
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._last = -1
+
+    @property
+    def least(self) -> int:
+        """Nodes in a sum at least."""
+        return max(self.policy.minimum_nodes, LEAST)
+
+    # --- who is there -----------------------------------------------------------------------------------
+
+    def card(self) -> bytes:
+        """The node's public key for this run and process, with its certificate and signature."""
+        public = self._private.public_key().public_bytes_raw()
+        return self._identity.sign(self._claim(self.name, public), public)
+
+    def meet(self, cards: Mapping[str, bytes]) -> None:
+        """Agree on a key with each node that shows a card.
+
+        Raises:
+            QuestionRefused: a card that the authority's certificate does not prove, or none of this node's
+            own.
+        """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        shared, mine = {}, self._private.public_key().public_bytes_raw()
+        for name, card in cards.items():
+            try:
+                public = self._identity.read(card, name, partial(self._claim, name))
+                if name == self.name:
+                    if public != mine:
+                        raise ValueError("it shows another key for this node")
+                    continue
+                agreed = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+            except ValueError as error:
+                raise QuestionRefused(self.name, "meet", f"sums: the card of {name!r}: {error}") from error
+            pair = sorted((mine, public))
+            shared[name] = _derive(agreed, b"pair" + pair[0] + pair[1])
+        if self.name not in cards:
+            raise QuestionRefused(self.name, "meet", "sums: this node's own card is missing")
+        self._shared = shared
+
+    def _claim(self, name: str, public: bytes) -> bytes:
+        return _bytes("fedstill sums", self.run, name, public.hex())
+
+    # --- one sum ----------------------------------------------------------------------------------------
+
+    def admit(self, question: str, call: SumCall | None) -> SumCall:
+        """Let a sum be asked for, or refuse it before anything is computed.
+
+        Raises:
+            QuestionRefused: no sum is asked for; too few members, or some whom this node has not met; a
+            number
+                that came before; or others than it has added with.
+        """
+        if call is None:
+            raise QuestionRefused(self.name, question, "sums: this run's answers leave under masks only")
+        known = self._open.get(call.number)
+        unknown = sorted(set(call.members) - {*self._shared, self.name})
+        rule = None
+        if known is not None:
+            rule = None if known.call == call else f"number {call.number} is another sum's"
+        elif call.number <= self._last:
+            rule = f"number {call.number} is not above {self._last}"
+        elif self.name not in call.members:
+            rule = "this node is none of its members"
+        elif unknown:
+            rule = f"{', '.join(unknown)}: this node has not met them"
+        elif len(call.members) < self.least:
+            rule = f"{len(call.members)} members, allowed are {self.least} or more"
+        elif call.recover and not self.policy.sums_may_differ:
+            rule = f"none is read without nodes that fail, {UNLESS}"
+        elif not self.policy.sums_may_differ:
+            rule = self.cohort.objection(call.members)
+            rule = None if rule is None else f"{rule}, {UNLESS}"
+        if rule is not None:
+            raise QuestionRefused(self.name, question, f"sums: {rule}")
+        return call
+
+    def mask(self, call: SumCall, question: str, content: str) -> Mask:
+        """What is added to each part (its tensor, its place among the parts) of this node's answer.
+
+        Args:
+            call: the sum, admitted.
+            question: what is answered, and as which part.
+            content: a fingerprint of all that came down with it.
+        """
+        # What is not in here could differ between nodes, or from time to time, with masks that still cancel.
+        members = sorted(call.members)
+        about = _bytes(self.run, question, content, str(call.number), str(call.recover), *members)
+        self._open.setdefault(call.number, _Open(call, about))
+        if self._open[call.number].about != about:
+            raise QuestionRefused(self.name, question, f"sums: number {call.number} is another sum's")
+        self._last = max(self._last, call.number)
+        while len(self._open) > KEPT:
+            self._open.popitem(last=False)
+        self.cohort.add(call.members)
+        keys = {name: self._pairwise(name, about) for name in members if name != self.name}
+
+        def add(tensor: torch.Tensor, place: int) -> torch.Tensor:
+            covered = tensor.clone()
+            for name, key in keys.items():
+                covered += sign(self.name, name) * stream(key, place, tensor.shape)
+            return covered + stream(self._seed(about), place, tensor.shape) if call.recover else covered
+
+        return add
+
+    def agree(self, number: int, survivors: Sequence[str]) -> dict[str, str]:
+        """This node's word to each other survivor that a sum is read of these nodes; it is given once a sum.
+
+        Raises:
+            QuestionRefused: it was given for others; they are too few, or no part of the members.
+        """
+        open_, wanted = self._known(number), tuple(sorted(survivors))
+        rule = None
+        if not open_.call.recover:
+            rule = "it is read of all its members"
+        elif open_.survivors not in ((), wanted):
+            rule = "this node has agreed on other survivors"
+        elif not {self.name} <= set(wanted) <= set(open_.call.members) or len(set(wanted)) < len(wanted):
+            rule = "survivors are some of its members, and this node among them"
+        elif len(wanted) < self.least:
+            rule = f"{len(wanted)} survivors, allowed are {self.least} or more"
+        if rule is not None:
+            raise QuestionRefused(self.name, "agree", f"sums: {rule}")
+        open_.survivors = wanted
+        others = [name for name in wanted if name != self.name]
+        return {name: self._word(open_, self.name, name) for name in others}
+
+    def reveal(self, number: int, words: Mapping[str, str]) -> dict[str, str]:
+        """Keys, as hexadecimal digits: of this node's own mask of a sum, by its own name, and of those that
+        it shares with nodes that are lost, by theirs.
+
+        Args:
+            number: of the sum.
+            words: what each other survivor told this node when it agreed.
+
+        Raises:
+            QuestionRefused: not all survivors have agreed on the same.
+        """
+        open_ = self._known(number)
+        others = set(open_.survivors) - {self.name}
+        sound = bool(open_.survivors) and set(words) == others
+        if not sound or not all(
+            hmac.compare_digest(words[name], self._word(open_, name, self.name)) for name in others
+        ):
+            rule = "sums: not all survivors have agreed on who they are"
+            raise QuestionRefused(self.name, "reveal", rule)
+        lost = set(open_.call.members) - set(open_.survivors)
+        shared = {name: self._pairwise(name, open_.about).hex() for name in sorted(lost)}
+        return {self.name: self._seed(open_.about).hex(), **shared}
+
+    # --- keys -------------------------------------------------------------------------------------------
+
+    def _known(self, number: int) -> _Open:
+        if number not in self._open:
+            raise QuestionRefused(self.name, "agree", f"sums: number {number} is none that it added to")
+        return self._open[number]
+
+    def _pairwise(self, name: str, about: bytes) -> bytes:
+        return _derive(self._shared[name], b"mask" + about)
+
+    def _seed(self, about: bytes) -> bytes:
+        return _derive(self._own, b"own" + about)
+
+    def _word(self, open_: _Open, speaker: str, hearer: str) -> str:
+        other = hearer if speaker == self.name else speaker
+        about = b"word" + open_.about + _bytes(speaker, hearer, *open_.survivors)
+        return _derive(self._shared[other], about).hex()
+
+
+def read_names(path: Path) -> frozenset[str]:
+    """The names of nodes that a file holds.
+
+    Raises:
+        RunFolderError: it holds something else: then it is not known what was summed before.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(f"{path} is no list of nodes that were summed") from error
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise RunFolderError(f"{path} is no list of nodes that were summed")
+    return frozenset(found)
+
+
+def sign(name: str, other: str) -> int:
+    """Whether of two nodes the first adds what both know (1) or takes it away (-1)."""
+    return 1 if name < other else -1
+
+
+def stream(key: bytes, place: int, shape: Sequence[int]) -> torch.Tensor:
+    """Numbers of 64 bits that without the key look random, the same for the same place."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    count = torch.Size(shape).numel()
+    if not count:
+        return torch.zeros(tuple(shape), dtype=torch.int64)
+    nonce = bytes(8) + place.to_bytes(8, "little")  # a block counter, and which of the parts it is
+    encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    drawn = bytearray(encryptor.update(bytes(8 * count)))
+    return torch.frombuffer(drawn, dtype=torch.int64).reshape(tuple(shape))
+
+
+def _derive(secret: bytes, about: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), KEY, salt=None, info=b"fedstill 1 " + about).derive(secret)
+
+
+def _bytes(*words: str) -> bytes:
+    """Words as bytes, of which no two lists give the same."""
+    return json.dumps(words).encode()

@@ -1,0 +1,51 @@
+"""A node's part of a sum over nodes, as it leaves through the gate: weighed, in whole numbers, and masked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fedstill.core.errors import DataError, QuestionRefused
+from fedstill.protocol.questions import Question
+from fedstill.protocol.summing import Added, summands
+from fedstill.protocol.wire_format import Tensors
+
+
+@dataclass(frozen=True)
+class Adding:
+    """How a release becomes a part of a sum.
+
+    Args:
+        told: counts that the node has let out, noised if they had to be: it is weighed by these, and by
+            nothing that has not left through its gate. What is let out now is put there.
+        members: how many nodes add.
+        mask: what is added to each part, by its place; None: nothing, which changes no sum.
+    """
+
+    told: dict[str, torch.Tensor]
+    members: int
+    mask: Callable[[torch.Tensor, int], torch.Tensor] | None
+
+    def cover(self, node: str, question: Question, released: Tensors) -> dict[str, torch.Tensor]:
+        """What leaves of what the gate lets out, as whole numbers of 64 bits.
+
+        Raises:
+            QuestionRefused: numbers too large to be added, or weights that were not asked for before.
+        """
+        kinds = question.kinds()
+        for name, tensor in released.items():
+            if kinds[name].of == "counts" and question.sums.get(name) == "sum":
+                way: Added = "counts" if tensor.ndim else "size"
+                self.told[way] = tensor.detach().cpu().clone()
+        try:
+            added = summands(released, kinds, question.sums, self.told, self.members)
+        except DataError as error:
+            raise QuestionRefused(node, question.name, f"sums: {error}") from error
+        except KeyError as missing:
+            rule = f"sums: {missing} of its data, which weigh its answer, were not asked before"
+            raise QuestionRefused(node, question.name, rule) from missing
+        if self.mask is None:
+            return added
+        return {name: self.mask(added[name], place) for place, name in enumerate(sorted(added))}

@@ -1,0 +1,204 @@
+"""Answers that reach the server as sums over nodes only: what is added, in which ring, and how it is read.
+
+A question says part by part what is added (:attr:`fedstill.protocol.questions.Question.sums`). Each node
+multiplies what its gate lets out by its own weight, which the server need not know, and writes it as whole
+numbers of 64 bits; these are added modulo 2^64, so that masks which cancel change no digit of the sum
+(:mod:`fedstill.node.sum_masks`). The weights are added, too: sum over sum is the weighted mean, whoever took
+part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from fedstill.core.errors import ArgumentError, DataError, NodeFault
+
+Added = Literal["sum", "mean", "size", "counts"]
+"""How a part is added: as it is; as it is, for its mean; or for its mean weighed by what each node told of
+the size of its data, or of its examples of each class (by the part's second axis)."""
+
+SUM = "sum of the nodes"  # stands for all nodes in answers
+WEIGHT = ":weight"  # "logits:weight" goes with a sum of "logits" that is weighed
+LEAST = 3  # nodes in a sum: of two, each could take its own away
+FRACTION, FINER = 32, 48  # bits behind the point, and those of gradients, which are small
+NONE_HELD = (
+    2.0**-16
+)  # a node's weight for a class of which it has nothing: where nobody has, all weigh the same
+
+
+@dataclass(frozen=True)
+class SumCall:
+    """Of which nodes one sum is made.
+
+    Args:
+        number: that no other sum of a run has; it rises.
+        members: the nodes that add to it.
+        recover: whether it may be read without those of them that fail meanwhile.
+    """
+
+    number: int
+    members: tuple[str, ...]
+    recover: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; :meth:`from_dict` gives the same back."""
+        return {"number": self.number, "members": list(self.members), "recover": self.recover}
+
+    @classmethod
+    def from_dict(cls, told: Any) -> SumCall:
+        """What somebody sent.
+
+        Raises:
+            ArgumentError: it is of another form.
+        """
+        if not isinstance(told, Mapping) or set(told) != {"number", "members", "recover"}:
+            raise ArgumentError("sum", type(told).__name__, "a table of number, members and recover")
+        number, members, recover = told["number"], told["members"], told["recover"]
+        if type(number) is not int or not 0 <= number < 2**53 or type(recover) is not bool:
+            raise ArgumentError("sum", [number, recover], "a whole number from 0, and true or false")
+        named = isinstance(members, list) and all(isinstance(name, str) for name in members)
+        if not named or len(set(members)) != len(members):
+            raise ArgumentError("sum.members", members, "names of nodes, each once")
+        return cls(number, tuple(members), recover)
+
+
+def to_ring(tensor: torch.Tensor, members: int, fraction: int = FRACTION) -> torch.Tensor:
+    """Numbers as whole ones of 64 bits, rounded at so many bits behind the point; of equal shape.
+
+    Raises:
+        DataError: numbers so large that a sum of so many members could wrap around, or none at all.
+
+    >>> to_ring(torch.tensor([0.5, -1.0]), 3, fraction=4)
+    tensor([  8, -16])
+    """
+    scaled = (tensor.double() * 2.0**fraction).round()
+    most = 2.0**62 / members
+    if not bool((scaled.abs() <= most).all()):
+        largest = most / 2.0**fraction
+        raise DataError(f"numbers to be summed are too large or none: up to {largest:g} can be")
+    return scaled.to(torch.int64)
+
+
+def from_ring(tensor: torch.Tensor, fraction: int = FRACTION) -> torch.Tensor:
+    """What :func:`to_ring` made, or a sum of it, in float64.
+
+    >>> from_ring(to_ring(torch.tensor([0.5]), 3) + to_ring(torch.tensor([0.25]), 3))
+    tensor([0.7500], dtype=torch.float64)
+    """
+    return tensor.double() / 2.0**fraction
+
+
+def fraction_of(kind: Any) -> int:
+    """Bits behind the point for a kind of tensor."""
+    return FINER if kind.of == "gradients" else FRACTION
+
+
+def weight_of(how: Added, told: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """A node's own weight, by what it has told of itself, by the way of weighing: ``()``, or ``(C,)`` by
+    class; None: the part is added as it is.
+
+    Raises:
+        KeyError: it has not told it yet.
+    """
+    if how == "sum":
+        return None
+    if how == "mean":
+        return torch.ones((), dtype=torch.float64)
+    weight = told[how].double().cpu()
+    return weight + NONE_HELD if weight.ndim else weight
+
+
+def spread(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A weight as it multiplies a part: ``(C,)`` along the second axis of ``(B, C, ...)``."""
+    if not weight.ndim:
+        return weight
+    return weight.reshape(1, -1, *(1,) * (like.ndim - 2))
+
+
+def summands(
+    released: Mapping[str, torch.Tensor],
+    kinds: Mapping[str, Any],
+    sums: Mapping[str, Added],
+    told: Mapping[str, torch.Tensor],
+    members: int,
+) -> dict[str, torch.Tensor]:
+    """What one node adds: its part of each sum, weighed, and its weights, as whole numbers of 64 bits.
+
+    Args:
+        released: what its gate lets out; of gradients, what was pulled back from what is weighed already.
+        kinds: of each part.
+        sums: how each part is added; one that is not named (gradients) is added as it is.
+        told: what the node has told of itself.
+        members: how many nodes add.
+
+    Raises:
+        DataError: numbers too large to be added.
+        KeyError: the node has not told what it is weighed by.
+    """
+    added: dict[str, torch.Tensor] = {}
+    for name, tensor in released.items():
+        weight = weight_of(sums.get(name, "sum"), told)
+        part = tensor.double().cpu()
+        if weight is not None:
+            part = part * spread(weight, part)
+            added[name + WEIGHT] = to_ring(weight, members)
+        added[name] = to_ring(part, members, fraction_of(kinds[name]))
+    return added
+
+
+def total(each: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The sum of what nodes added, modulo 2^64: each part as one of them."""
+    first, *others = each
+    found = {name: tensor.clone() for name, tensor in first.items()}
+    for other in others:
+        for name, tensor in found.items():
+            tensor += other[name]
+    return found
+
+
+def read_sums(
+    ring: Mapping[str, torch.Tensor], kinds: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The sums or means that a total says, in float32, and the total weight of each part that has one, in
+    float64, as it divides the part."""
+    values, weights = {}, {}
+    for name, tensor in ring.items():
+        if name.endswith(WEIGHT):
+            continue
+        value = from_ring(tensor, fraction_of(kinds[name]))
+        if name + WEIGHT in ring:
+            weights[name] = spread(from_ring(ring[name + WEIGHT]), value)
+            value = value / weights[name]
+        values[name] = value.float()
+    return values, weights
+
+
+def ill_formed(each: Mapping[str, Mapping[str, torch.Tensor]], wanted: Sequence[str]) -> dict[str, str]:
+    """Nodes whose summands are none, by name: all that can be seen of one before it is added.
+
+    Raises:
+        NodeFault: they differ in shape, and it is not known whose is wrong.
+    """
+    found: dict[str, str] = {}
+    shapes: dict[tuple[Any, ...], list[str]] = {}
+    for node, parts in each.items():
+        if set(parts) != set(wanted):
+            found[node] = f"added {sorted(parts) or 'nothing'}, not {sorted(wanted)}"
+        elif any(tensor.dtype != torch.int64 for tensor in parts.values()):
+            found[node] = "added what are no whole numbers of 64 bits"
+        else:
+            shapes.setdefault(tuple(tuple(parts[name].shape) for name in wanted), []).append(node)
+    if len(shapes) > 1:
+        common = max(shapes.values(), key=len)
+        odd = [node for nodes in shapes.values() if nodes is not common for node in nodes]
+        if len(common) <= len(odd):
+            names = ", ".join(name for nodes in shapes.values() for name in nodes)
+            raise NodeFault(
+                names, "sum", "what they added differs in shape, and it is not known whose is wrong"
+            )
+        found |= dict.fromkeys(odd, "added what differs in shape from what others did")
+    return found

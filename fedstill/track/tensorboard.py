@@ -1,0 +1,43 @@
+"""TensorBoard hears a run: event files in its folder, ``tensorboard --logdir runs`` shows all runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstill.track.tracker import Tracker, lacks, numbers, outcome
+
+
+class TensorBoard(Tracker):
+    """Event files in ``tensorboard/`` of the run's folder."""
+
+    def __init__(self) -> None:
+        try:
+            import tensorboard  # noqa: F401 - torch's writer needs it
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise lacks("tensorboard", error) from error
+        self._make, self._last = SummaryWriter, 0
+
+    def start(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """See :class:`Tracker`."""
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        self._writer: Any = self._make(str(folder / "tensorboard"))
+        lines = [f"    {name} = {value}" for name, value in about["options"].items()]  # Markdown for code
+        self._writer.add_text("options", "\n".join(lines))
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """See :class:`Tracker`."""
+        for line in lines:
+            self._last = line["step"]
+            for name, value in numbers(line):
+                self._writer.add_scalar(name, value, line["step"])
+        self._writer.flush()
+
+    def close(self, result: Mapping[str, Any] | None) -> None:
+        """See :class:`Tracker`."""
+        for name, value in outcome(result or {}).items():
+            self._writer.add_scalar(f"result/{name}", value, self._last)
+        self._writer.close()

@@ -1,0 +1,55 @@
+"""Weights & Biases hears a run, offline: nothing is sent until somebody says ``wandb sync``."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstill.track.tracker import Tracker, lacks, numbers, outcome
+
+
+class WandB(Tracker):
+    """An offline run in ``wandb/`` of the run's folder, with the run's options and figures and nothing else:
+    of the machine, its packages, code and output it keeps nothing that can be left out."""
+
+    def __init__(self) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise lacks("wandb", error) from error
+        self._wandb, self._axes = wandb, set[str]()
+
+    def start(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """See :class:`Tracker`."""
+        shutil.rmtree(folder / "wandb", ignore_errors=True)
+        (folder / "wandb").mkdir()
+        quiet = self._wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
+            x_disable_meta=True, x_disable_stats=True,
+        )  # fmt: skip
+        self._run: Any = self._wandb.init(
+            project="fedstill",
+            name=about["name"],
+            group=about["method"],
+            dir=str(folder),
+            mode="offline",
+            config=dict(about["options"]),
+            settings=quiet,
+        )
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """See :class:`Tracker`. Each phase has steps of its own."""
+        for line in lines:
+            axis = f"{line['phase']}/step"
+            if axis not in self._axes:
+                self._axes.add(axis)
+                self._run.define_metric(axis)
+                self._run.define_metric(f"{line['phase']}/*", step_metric=axis)
+            self._run.log({axis: line["step"], **dict(numbers(line))})
+
+    def close(self, result: Mapping[str, Any] | None) -> None:
+        """See :class:`Tracker`."""
+        self._run.summary.update({f"result/{name}": value for name, value in outcome(result or {}).items()})
+        self._run.finish(exit_code=int(result is None))

@@ -1,0 +1,182 @@
+"""Sums under masks, over real messages: what they come to, what the server gets to see, and who fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
+from fedstill.federation.transport import LinkError
+from fedstill.models.parameter_vector import to_vector
+from fedstill.node.host import Host
+from fedstill.protocol.summing import from_ring
+from fedstill.protocol.wire_format import pack, unpack
+from fedstill.runs import assemble, local_processes
+from fedstill.runs.config import RunConfig
+from tests.federation.test_remote import Live, here, tiny
+from tests.kits import Authority
+from tests.loopback import Loopback
+
+NAMES = ("node-0", "node-1", "node-2", "node-3")
+WAYS: dict[str, dict[str, Any]] = {
+    "fedavg": {"rounds": 2},
+    "fedkd": {"levels": 0, "ensemble": "log_probs"},
+    "fediod": {"ensemble": "log_probs"},
+}
+Serve = Callable[[bytes], bytes]
+Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
+
+
+def summed(method: str, **link: Any) -> RunConfig:
+    config = tiny(method, WAYS[method], **{"sums": True, **link})
+    return replace(config, split=replace(config.split, nodes=len(NAMES)))
+
+
+class Four:
+    """Four nodes with kits, whose owners want sums only, and a server that sees what goes by.
+
+    ``change`` gets each message on its way: the node's name, the message's header, who serves it, and it.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path, change: Change | None = None, **policy: bool) -> None:
+        self.config, self.folder, self.seen = config, folder, list[tuple[str, str, dict[str, Any]]]()
+        folder.mkdir()
+        authority = Authority()
+        local_processes.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
+        self.hosts = {name: Host(folder / "nodes" / name) for name in NAMES}
+        for name, host in self.hosts.items():
+            authority.write(host.folder, name)
+            own = replace(host.file.policy, **{"sums_only": True, **policy})
+            host.file = replace(host.file, policy=own)
+        self._change = change or (lambda node, header, serve, message: serve(message))
+        (folder / "server").mkdir()
+
+    def live(self) -> Live:
+        serve = {name: self._heard(name, host.serve) for name, host in self.hosts.items()}
+        return Live(self.config, Loopback(serve), "one", self.folder / "server")
+
+    def _heard(self, node: str, serve: Serve) -> Serve:
+        def reply(message: bytes) -> bytes:
+            header, _ = unpack(message)
+            answer = self._change(node, header, serve, message)
+            self.seen.append((node, header["do"], unpack(answer)[1]))
+            return answer
+
+        return reply
+
+
+@pytest.mark.parametrize("method", WAYS)
+def test_masks_change_no_bit_and_show_no_answer(method: str, tmp_path: Path) -> None:
+    config = summed(method)
+    experiment, figures = here(config)
+
+    four = Four(config, tmp_path / "away")
+    live = four.live()
+    told = live.run()
+
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+    assert (told["accuracy"], told["bytes"]) == (figures["accuracy"], figures["bytes"])
+    for _, do, tensors in four.seen:
+        for tensor in tensors.values() if do in ("answer", "pull back") else ():
+            assert from_ring(tensor).abs().median() > 1e6  # of numbers that are all below a thousand
+
+
+def test_a_sum_is_read_without_a_node_that_dies_and_is_late(tmp_path: Path) -> None:
+    """It dies with its answer on the way, which the server finds afterwards."""
+    late: list[bytes] = []
+    models: dict[str, torch.Tensor] = {}
+    sizes: dict[str, int] = {}
+
+    def dies(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if node == "node-3" and (late or header.get("number") == 2):
+            late.append(serve(message))
+            raise LinkError("it is gone")
+        if header["do"] == "reveal":
+            session = four.hosts[node].session
+            assert session is not None
+            models[node], sizes[node] = to_vector(session.node.model).double(), len(session.node.data)
+        return serve(message)
+
+    four = Four(summed("fedavg", quorum=0.7, wait=0.6), tmp_path / "away", dies, sums_may_differ=True)
+    live = four.live()
+    live.run()
+
+    assert list(live.federation.out) == ["node-3"]
+    left = NAMES[:3]
+    mean = torch.stack([sizes[name] * models[name] for name in left]).sum(0) / sum(
+        sizes[name] for name in left
+    )
+    torch.testing.assert_close(to_vector(live.student).double(), mean, rtol=0, atol=1e-6)
+    assert from_ring(unpack(late[0])[1]["parameters"]).abs().median() > 1e6
+
+
+def test_without_their_owners_leave_a_run_stops_at_the_first_loss(tmp_path: Path) -> None:
+    def dies(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if node == "node-3" and header.get("number", 0) >= 2:
+            raise LinkError("it is gone")
+        return serve(message)
+
+    with pytest.raises(NodeFault, match="node-3"):
+        Four(summed("fedavg", wait=0.6), tmp_path / "strict", dies).live().run()
+    with pytest.raises(FedstillError, match="sums_may_differ"):
+        Four(summed("fedavg", quorum=0.7), tmp_path / "refused").live().run()
+
+
+@pytest.mark.parametrize("when", ["agree", "reveal"])
+def test_a_sum_that_cannot_be_read_any_more_stops_the_run(when: str, tmp_path: Path) -> None:
+    def dies(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if node == "node-1" and header["do"] == when:
+            raise LinkError("it is gone")
+        return serve(message)
+
+    four = Four(summed("fedavg", quorum=0.7, wait=0.6), tmp_path / "away", dies, sums_may_differ=True)
+    with pytest.raises(NodeFault, match=r"node-1.*cannot be read"):
+        four.live().run()
+
+
+def test_an_owner_who_wants_sums_refuses_answers_one_by_one(tmp_path: Path) -> None:
+    with pytest.raises(QuestionRefused, match="sums_only"):
+        Four(summed("fedavg", sums=False), tmp_path / "away").live().run()
+
+
+def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> None:
+    """It leaves the sum out of a question, or takes it for itself."""
+    refusals: list[str] = []
+
+    def asks(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if node == "node-0" and header["do"] == "answer":
+            told, tensors = unpack(message)
+            alone = {**told["sum"], "members": ["node-0"]}
+            for bent in ({**told, "sum": alone}, {name: told[name] for name in told if name != "sum"}):
+                answer, released = unpack(serve(pack(bent, tensors)))
+                assert not released
+                refusals.append(answer["error"]["rule"])
+        return serve(message)
+
+    Four(summed("fedavg"), tmp_path / "away", asks).live().run()
+
+    assert "sums: 1 members, allowed are 3 or more" in refusals
+    assert "sums: this run's answers leave under masks only" in refusals
+
+
+def test_nodes_meet_once_and_what_they_can_do_without_costs_no_figure(tmp_path: Path) -> None:
+    config = summed("fedavg", quorum=0.7)
+    experiment, _ = here(replace(config, link=replace(config.link, quorum=1.0)))
+    cards: list[str] = []
+
+    def begun(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if header["do"] in ("introduce", "meet"):
+            cards.append(f"{header['do']} {node}")
+        return serve(message)
+
+    four = Four(config, tmp_path / "away", begun, sums_may_differ=True)
+    live = four.live()
+    live.run()
+
+    assert cards.count("meet node-0") == 1  # once, as long as nobody is started anew
+    assert torch.equal(to_vector(live.student), to_vector(experiment.student))

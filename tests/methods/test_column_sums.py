@@ -1,0 +1,173 @@
+"""Sums of columns: by hand, no further moved than is paid for, let out by name, and what scales follow."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.data import tables
+from fedstill.methods.column_sums import ColumnSums, scaled, sums
+from fedstill.models import Linear
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.run_mechanism import Mechanism
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.events import Event
+from fedstill.protocol.kinds import COLUMN_SUMS
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.questions import NodeSide, Question, declared
+from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
+from fedstill.tasks import TASKS
+
+AGE = SchemaColumn(name="age", range=(0.0, 200.0))
+DOSE = SchemaColumn(name="dose", range=(0.0, 8.0), missing=True)
+WARD = SchemaColumn(name="ward", type="category", categories=("a", "b"))
+ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
+SCHEMA = Schema("ill", (AGE, WARD, DOSE, ILL))
+TASK = TASKS["tabular"]().make(2)
+CELLS = {
+    "age": [50, 150, 100, 20],
+    "ward": ["a", "b", "a", "b"],
+    "dose": [8, None, 2, 4],
+    "ill": ["no", "yes", "no", "yes"],
+}
+
+
+def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
+    return tables.encoded(cells, schema, "clinic", lambda row: f"row {row}")
+
+
+def asked(schema: Schema = SCHEMA) -> tuple[Question, Any]:
+    """The question, and its setting at a node."""
+    at = SimpleNamespace(task=TASK, schema=schema, sums=False)
+    (question,) = declared(ColumnSums(), at)
+    return question, at
+
+
+def told(data: TensorData) -> torch.Tensor:
+    """What the question's handler reads of a node's records."""
+    question, _ = asked()
+    group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
+    group.knowing = lambda at, number: SimpleNamespace(**vars(group), at=at)
+    return question.handler(group, 0)["moments"][0]
+
+
+def test_sums_by_hand() -> None:
+    # Age: -0.5, 0.5, 0, -0.8. Dose, of the three that have one: 1, -0.5, 0.
+    assert told(rows(CELLS)).tolist() == pytest.approx([4, -0.8, 1.14, 3, 0.5, 1.25])
+
+
+@given(seed=st.integers(0, 2**31), count=st.integers(3, 30), group=st.integers(1, 2))
+@settings(max_examples=25, deadline=None)
+def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, group: int) -> None:
+    question, _ = asked()
+    config = DPSGD(sums_noise=3.0, group_size=group)
+    made = Mechanism("clinic", config, NodeSide({question.name: question}), LocalConfig(), count, TASK)
+    rule = made.rule(question, "moments")
+    x = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    x[:, 1:3] = x[:, 1:3].sign().clamp(0)
+    x[:group] = torch.tensor([1.0, 1, 0, -1, 0])  # what moves all sums as far as can be
+    x[-1] = torch.tensor([1e9, 1, 0, math.inf, 0])  # what no check has seen moves them no further
+    y = torch.zeros(count)
+    before = told(TensorData(x, y))
+    shape = tuple(before.shape)
+    for without in (x[group:], x[:-1]):
+        moved = (rule.bound(before) - rule.bound(told(TensorData(without, y[: len(without)])))).norm().item()
+        assert moved <= group * math.sqrt(6) + 1e-9
+    assert (rule.bound(before) - rule.bound(told(TensorData(x[group:], y[group:])))).norm().item() == (
+        pytest.approx(group * math.sqrt(6))
+    )
+    # Noise on each of 6 numbers: 3 sqrt(6), which is 3 times what one record moves, and 3/group a group.
+    ones = SimpleNamespace(normal=lambda shape: torch.ones(shape, dtype=torch.float64))
+    assert (rule.noise(before, ones) - before).tolist() == pytest.approx([3 * math.sqrt(6)] * 6, abs=1e-4)
+    assert rule.price(shape) == {Event("gaussian", 3.0 / group): 1}
+    assert made.schedule()["other"] == {Event("gaussian", 3.0 / group): 1}
+    bare = Mechanism("clinic", DPSGD(sums_noise=0.0), made.side, LocalConfig(), count, TASK)
+    assert bare.rule(question, "moments").price(shape) is None
+
+
+def test_scales_by_hand() -> None:
+    # 100 rows: age has mean -0.5 and variance 0.01; of 50 doses the mean is 0 and the variance 0.04.
+    exact = [100.0, -50.0, 26.0, 50.0, 0.0, 2.0]
+    made = scaled(SCHEMA, exact, 0.0, 2.0)
+    assert [column.scale for column in made.columns] == [
+        pytest.approx((30.0, 70.0)),
+        (),
+        pytest.approx((2.4, 5.6)),
+        (),
+    ]
+    assert scaled(SCHEMA, exact, 0.0, 20.0).columns[0].scale == (), "never beyond the range"
+    # Noise of 2: means of 100 are off by 0.04, so 2 sqrt(0.01 + 0.04) + 0.04 to both sides.
+    low, high = scaled(SCHEMA, exact, 2.0, 2.0).columns[0].scale
+    reach = 2 * math.sqrt(0.05) + 0.04
+    assert (low, high) == pytest.approx((100 * (0.5 - reach), 100 * (0.5 + reach)))
+    # Of noise as large as the sums nothing can be told: the ranges stay.
+    assert scaled(SCHEMA, [20.0, 90.0, -7.0, -3.0, 60.0, 0.5], 40.0, 3.0) == SCHEMA
+
+
+def setting(policy: PolicyConfig, parts: list[TensorData], **changes: Any) -> Setting:
+    networks = {"models": [Linear((5,), 2) for _ in parts], "student": Linear((5,), 2)}
+    given = {"task": TASK, "parts": parts, "test": parts[0], "policies": [policy] * len(parts)}
+    return Setting(**{**given, **networks, "method": ColumnSums(noise=0), "schema": SCHEMA, **changes})
+
+
+PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]
+
+
+def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path: Path) -> None:
+    policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
+    with pytest.raises(QuestionRefused, match="epsilon"):
+        Simulation(setting(policy, PARTS, privacies=[private] * 2)).run()
+    loose = DPSGD(sums_noise=1e-6)
+    experiment = Simulation(setting(policy, PARTS, privacies=[loose] * 2))
+    result = experiment.run(tmp_path)
+    experiment.finish(result)
+    assert result["leaves"] == ["column sums"]
+    assert result["student"] is None
+    log = AuditLog()
+    log.open(tmp_path / FILE)
+    entries = [entry for entry in log.entries() if entry["part"] == "answer"]
+    assert [entry["price"] for entry in entries] == [{"gaussian(1e-06)": 1}] * 2
+    assert {entry["question"] for entry in entries} == {"sum_columns"}
+    log.close()
+    made = tables.read_schema(tmp_path / "schema.toml")
+    # Ages of both: -0.8 in all and squares of 1.14, over 8 rows.
+    reach = 3 * math.sqrt(1.14 / 8 - 0.01)
+    assert made.columns[0].scale == pytest.approx((0.0, 100 * (0.9 + reach)), abs=1e-2)
+    # A value beyond a scale is taken as its end; what is outside of the range is refused still.
+    scale = made.columns[0].scale[1]
+    assert rows({**CELLS, "age": [0, scale, 200, scale / 2]}, made).inputs[:, 0].tolist() == pytest.approx(
+        [-1, 1, 1, 0]
+    )
+
+
+def test_owners_let_sums_out_by_name_alone() -> None:
+    with pytest.raises(QuestionRefused, match=r"no column sums, unless its owner names it in policy\.kinds"):
+        Simulation(setting(PolicyConfig(), PARTS))
+    Simulation(setting(PolicyConfig(kinds=("column sums",)), PARTS))
+    assert not COLUMN_SUMS.output
+
+
+def test_without_a_schema_nothing_is_summed() -> None:
+    policy = PolicyConfig(kinds=("column sums",))
+    with pytest.raises(ArgumentError, match="schema"):
+        Simulation(setting(policy, PARTS, schema=Schema()))
+
+
+def test_long_sums_move_by_no_more_than_a_row() -> None:
+    """In float32 a sum of three million would move by a quarter at a time."""
+    x = torch.full((3_000_000, 1), 0.9)
+    schema = Schema("ill", (AGE, ILL))
+    with_one, without = sums(x, schema), sums(x[1:], schema)
+    assert (with_one - without).abs().max().item() == pytest.approx(1.0, abs=1e-6)

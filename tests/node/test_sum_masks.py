@@ -1,0 +1,271 @@
+"""Masks: they cancel in the sum of all and in no other; what a lying server learns; who adds with whom."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.core.errors import QuestionRefused, RunFolderError
+from fedstill.node.kit_identity import KitIdentity
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.sum_masks import COHORT, Cohort, SumMasks, sign, stream
+from fedstill.protocol.summing import SumCall, from_ring, to_ring, total
+from tests.kits import Authority
+
+NAMES = ("n0", "n1", "n2", "n3")
+LOSSES = PolicyConfig(sums_may_differ=True)
+
+
+class Party:
+    """Nodes that have met, each with a number of its own to add."""
+
+    def __init__(
+        self, folder: Path, names: Sequence[str] = NAMES, policy: PolicyConfig = LOSSES, run: str = "one"
+    ) -> None:
+        self.folder, self.policy, self.names, self.run = folder, policy, names, run
+        self.authority = Authority()
+        for index, name in enumerate(names):
+            self.authority.write(folder / name, name, with_rsa=index == 0)
+        self.masks = {name: self.begun(name) for name in names}
+        self.cards = {name: each.card() for name, each in self.masks.items()}
+        for each in self.masks.values():
+            each.meet(self.cards)
+        self.values = {name: torch.tensor([[1.5, -2.0, index]]) for index, name in enumerate(names)}
+
+    def begun(self, name: str) -> SumMasks:
+        """A node's process, begun (again)."""
+        home = self.folder / name
+        return SumMasks(self.run, name, KitIdentity(home / "kit"), self.policy, Cohort(home / COHORT))
+
+    def added(self, name: str, call: SumCall, content: str = "x") -> dict[str, torch.Tensor]:
+        """What a node adds, under its mask."""
+        mask = self.masks[name].mask(self.masks[name].admit("predict", call), "predict", content)
+        return {"z": mask(to_ring(self.values[name], len(call.members)), 0)}
+
+    def true(self, names: Sequence[str]) -> torch.Tensor:
+        return torch.stack([self.values[name] for name in names]).sum(0).double()
+
+
+@pytest.fixture
+def party(tmp_path: Path) -> Party:
+    return Party(tmp_path)
+
+
+def read(each: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
+    return from_ring(total(each)["z"])
+
+
+def refused(rule: str) -> pytest.RaisesExc[QuestionRefused]:
+    return pytest.raises(QuestionRefused, match=rule)
+
+
+# --- a sum of all ------------------------------------------------------------------------------------
+
+
+def test_all_masks_cancel_and_no_fewer(party: Party) -> None:
+    call = SumCall(1, NAMES)
+    added = {name: party.added(name, call) for name in NAMES}
+
+    assert torch.equal(read(list(added.values())), party.true(NAMES))
+    for count in range(1, len(NAMES)):
+        for some in itertools.combinations(NAMES, count):
+            assert (read([added[name] for name in some]) - party.true(some)).abs().min() > 1
+
+
+def test_a_mask_looks_random_and_never_comes_again(party: Party) -> None:
+    party.values["n0"] = torch.zeros(1, 20_000)
+    one, other = (party.added("n0", SumCall(number, NAMES))["z"] for number in (1, 2))
+
+    for drawn in (one, other, one - other):
+        ones = torch.stack([(drawn >> bit) & 1 for bit in range(64)]).double().mean()
+        assert abs(ones - 0.5) < 0.002
+        assert len(drawn.unique()) == drawn.numel()
+
+
+@pytest.mark.parametrize("lie", ["content", "members", "number"])
+def test_nodes_that_are_told_different_things_give_no_sum(party: Party, lie: str) -> None:
+    """A server that sends one node the real question and all others one whose answer it knows."""
+    told = {
+        "content": [(SumCall(1, NAMES), "x"), *[(SumCall(1, NAMES), "y")] * 3],
+        "members": [(SumCall(1, NAMES), "x"), *[(SumCall(1, NAMES[:3]), "x")] * 2, (SumCall(1, NAMES), "x")],
+        "number": [(SumCall(2, NAMES), "x"), *[(SumCall(1, NAMES), "x")] * 3],
+    }[lie]
+
+    added = [party.added(name, *each) for name, each in zip(NAMES, told, strict=True)]
+
+    assert (read(added) - party.true(NAMES)).abs().min() > 1
+
+
+# --- a sum that is read without those who fail --------------------------------------------------------
+
+
+def test_the_survivors_sum_is_read_and_a_late_answer_stays_covered(party: Party) -> None:
+    call, left = SumCall(1, NAMES, recover=True), NAMES[:3]
+    added = {name: party.added(name, call) for name in NAMES}
+    words = {name: party.masks[name].agree(1, left) for name in left}
+    keys = {
+        name: party.masks[name].reveal(1, {other: words[other][name] for other in left if other != name})
+        for name in left
+    }
+
+    assert all(set(keys[name]) == {name, "n3"} for name in left)
+    ring = total([added[name] for name in left])["z"].clone()
+    for name in left:
+        ring -= stream(bytes.fromhex(keys[name][name]), 0, ring.shape)
+        ring -= sign(name, "n3") * stream(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
+    assert torch.equal(from_ring(ring), party.true(left))
+
+    late = added["n3"]["z"].clone()  # with all that the survivors revealed of its masks taken away
+    for name in left:
+        late -= sign("n3", name) * stream(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
+    assert (from_ring(late) - party.values["n3"]).abs().min() > 1
+    with refused("not all survivors"):  # and what covers it is not revealed by itself
+        party.masks["n3"].reveal(1, {})
+    party.masks["n3"].agree(1, NAMES)
+    with refused("not all survivors"):
+        party.masks["n3"].reveal(1, {name: words[name].get("n3", words["n0"]["n1"]) for name in left})
+
+
+def test_a_node_agrees_once_on_enough_survivors_and_itself(party: Party) -> None:
+    masks = party.masks["n0"]
+    party.added("n0", SumCall(1, NAMES, recover=True))
+    party.added("n0", SumCall(2, NAMES))
+
+    for survivors, rule in (
+        (NAMES[:2], "2 survivors"),
+        (NAMES[1:], "this node among them"),
+        ((*NAMES[:3], "n9"), "some of its members"),
+        (("n0", "n1", "n1"), "some of its members"),
+    ):
+        with refused(rule):
+            masks.agree(1, survivors)
+    with refused("read of all its members"):
+        masks.agree(2, NAMES[:3])
+    with refused("none that it added to"):
+        masks.agree(7, NAMES)
+    assert masks.agree(1, NAMES[:3]) == masks.agree(1, NAMES[:3])
+    with refused("agreed on other survivors"):
+        masks.agree(1, NAMES)
+
+
+def test_a_word_is_for_one_hearer_about_one_sum(party: Party) -> None:
+    for number in (1, 2):
+        for name in NAMES:
+            party.added(name, SumCall(number, NAMES, recover=True))
+    words = {number: {name: party.masks[name].agree(number, NAMES) for name in NAMES} for number in (1, 2)}
+    others = NAMES[1:]
+    right = {name: words[1][name]["n0"] for name in others}
+
+    for wrong in (
+        {name: words[2][name]["n0"] for name in others},
+        {name: words[1]["n0"][name] for name in others},
+        dict(zip(others, ("", *list(right.values())[1:]), strict=True)),
+        {name: right[name] for name in others[1:]},
+    ):
+        with refused("not all survivors"):
+            party.masks["n0"].reveal(1, wrong)
+    assert set(party.masks["n0"].reveal(1, right)) == {"n0"}
+
+
+# --- who is asked, and how often ----------------------------------------------------------------------
+
+
+def test_a_number_comes_once(party: Party) -> None:
+    party.added("n0", SumCall(5, NAMES))
+
+    assert torch.equal(party.added("n0", SumCall(5, NAMES))["z"], party.added("n0", SumCall(5, NAMES))["z"])
+    with refused("not above 5"):
+        party.added("n0", SumCall(4, NAMES))
+    with refused("another sum's"):
+        party.added("n0", SumCall(5, NAMES[:3]))
+    with refused("another sum's"):
+        party.added("n0", SumCall(5, NAMES), "other content")
+
+
+def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None:
+    with refused("2 members"):
+        party.added("n0", SumCall(1, NAMES[:2]))
+    with refused("n9: this node has not met"):
+        party.added("n0", SumCall(1, (*NAMES, "n9")))
+    with refused("none of its members"):
+        party.added("n0", SumCall(1, NAMES[1:]))
+    with refused("under masks only"):
+        party.masks["n0"].admit("predict", None)
+    party.masks["n0"].policy = PolicyConfig(minimum_nodes=5, sums_may_differ=True)
+    with refused("4 members, allowed are 5"):
+        party.added("n0", SumCall(1, NAMES))
+    party.masks["n0"].policy = PolicyConfig()
+    with refused("without nodes that fail"):
+        party.added("n0", SumCall(1, NAMES, recover=True))
+
+
+def test_one_node_left_out_is_refused_in_this_process_and_the_next(tmp_path: Path) -> None:
+    party = Party(tmp_path, policy=PolicyConfig())
+    party.added("n0", SumCall(1, NAMES))
+
+    with refused(r"without n3, .* unless its owner sets sums_may_differ"):
+        party.added("n0", SumCall(2, NAMES[:3]))
+    party.masks["n0"] = party.begun("n0")  # for another run, maybe: its model may be the same
+    party.cards["n0"] = party.masks["n0"].card()
+    party.masks["n0"].meet(party.cards)
+    with refused("without n3"):
+        party.added("n0", SumCall(3, NAMES[:3]))
+
+
+def test_a_damaged_file_of_cohorts_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / COHORT).write_text("[1")
+    with pytest.raises(RunFolderError, match="no list of nodes"):
+        Cohort(tmp_path / COHORT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sets(st.integers(0, 8), min_size=3), min_size=1, max_size=6))
+def test_no_sums_together_tell_what_two_nodes_answered(sets: list[set[int]]) -> None:
+    """Of all linear combinations of the sums that nodes let happen, none is of one or two of them alone."""
+    seen = {node: Cohort(Path("none.json")) for node in range(9)}
+    let = []
+    for members in sets:
+        named = [str(member) for member in members]
+        if all(seen[member].objection(named) is None for member in members):
+            let.append([float(node in members) for node in range(9)])
+            for member in members:
+                seen[member].members = frozenset(named)
+    rows = np.array(let)
+    for few in itertools.chain(itertools.combinations(range(9), 1), itertools.combinations(range(9), 2)):
+        others = np.delete(rows, few, axis=1)
+        assert np.linalg.matrix_rank(rows) == np.linalg.matrix_rank(others)
+
+
+# --- cards -------------------------------------------------------------------------------------------
+
+
+def test_cards_of_others_are_told_from_forged_ones(party: Party, tmp_path: Path) -> None:
+    masks = party.masks["n0"]
+    stranger = Party(tmp_path / "elsewhere")
+    late = Party(tmp_path / "later", run="two")
+    party.authority.write(tmp_path / "old", "n1", days=-1)
+    expired = SumMasks("one", "n1", KitIdentity(tmp_path / "old" / "kit"), LOSSES, Cohort(tmp_path / "none"))
+    late.authority = party.authority
+    for card, rule in (
+        (stranger.cards["n1"], "not of this federation's authority"),
+        (party.cards["n2"], "its certificate is of"),
+        (expired.card(), "has run out"),
+        (b"{}", "it is none"),
+        (party.cards["n1"].replace(b'"value": "', b'"value": "00', 1), "signature"),
+    ):
+        with refused(rule):
+            masks.meet({**party.cards, "n1": card})
+    other = SumMasks("two", "n1", KitIdentity(tmp_path / "n1" / "kit"), LOSSES, Cohort(tmp_path / "none"))
+    with refused("signature"):  # a card of another run
+        masks.meet({**party.cards, "n1": other.card()})
+    with refused("own card is missing"):
+        masks.meet({name: card for name, card in party.cards.items() if name != "n0"})
+    with refused("another key for this node"):
+        masks.meet({**party.cards, "n0": party.begun("n0").card()})

@@ -1,0 +1,123 @@
+"""Sums in a ring: what is read is the weighted mean, within half a step of rounding a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.core.errors import ArgumentError, DataError, NodeFault
+from fedstill.protocol.kinds import GRADIENTS, LABEL_COUNTS, LOGITS
+from fedstill.protocol.summing import (
+    FINER,
+    FRACTION,
+    NONE_HELD,
+    SumCall,
+    from_ring,
+    ill_formed,
+    read_sums,
+    summands,
+    to_ring,
+    total,
+)
+
+NUMBERS = st.floats(-1e4, 1e4, width=32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(NUMBERS, st.integers(1, 10_000)), min_size=3, max_size=9))
+def test_a_weighted_mean_is_read_within_its_bound(held: list[tuple[float, int]]) -> None:
+    kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
+    each = [
+        summands(
+            {"z": torch.tensor([[x]])}, kinds, {"z": "size"}, {"size": torch.tensor(float(n))}, len(held)
+        )
+        for x, n in held
+    ]
+
+    values, weights = read_sums(total(each), kinds)
+
+    n = sum(n for _, n in held)
+    mean = sum(x * n for x, n in held) / n
+    bound = (
+        len(held) * 2.0 ** -(FRACTION + 1) / n + 2.0**-24 * abs(mean) + 1e-9 * max(abs(x) for x, _ in held)
+    )
+    assert abs(float(values["z"]) - mean) <= bound
+    assert float(weights["z"]) == n
+
+
+def test_classes_are_weighed_by_who_holds_them_and_alike_where_nobody_does() -> None:
+    kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
+    counts = [torch.tensor([3.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.0])]
+    z = [torch.tensor([[4.0, 2.0, 3.0]]), torch.tensor([[8.0, 9.0, 6.0]]), torch.tensor([[5.0, 5.0, 9.0]])]
+
+    values, weights = read_sums(
+        total(
+            [
+                summands({"z": mine}, kinds, {"z": "counts"}, {"counts": own}, 3)
+                for mine, own in zip(z, counts, strict=True)
+            ]
+        ),
+        kinds,
+    )
+
+    torch.testing.assert_close(values["z"], torch.tensor([[5.0, 2.0, 6.0]]), rtol=0, atol=2e-4)
+    torch.testing.assert_close(weights["z"][0, :2], torch.tensor([4.0, 1.0]).double() + 3 * NONE_HELD)
+
+
+def test_gradients_are_finer_and_what_could_wrap_around_is_refused() -> None:
+    small = torch.tensor([[2.0**-40]])
+    (read, _) = read_sums(summands({"g": small}, {"g": GRADIENTS}, {}, {}, 3), {"g": GRADIENTS})
+    assert torch.equal(read["g"], small)
+    assert from_ring(to_ring(small, 3)).item() == 0
+
+    most = 2.0 ** (62 - FRACTION) / 4
+    to_ring(torch.tensor([most]), 4)
+    for wrong in (most * 1.01, -most * 1.01, float("nan"), float("inf")):
+        with pytest.raises(DataError, match="too large or none"):
+            to_ring(torch.tensor([wrong]), 4)
+    with pytest.raises(DataError, match="too large"):
+        to_ring(torch.tensor([2.0 ** (62 - FINER)]), 3, FINER)
+
+
+def test_a_sum_wraps_around_and_back() -> None:
+    top = torch.tensor([2**63 - 1])
+    assert torch.equal(total([{"x": top}, {"x": torch.tensor([9])}, {"x": -top}])["x"], torch.tensor([9]))
+
+
+def test_what_is_no_part_of_a_sum_is_blamed_on_who_sent_it() -> None:
+    good, float_ = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3)
+    found = ill_formed(
+        {"a": {"z": good}, "b": {"y": good}, "c": {"z": float_}, "d": {"z": good[:1]}, "e": {"z": good}},
+        ["z"],
+    )
+
+    assert set(found) == {"b", "c", "d"}
+    assert "not ['z']" in found["b"]
+    assert "whole numbers" in found["c"]
+    assert "shape" in found["d"]
+    with pytest.raises(NodeFault, match="a, b"):
+        ill_formed({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        {"number": 1, "members": ["a"]},
+        {"number": True, "members": ["a"], "recover": False},
+        {"number": -1, "members": ["a"], "recover": False},
+        {"number": 1, "members": "abc", "recover": False},
+        {"number": 1, "members": ["a", "a"], "recover": False},
+        {"number": 1, "members": ["a"], "recover": 1},
+    ],
+    ids=str,
+)
+def test_a_call_of_another_form_is_refused(told: Any) -> None:
+    with pytest.raises(ArgumentError, match="sum"):
+        SumCall.from_dict(told)
+    call = SumCall(7, ("a", "b"), True)
+    assert SumCall.from_dict(call.to_dict()) == call

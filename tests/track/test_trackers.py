@@ -1,0 +1,238 @@
+"""Trackers hear what ``metrics.jsonl`` holds, each step once; one that fails is let go."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import fedstill
+from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.run_writer import Records
+from fedstill.runs.config import from_dict
+from fedstill.runs.run import resume, run
+from fedstill.track import TRACKERS, Tracker, numbers
+from fedstill.track.listeners import Listeners
+from tests.own_lab import MY_LAB
+
+RESULT = {"figures": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
+Told = Counter[tuple[str, int, float]]  # how often each figure of each step is there
+
+
+def turn(step: int) -> dict[str, Any]:
+    return {"phase": "distillation", "step": step, "losses": {"student": 1 / step}, "seconds": 0.5}
+
+
+def of_tensorboard(folder: Path) -> Told:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return Counter((n, e.step, e.value) for n in found.Tags()["scalars"] for e in found.Scalars(n))
+
+
+def of_mlflow(folder: Path) -> Told:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    [there] = client.search_runs(
+        [client.get_experiment_by_name("fedstill").experiment_id]
+    )  # deleted: no more
+    assert there.data.params["split.nodes"] == "5"
+    histories = {name: client.get_metric_history(there.info.run_id, name) for name in there.data.metrics}
+    return Counter((name, each.step, each.value) for name, found in histories.items() for each in found)
+
+
+def of_wandb(folder: Path) -> Told:
+    """An offline run is a log in LevelDB's form: seven bytes, then parts of records in blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    [file] = (folder / "wandb").glob("offline-run-*/*.wandb")
+    data, at, part, found = file.read_bytes(), 7, b"", Told()
+    while at + 7 <= len(data):
+        if at % 32768 > 32768 - 7:  # no room for a head: the block ends in zeros
+            at += 32768 - at % 32768
+        size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        part, at = part + data[at + 7 : at + 7 + size], at + 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            record = Record.FromString(part)
+            told = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+            [step] = [value for name, value in told.items() if name.endswith("/step")] or [0]
+            for name, value in told.items():
+                if name.startswith(("local/", "distillation/")) and not name.endswith("/step"):
+                    found[name, step, value] += 1
+            for each in record.summary.update:
+                if each.key.startswith("result/"):
+                    found[each.key, 3, json.loads(each.value_json)] += 1
+            part = b""
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), list(zip(TRACKERS.own, (of_tensorboard, of_mlflow, of_wandb), strict=True))
+)
+def test_what_a_run_told_is_read_back_and_after_a_stop_each_step_is_there_once(
+    tmp_path: Path, name: str, read: Callable[[Path], Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(name)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for stopped in (True, False):
+        listeners = Listeners([name], {"split": {"nodes": 5}})
+        records = Records(tmp_path, listeners.log)
+        listeners.start(tmp_path, "FedIOD")
+        records.load()
+        if stopped:
+            records.metric({"phase": "local", "node": "north", "step": 50, "loss": 0.25})
+            records.metric(turn(1))
+            records.save({})
+            records.metric(turn(2))  # on disk and told, and void: no state counts it
+            records._write_metrics()
+            listeners.close(None)
+        else:
+            records.metric(turn(2))
+            records.metric(turn(3))
+            records.finish(RESULT, None)
+            listeners.close(RESULT)
+        assert listeners.notes == []
+    expected = [
+        ("local/north/loss", 50, 0.25),
+        *(("distillation/losses/student", step, 1 / step) for step in (1, 2, 3)),
+        *(("distillation/seconds", step, 0.5) for step in (1, 2, 3)),
+        ("result/accuracy", 3, 80.0),
+        ("result/bytes/up", 3, 10.0),
+        ("result/bytes/down", 3, 20.0),
+    ]
+    told = Counter({(n, step, round(value, 6)): count for (n, step, value), count in read(tmp_path).items()})
+    assert told == Counter((n, step, round(value, 6)) for n, step, value in expected)
+
+
+class Stops(Tracker):
+    """Keeps what it hears, and presses Ctrl-C when a distillation has begun."""
+
+    heard: ClassVar[list[Any]] = []
+    stops: ClassVar[bool] = True
+
+    def start(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.heard[:] = [about]
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.heard.extend(lines)
+        if self.stops and lines[-1]["phase"] == "distillation":
+            raise KeyboardInterrupt
+
+    def close(self, result: Mapping[str, Any] | None) -> None:
+        self.heard.append(result)
+
+
+def test_a_run_that_goes_on_tells_all_its_metrics_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Records, "due", lambda self: True)
+    config = from_dict(
+        {
+            "data": {"name": "digits", "train_limit": 100},
+            "split": {"nodes": 2},
+            "nodes": {"models": ["linear"], "local": {"epochs": 30.0}},
+            "student": {"model": "linear"},
+            "public": {"name": "held-out"},
+            "method": {"name": "fedkd", "epochs": 30},
+            "evaluation": {"centralised": False},
+            "track": [f"{__name__}:Stops"],
+        }
+    )
+    monkeypatch.setattr(Stops, "stops", True)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "run", command="", progress=False)
+    assert Stops.heard[-1] is None
+    monkeypatch.setattr(Stops, "stops", False)
+    result = resume(tmp_path / "run", progress=False)
+    about, *lines, last = Stops.heard
+    assert about["options"]["method.epochs"] == 30
+    assert (about["name"], about["method"]) == ("run", "FedKD")
+    kept = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert lines == [json.loads(line) for line in kept]
+    assert [line["step"] for line in lines if line["phase"] == "distillation"] == list(range(1, 31))
+    assert last["accuracy"] == result["accuracy"]
+
+
+class Fails(Stops):
+    """Its disk is full."""
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        raise OSError("no space left")
+
+
+def test_one_that_fails_is_let_go_and_one_that_cannot_begin_stops_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Stops()
+    monkeypatch.setattr(Stops, "stops", False)
+    listeners = Listeners([Fails(), other])
+    listeners.start(tmp_path, "FedIOD")
+    listeners.log([turn(1)])
+    listeners.log([turn(2)])
+    assert other.heard[1:] == [turn(1), turn(2)]
+    assert listeners.notes == ["tracker 'Fails' failed and was let go: no space left"]
+    assert "no space left" in capsys.readouterr().err
+    monkeypatch.setattr(Stops, "start", lambda *_: 1 / 0)
+    listeners = Listeners([other])
+    with pytest.raises(FedstillError, match="tracker 'Stops' cannot begin: division by zero"):
+        listeners.start(tmp_path, "FedIOD")
+    listeners.close(None)
+    assert other.heard[1:] == [turn(1), turn(2)]  # what has not begun is not told of an end
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        (["tensorbord"], "track is 'tensorbord': allowed is tensorboard, mlflow, wandb"),
+        (["tests.own_lab:Lab"], "a subclass of Tracker"),
+        ([f"{__name__}:Stops"] * 2, "each tracker once"),
+    ],
+)
+def test_a_name_that_is_no_tracker_is_refused(named: list[str], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        Listeners(named)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("tensorboard", "tensorboard"), ("mlflow", "alembic"), ("wandb", "wandb")]
+)
+def test_one_that_is_not_installed_names_its_extra_before_a_run_begins(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    config = from_dict({"method": {"name": "fedavg"}, "track": [name]})
+    with pytest.raises(ArgumentError, match=rf"track is '{name}': .* pip install 'fedstill\[track\]'"):
+        run(config, tmp_path / "run", command="", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ones_own_hears_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(MY_LAB)
+    import torch
+
+    x, y = torch.rand(60, 1, 8, 8) * 2 - 1, torch.arange(60) % 3
+    net = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)) for _ in range(3)]
+    given: dict[str, Any] = {
+        "method": fedstill.FedKD(epochs=2),
+        "public": x,
+        "track": ["my_lab.csv_tracker:CsvTracker"],
+    }
+    data = ([(x[:30], y[:30]), (x[30:], y[30:])], net[:2], net[2], (x, y), 3)
+    with pytest.raises(ArgumentError, match="none without out="):
+        fedstill.distil(*data, **given)
+    figures = fedstill.distil(*data, **given, out=tmp_path / "run").figures
+    with (tmp_path / "run" / "tracked.csv").open() as file:
+        rows = [tuple(row) for row in csv.reader(file)]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    wanted = [(str(line["step"]), name, str(value)) for line in lines for name, value in numbers(line)]
+    assert rows[1 : 1 + len(wanted)] == wanted
+    assert ("", "result/accuracy", str(figures["accuracy"])) in rows
