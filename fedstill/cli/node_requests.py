@@ -65,8 +65,13 @@ def log(given: Given) -> None:
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     kept = SecurityLog(folder)
     lines = list(kept.lines())
+    noted = given.places[1] if given.places[1:] else ""
+    number = kept.holds(noted) if noted else None
+    fault = kept.verify()
+    if fault is None and noted and number is None:
+        told = "the folder was put back to before it, or this is another log"
+        fault = f"no line has the hash that you noted; {told}"
     if "--json" in given:
-        fault = kept.verify()
         print(json.dumps({"fault": fault, "lines": lines}, indent=2))
         sys.exit(2 if fault else 0)
     rows = []
@@ -79,7 +84,7 @@ def log(given: Given) -> None:
         )
     if rows:
         print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)
-    if (fault := kept.verify()) is not None:
+    if fault is not None:
         leave_faulty(folder, [f"the security log of {folder}: {fault}"])
     first = (
         f" from line {lines[0]['line']} on, as older files were moved away"
@@ -89,13 +94,7 @@ def log(given: Given) -> None:
     print(f"{len(lines)} lines, as they were written{first}.")
     if lines:
         print(f"The last one's hash, to note elsewhere: {lines[-1]['hash']}")
-    if given.places[1:]:
-        number = kept.holds(given.places[1])
-        if number is None:
-            told = "the folder was put back to before it, or this is another log"
-            leave_faulty(
-                folder, [f"the security log of {folder}: no line has the hash that you noted; {told}"]
-            )
+    if number is not None:
         print(f"Line {number} has the hash that you noted.")
 
 

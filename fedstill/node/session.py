@@ -36,6 +36,7 @@ from fedstill.node import audit_file, memory_limits, owner_folder, owner_model, 
 from fedstill.node.admission import require_records
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import DATA, REFUSED, Entry
+from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
@@ -49,7 +50,7 @@ from fedstill.node.protection import check_priced, protect
 from fedstill.node.refusal_text import short, telling
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
-from fedstill.node.sum_masks import COHORT, Cohort, SumMasks
+from fedstill.node.sum_masks import SumMasks
 from fedstill.protocol.digests import digest, fingerprint
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of

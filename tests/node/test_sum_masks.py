@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import QuestionRefused, RunFolderError
+from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_masks import COHORT, Cohort, SumMasks, sign, stream
+from fedstill.node.sum_masks import SumMasks, sign, stream
 from fedstill.protocol.summing import SumCall, from_ring, to_ring, total
 from tests.kits import Authority
 
