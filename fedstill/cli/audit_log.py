@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, dispatch, number
 from fedstill.cli.audit_log_tables import priced, print_entries, print_totals
-from fedstill.cli.console import plain
+from fedstill.cli.console import plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ usage:
                                              with epsilon at delta D (default: the node's, or 1e-5), and what
                                              is left of the node's budgets; --json prints these entries alone,
                                              without what only --whole tells
-  fedstill audit verify PATH                 whether it is whole and unchanged; exits with 2 if not
+  fedstill audit verify PATH [--json]        whether it is whole and unchanged; exits with 2 if not
   fedstill audit export PATH --out FILE [--whole]   every entry as JSON lines (FILE.jsonl); --whole with the
                                              fingerprints by which entries can be checked: keep that to
                                              yourself, since they follow from your records, and tell who has
@@ -127,6 +127,9 @@ def _verify(given: Given) -> None:
     with _opened(place) as audit:
         audit.verify()
         count = sum(1 for _ in audit.entries())
+    if "--json" in given:
+        print_json({"log": str(place.file), "sound": True, "entries": count})
+        return
     shown = "1 entry" if count == 1 else f"{count} entries"
     print(f"{place.file}: {shown}: hashes, totals and head agree")
 

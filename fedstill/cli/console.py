@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,6 +47,19 @@ def columns(*heads: str | None, gap: int = 2, left: int | None = None, **first: 
         own: dict[str, Any] = {"justify": side, **(first if place == 0 else {})}
         table.add_column(head or "", overflow="fold", header_style="bold", **own)
     return table
+
+
+def print_json(told: Mapping[str, Any]) -> None:
+    """One JSON document for scripts; JSON has no infinity, so what is without bound or end is null."""
+    print(json.dumps(_finite(told), indent=2, allow_nan=False))
+
+
+def _finite(told: Any) -> Any:
+    if isinstance(told, Mapping):
+        return {str(name): _finite(value) for name, value in told.items()}
+    if isinstance(told, (list, tuple)):
+        return [_finite(value) for value in told]
+    return None if isinstance(told, float) and not math.isfinite(told) else told
 
 
 def print_facts(console: Console, facts: Mapping[str, str | Sequence[str]], indent: str = "  ") -> None:

@@ -39,12 +39,13 @@ usage:
   fedstill attack RUN [--quick] [--quiet] [--json] [--OPTION VALUE ...]
                                             what an adversary gets from what left the nodes in a finished run
   fedstill predict RUN DATA [--out FILE] [--fit] [--label COLUMN] [--image COLUMN] [--channels N ...]
-                            [--model NAME]  what the student answers about new data, as a csv
+                            [--model NAME] [--json]
+                                            what the student answers about new data, as a csv
   fedstill evaluate RUN --data DATA [--sites NAME ...] [--fit] [--label COLUMN] [--image COLUMN]
                             [--channels N ...] [--slices N] [--root DIR] [--model NAME] [--json]
                                             what the student reaches on other data, site by site
   fedstill export RUN --format onnx|torchscript|huggingface [--out FILE] [--model NAME]
-                                            the student for other tools, preprocessing inside, and its card
+                            [--json]        the student for other tools, preprocessing inside, and its card
   fedstill list [METHOD|presets|tasks] [--json]   methods, tasks, data sets, models; more of one of them
   fedstill doctor [--json]                  what is installed and computes here, and what is missing for what
   fedstill completion bash|zsh|fish         what makes a shell complete commands, presets and methods
@@ -67,7 +68,8 @@ options of `run` beside those of the preset:
   --resume DIR    go on with the run in this folder, to the figures that it would have reached
   --quiet         no progress bars
   --json          the result as JSON in place of the table; so have list, compare, reproduce (its list),
-                  attack, evaluate, doctor, audit show, node requests, node log
+                  attack, predict, evaluate, export, doctor, audit show and verify, privacy price and audit,
+                  node check, status, requests and log, server status
   --nodes N, --data NAME    short for --split.nodes, --data.name
   --engine flare-poc        nodes as processes of their own, deployed on this machine with NVIDIA FLARE
   --engine flare --startup-kit DIR    nodes of a deployed federation, with their own data and models;

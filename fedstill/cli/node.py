@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from fedstill.cli.arguments import Given, dispatch
+from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError
 
 HELP = """\
@@ -14,11 +15,11 @@ A node is a folder that belongs to the owner of its data.
 usage:
   fedstill node init DIR [--name NAME]      write DIR/node.toml, with every option explained, and DIR/secret;
                                             where only the secret is missing, a new one
-  fedstill node check DIR [RUN.toml|PRESET]
+  fedstill node check DIR [RUN.toml|PRESET] [--json]
                                             what the node is, what it would answer and refuse (in one run, or
                                             by each method), and everything that is wrong; trains nothing
   fedstill node start DIR                   join the federation that the startup kit in DIR/kit is for
-  fedstill node status DIR                  does it run, and can the server be reached from here? Else the
+  fedstill node status DIR [--json]         does it run, and can the server be reached from here? Else the
                                             exit code is 1
   fedstill node requests DIR [HASH] [--json]
                                             which runs have asked for your approval (policy approve), and what
@@ -86,6 +87,11 @@ def _status(given: Given) -> None:
     folder = Path(given.places[0])
     here = flare_kit.node(folder)
     number = flare_site.running(here)
+    if "--json" in given:
+        target = None if number is None else flare_kit.target(here)
+        answers = target is not None and flare_kit.reaches(target)
+        print_json({"process": number, "server": target, "answers": answers, "log": str(here.log)})
+        sys.exit(0 if answers else 1)
     if number is None:
         print(f"The node does not run on this machine: fedstill node start {folder}")
         sys.exit(1)

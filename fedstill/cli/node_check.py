@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedstill.cli.arguments import Given
-from fedstill.cli.console import columns, plain, print_facts, print_table
+from fedstill.cli.console import columns, plain, print_facts, print_json, print_table
 from fedstill.core.errors import DataError, FedstillError
 
 if TYPE_CHECKING:
@@ -53,12 +53,17 @@ def check(given: Given) -> None:
     found = owner_folder.examine(folder, known[0], task=known[1])
     if found.file is None:
         leave_faulty(folder, found.faults)
-    console = plain()
-    _print_node(console, folder, found.file, found)
+    told = _node(folder, found.file, found)
     if asking is not None:
-        _print_questions(console, folder, asking, found.file, found)
+        told["run"] = _run(folder, asking, found.file, found)
     elif not found.untold:  # else which methods serve follows from a task that is not known
-        _print_methods(console, found.file, found)
+        told["methods"] = _methods(found.file, found)
+    if "--json" in given:
+        print_json({**told, "faults": found.faults, "not checked": found.untold})
+        if not found.faults:
+            sys.exit(1 if found.untold else 0)
+    else:
+        _print(plain(), told, found)
     if found.faults:
         leave_faulty(folder, found.faults)
     if found.untold:
@@ -105,14 +110,24 @@ def _told_by_schema(config: RunConfig) -> InputSpec | None:
     return InputSpec(config.task, schema.classes, (len(schema.features),), (), (), 0, schema)
 
 
-def _print_node(console: Console, folder: Path, file: NodeFile, found: Examined) -> None:
+def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
     from fedstill.node.audit_file import audit_file
     from fedstill.node.permission_check import open_to_others
 
-    console.print(f"node {file.name}, in {folder.resolve()}", soft_wrap=True)
-    print_facts(console, _facts(folder, file, found))
-    if (told := open_to_others(folder, audit_file(file, folder))) is not None:
-        console.print(f"{told}\n", soft_wrap=True)
+    facts, exposed = _facts(folder, file, found), open_to_others(folder, audit_file(file, folder))
+    return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
+
+
+def _print(console: Console, told: Mapping[str, Any], found: Examined) -> None:
+    """What ``--json`` tells, for people."""
+    console.print(f"node {told['node']}, in {told['folder']}", soft_wrap=True)
+    print_facts(console, told["facts"])
+    if told["exposed"] is not None:
+        console.print(f"{told['exposed']}\n", soft_wrap=True)
+    if "run" in told:
+        _print_run(console, told["run"], found)
+    elif "methods" in told:
+        _print_methods(console, told["methods"])
 
 
 def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
@@ -245,45 +260,69 @@ def _judged(
     return _Verdict(side.questions, {**bare, **refused}, against, None if bare else mechanism)
 
 
-def _print_questions(console: Console, folder: Path, asking: Asking, file: NodeFile, found: Examined) -> None:
+def _run(folder: Path, asking: Asking, file: NodeFile, found: Examined) -> dict[str, Any]:
     """What one run asks, and what this node would say."""
     from fedstill.cli.node_check_privacy import payment
 
+    note = None
     if asking.note:
         whose = "those of yours" if found.spec else "not known"
         if asking.spec is not None:
             whose = "those of its schema"
-        console.print(f"The run's own data are not here, so shape and classes are {whose} ({asking.note}).")
-        console.print()
+        note = f"The run's own data are not here, so shape and classes are {whose} ({asking.note})."
     verdict = _judged(asking.config.method, file, found, asking, folder)
-    console.print(f"In {asking.target} ({asking.config.method.title}) it would be asked:")
+    protected = verdict.mechanism is not None and verdict.mechanism.protects
+    unknown = found.untold or found.faults
+    return {
+        "run": asking.target,
+        "method": asking.config.method.title,
+        "note": note,
+        "questions": [
+            {
+                "question": name,
+                "times": question.times,
+                "answers with": list(dict.fromkeys(question.kinds().values())),
+                "refused by": verdict.rules.get(name),
+            }
+            for name, question in verdict.questions.items()
+        ],
+        "can take part": "no" if verdict.against is not None else "not known" if unknown else "yes",
+        "why not": verdict.against,
+        "payment": payment(verdict.mechanism) if protected and verdict.mechanism is not None else None,
+    }
+
+
+def _print_run(console: Console, run: Mapping[str, Any], found: Examined) -> None:
+    if run["note"]:
+        console.print(f"{run['note']}\n")
+    console.print(f"In {run['run']} ({run['method']}) it would be asked:")
     table = columns(None, None, None, gap=1)
-    for name, question in verdict.questions.items():
-        kinds = ", ".join(dict.fromkeys(question.kinds().values()))
-        often = f"x{question.times}" if question.times > 1 else ""
-        rule = verdict.rules.get(name)
-        says = f"answers with {kinds or 'nothing'}" if rule is None else f"refuses ({rule})"
-        table.add_row(f"  {name}", often, says)
+    for asked in run["questions"]:
+        often = f"x{asked['times']}" if asked["times"] > 1 else ""
+        rule = asked["refused by"]
+        kinds = ", ".join(asked["answers with"]) or "nothing"
+        table.add_row(
+            f"  {asked['question']}", often, f"answers with {kinds}" if rule is None else f"refuses ({rule})"
+        )
     console.print(table)
-    if verdict.against is not None:
-        console.print(f"It cannot take part: {verdict.against}.", soft_wrap=True)
+    if run["why not"] is not None:
+        console.print(f"It cannot take part: {run['why not']}.", soft_wrap=True)
     elif found.untold:
         console.print("Whether it can take part is not known, as your data were not looked at.")
     elif found.faults:
         console.print("Whether it can take part is not known before the faults are mended.")
     else:
         console.print("It can take part.")
-    if verdict.mechanism is not None and verdict.mechanism.protects:
-        console.print(payment(verdict.mechanism), soft_wrap=True)
+    if run["payment"] is not None:
+        console.print(run["payment"], soft_wrap=True)
     console.print()
 
 
-def _print_methods(console: Console, file: NodeFile, found: Examined) -> None:
-    """What each method asks, and what this node would say."""
+def _methods(file: NodeFile, found: Examined) -> list[dict[str, str]]:
+    """What each method asks with its default options, and what this node would say."""
     from fedstill.protocol.method import METHODS
 
-    console.print("In a run of each method, with its default options:")
-    rows = []
+    told_of = []
     unseen = found.data is None or found.model is None or found.compute is None
     for name in (*METHODS.own, *file.policy.methods):
         verdict = _judged(METHODS[name](), file, found, None, None)
@@ -295,7 +334,14 @@ def _print_methods(console: Console, file: NodeFile, found: Examined) -> None:
         if verdict.against and not verdict.rules:
             parts = [verdict.against]
         can = "no" if verdict.against else "not known" if unseen else "yes"
-        rows.append([name, can, "; ".join(parts) or "is asked nothing"])
+        does = "; ".join(parts) or "is asked nothing"
+        told_of.append({"method": name, "can take part": can, "does": does})
+    return told_of
+
+
+def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> None:
+    console.print("In a run of each method, with its default options:")
+    rows = [[*told.values()] for told in methods]
     print_table(console, ["method", "can take part", "what the node does"], rows, left=3)
     console.print("Shape and classes are those of the data here; name a run to check against the run's own.")
     console.print()

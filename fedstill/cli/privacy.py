@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Given, dispatch, number
+from fedstill.cli.console import print_json
 
 if TYPE_CHECKING:
     from fedstill.privacy.config import Accountant
@@ -19,10 +20,10 @@ usage:
                                              its folder or node.toml, RUN a run's .toml or a preset; without
                                              NODE for every node of a simulation ([nodes.privacy]). Exits
                                              with 2 if a node would refuse it
-  fedstill privacy price EVENT [TIMES] ... [--delta D]
+  fedstill privacy price EVENT [TIMES] ... [--delta D] [--json]
                                              epsilon of such noise, so many times; EVENT is
                                              "gaussian(1.0, rate=0.01)" or "laplace(50.0)"
-  fedstill privacy audit [--mechanism NAME] [--seed N] [--out FILE]
+  fedstill privacy audit [--mechanism NAME] [--seed N] [--out FILE] [--json]
                                              attacks on real nodes by somebody who knows all records but one:
                                              what they prove that each mechanism costs, beside what its
                                              audit log says. A lower bound above the claim is a fault, and the
@@ -67,6 +68,10 @@ def _price(given: Given) -> None:
         price[event] += times
     names: tuple[Accountant, ...] = ("pld", "rdp")
     costs = {name: epsilon(price, delta, name) for name in names}
+    if "--json" in given:
+        events = {str(event): times for event, times in price.items()}
+        print_json({"events": events, "delta": delta, "epsilon": costs})
+        return
     for event, times in price.items():
         print(f"{event} x {times}")
     print(f"epsilon {up(costs['pld'])} (PLD), {up(costs['rdp'])} (RDP) at delta {delta:g}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, number
+from fedstill.cli.console import print_json
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import human_seconds
 
@@ -34,10 +34,15 @@ def audit(given: Given) -> None:
     found = []
     for one in [audit for key in AUDITS if name in (None, key) for audit in AUDITS[key]]:
         found.append(one(seed))
-        _print(found[-1], first=len(found) == 1)
-    _say(found)
+        if "--json" not in given:
+            _print(found[-1], first=len(found) == 1)
+    told = _told(found, seed)
+    if "--json" in given:
+        print_json(told)
+    else:
+        _say(found)
     if out is not None:
-        _write(out, found, seed)
+        out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     refuted = [f"{finding.mechanism} ({finding.on})" for finding in found if finding.refuted]
     if refuted:
         raise FedstillError(f"claims that are refuted: {', '.join(refuted)}")
@@ -65,7 +70,8 @@ def _say(found: list[Finding]) -> None:
     print(f"{human_seconds(sum(finding.seconds for finding in found))} in all.")
 
 
-def _write(path: Path, found: list[Finding], seed: int) -> None:
+def _told(found: list[Finding], seed: int) -> dict[str, Any]:
+    """What was found, and where: as the file has it, and --json."""
     import os
     import platform
     from datetime import date
@@ -75,7 +81,7 @@ def _write(path: Path, found: list[Finding], seed: int) -> None:
     from fedstill.attacks.mechanism_audits import DELTA
     from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 
-    about = {
+    return {
         "seed": seed,
         "delta": DELTA,
         "confidence": CONFIDENCE,
@@ -84,4 +90,3 @@ def _write(path: Path, found: list[Finding], seed: int) -> None:
         "date": date.today().isoformat(),
         "findings": [asdict(finding) for finding in found],
     }
-    path.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.cli.arguments import Command, Given, dispatch, number
+from fedstill.cli.console import print_json
 from fedstill.core import kit_certificates
 from fedstill.core.errors import ArgumentError, DeployError, nearest
 from fedstill.core.text_format import human_seconds
@@ -21,7 +22,8 @@ usage:
   fedstill server init DIR --host NAME --nodes A B C [--port N]
                                     a new federation: certificates and one startup kit for each node
   fedstill server start DIR         be the server, until Ctrl+C
-  fedstill server status DIR        does it run (else the exit code is 1), which nodes are there, and what
+  fedstill server status DIR [--json]
+                                    does it run (else the exit code is 1), which nodes are there, and what
                                     became of the runs
   fedstill server stop DIR          end it, and the runs on it
   fedstill server add DIR --nodes D E
@@ -96,11 +98,19 @@ def _status(given: Given) -> None:
     folder = Path(given.places[0])
     federation = provision.read_federation(folder)
     number = flare_site.running(flare_kit.server(folder))
+    address = f"{federation['host']}:{federation['port']}"
+    if "--json" in given:
+        nodes, jobs = {}, []
+        if number is not None:
+            with Admin(folder / "admin") as admin:
+                nodes, jobs = admin.nodes(), admin.jobs()
+        print_json({"process": number, "address": address, "nodes": nodes, "runs": _runs(folder, jobs)})
+        sys.exit(1 if number is None else 0)
     if number is None:
         print(f"The server does not run on this machine: fedstill server start {folder}")
         _say_runs(folder, [])
         sys.exit(1)
-    print(f"The server runs as process {number}, at {federation['host']}:{federation['port']}.")
+    print(f"The server runs as process {number}, at {address}.")
     with Admin(folder / "admin") as admin:
         nodes, jobs = admin.nodes(), admin.jobs()
     print(f"{len(nodes)} nodes are there" + (":" if nodes else "."))
@@ -109,8 +119,8 @@ def _status(given: Given) -> None:
     _say_runs(folder, jobs)
 
 
-def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """What became of the latest runs; the newest job comes first, and a run that was resumed has several."""
+def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """All runs, the newest first; of the jobs the newest comes first, and a resumed run has several."""
     from datetime import datetime
 
     from fedstill.federation.run_status import outcome
@@ -118,16 +128,31 @@ def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
     latest = {str(job["name"]): job for job in reversed(jobs)}
     here = {path.name: path.stat().st_mtime for path in (folder / "runs").glob("*") if path.is_dir()}
     begun = {**here, **{name: float(job["submit_time"]) for name, job in latest.items()}}
-    if begun:
-        print("Runs, the newest first:")
-    for name in sorted(begun, key=lambda name: -begun[name])[:MOST_RUNS]:
+    told = []
+    for name in sorted(begun, key=lambda name: -begun[name]):
         job = latest.get(name, {})
-        at = f"{datetime.fromtimestamp(begun[name]):%Y-%m-%d %H:%M}"
-        print(f"  {name}  {at}" + (f"  job {job['job_id']}" if job else ""))
         since = begun[name] if job else 0.0
-        print(f"    {outcome(folder / 'runs' / name, str(job.get('status', '')), since)}")
-    if len(begun) > MOST_RUNS:
-        print(f"  and {len(begun) - MOST_RUNS} older, in {folder / 'runs'}")
+        told.append(
+            {
+                "run": name,
+                "begun": f"{datetime.fromtimestamp(begun[name]):%Y-%m-%d %H:%M}",
+                "job": job.get("job_id"),
+                "outcome": outcome(folder / "runs" / name, str(job.get("status", "")), since),
+            }
+        )
+    return told
+
+
+def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
+    """What became of the latest runs."""
+    runs = _runs(folder, jobs)
+    if runs:
+        print("Runs, the newest first:")
+    for run in runs[:MOST_RUNS]:
+        print(f"  {run['run']}  {run['begun']}" + (f"  job {run['job']}" if run["job"] else ""))
+        print(f"    {run['outcome']}")
+    if len(runs) > MOST_RUNS:
+        print(f"  and {len(runs) - MOST_RUNS} older, in {folder / 'runs'}")
 
 
 def _stop(given: Given) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Given, number
+from fedstill.cli.console import print_json
 
 if TYPE_CHECKING:
     from fedstill.data.new_data import Reading
@@ -21,6 +22,9 @@ def predict(given: Given) -> None:
     student = load(run, given.get("--model"))
     out = given.path("--out", f"{Path(data).stem}-answers.csv")
     count = predict(student, data, reading(given, student.about.words), out)
+    if "--json" in given:
+        print_json({"answers": count, "file": str(out)})
+        return
     print(f"{count:,} answers: {out}")
 
 
@@ -57,12 +61,18 @@ def export(given: Given) -> None:
     folder = run if run.is_dir() else run.parent
     out = given.path("--out", folder / format_of(kind).name)
     apart = export(student, kind, out)
-    print(f"{out}: loaded back, and the same to {apart:.1e}")
-    print(f"It takes {student.raw.says}; the preprocessing is inside.")
+    card = None
     if (folder / "result.json").exists():
         use = format_of(kind).use.format(file=out.name, inputs=student.raw.called)
         card = out / NAME if out.is_dir() else out.with_name(f"{out.name}.md")
         card.write_text(model_card(folder, student.raw.says, use), encoding="utf-8")
+    if "--json" in given:
+        told = {"file": str(out), "apart": apart, "takes": student.raw.says}
+        print_json({**told, "card": None if card is None else str(card)})
+        return
+    print(f"{out}: loaded back, and the same to {apart:.1e}")
+    print(f"It takes {student.raw.says}; the preprocessing is inside.")
+    if card is not None:
         print(f"Model card: {card}")
 
 

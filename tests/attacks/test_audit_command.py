@@ -61,12 +61,15 @@ def test_a_refuted_claim_is_said_written_and_an_error(
     seeds: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(FedstillError, match=r"claims that are refuted: counts \(noisy label counts\)"):
+        run("--out", str(tmp_path / "found.json"), "--json")
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "found.json").read_text())
+    with pytest.raises(FedstillError, match=r"claims that are refuted: counts \(noisy label counts\)"):
         run("--out", str(tmp_path / "found.json"))
     assert capsys.readouterr().out.splitlines()[1].split()[-4:] == ["-", "1", "0", "REFUTED"]
     told = json.loads((tmp_path / "found.json").read_text())
     assert [finding["refuted"] for finding in told["findings"]] == [True, False, False]
     assert (told["seed"], told["delta"], told["confidence"]) == (0, 1e-5, 0.95)
-    assert seeds == [0, 0, 0]
+    assert seeds == [0, 0, 0] * 2
 
 
 def test_what_cannot_be_done_is_refused_and_nothing_is_run(seeds: list[int], tmp_path: Path) -> None:

@@ -90,8 +90,10 @@ def test_nothing_is_claimed_of_what_nodes_saw_where_it_cannot_be_looked_up(run: 
 
 def test_its_answers_are_a_line_an_example(run: Path, command: Main, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("sex,age\nf,90\nm,10\nf,\n", encoding="utf-8")  # nothing is labelled
-    code, _, err = command("predict", run, tmp_path / "new.csv", "--out", tmp_path / "answers.csv")
+    words = ("--out", tmp_path / "answers.csv", "--json")
+    code, out, err = command("predict", run, tmp_path / "new.csv", *words)
     assert (code, err) == (0, "")
+    assert json.loads(out) == {"answers": 3, "file": str(tmp_path / "answers.csv")}
     lines = list(csv.DictReader((tmp_path / "answers.csv").open(encoding="utf-8")))
     assert [line["example"] for line in lines] == ["0", "1", "2"]
     assert [line["answer"] for line in lines[:2]] == ["yes", "no"]
@@ -138,7 +140,13 @@ def test_what_onnx_needs_is_said_in_a_line(run: Path, command: Main, monkeypatch
 
 
 def test_its_card_has_the_runs_facts(run: Path, command: Main, tmp_path: Path) -> None:
-    assert command("export", run, "--format", "torchscript", "--out", tmp_path / "student.pt")[0] == 0
+    words = ("--format", "torchscript", "--out", tmp_path / "student.pt", "--json")
+    code, out, _ = command("export", run, *words)
+    assert code == 0
+    told = json.loads(out)
+    assert (told["file"], told["card"]) == (str(tmp_path / "student.pt"), str(tmp_path / "student.pt.md"))
+    assert 0 <= told["apart"] < 1e-4
+    assert told["takes"] in Path(told["card"]).read_text(encoding="utf-8")
     card = (tmp_path / "student.pt.md").read_text(encoding="utf-8")
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for fact in (

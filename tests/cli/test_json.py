@@ -1,0 +1,117 @@
+"""Commands for people tell scripts the same with --json: one document, the same exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from fedstill.cli.console import print_json
+from fedstill.federation import admin, flare_kit, flare_site, provision
+from fedstill.node import owner_folder
+from fedstill.node.audit_log import AuditLog
+from fedstill.privacy.budget_text import up
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node's folder with a kit and an empty audit log, and a federation's with two runs; both run."""
+    node = tmp_path / "node"
+    owner_folder.init(node, "north")
+    text = (node / "node.toml").read_text(encoding="utf-8")
+    text = text.replace("\nonline = true\n", "\nonline = false\n")
+    (node / "node.toml").write_text(text, encoding="utf-8")
+    digits = load_digits()
+    images = (digits.images * 255 / 16).astype(np.uint8)
+    np.savez(node / "data.npz", images=images[:100], labels=digits.target[:100])
+    startup = node / "kit" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "fed_client.json").write_text('{"servers": [{"service": {"target": "h:1"}}]}')
+    AuditLog(node / "audit.sqlite").close()
+    for name in ("one", "two"):
+        (tmp_path / "server" / "runs" / name).mkdir(parents=True)
+
+    class Admin:
+        def __init__(self, kit: Path) -> None:
+            assert kit == Path("server/admin")
+
+        def __enter__(self) -> Admin:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def nodes(self) -> dict[str, float]:
+            return {"north": 3.0}
+
+        def jobs(self) -> list[dict[str, object]]:
+            return [{"name": "one", "status": "RUNNING", "submit_time": 1.0, "job_id": "x1"}]
+
+    monkeypatch.setattr(admin, "Admin", Admin)
+    monkeypatch.setattr(provision, "read_federation", lambda _: {"host": "h", "port": 1, "name": "fl"})
+    monkeypatch.setattr(flare_kit, "server", lambda folder: folder)
+    monkeypatch.setattr(flare_kit, "reaches", lambda address: address == "h:1")
+    monkeypatch.setattr(flare_site, "running", lambda site: 77)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "more"),
+    [
+        ("node status node", {"process": 77, "server": "h:1", "answers": True}, {"log"}),
+        ("server status server", {"process": 77, "address": "h:1", "nodes": {"north": 3.0}}, {"runs"}),
+        ("audit verify node", {"log": "node/audit.sqlite", "sound": True, "entries": 0}, set()),
+        ("node check node digits-fediod", {"node": "north", "faults": []}, {"facts", "exposed", "run"}),
+        ("node check node", {"node": "north", "faults": []}, {"facts", "exposed", "methods"}),
+        ("privacy price laplace(50.0) 3", {"events": {"laplace(50.0)": 3}, "delta": 1e-5}, {"epsilon"}),
+    ],
+)
+def test_commands_tell_scripts_what_they_tell_people(
+    words: str, known: dict[str, object], more: set[str], folder: Path, command: Main
+) -> None:
+    code, out, err = command(*words.split(), "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert known.items() <= told.items()
+    assert more <= set(told)
+    text = " ".join(command(*words.split())[1].split())
+    if "run" in told:
+        assert told["run"]["can take part"] == "yes"
+        assert "It can take part." in text
+        asked = {each["question"]: each for each in told["run"]["questions"]}
+        assert asked["examine"]["times"] == 400
+        assert "examine x400 answers with " + ", ".join(asked["examine"]["answers with"]) in text
+    for row in told.get("methods", ()):
+        assert f"{row['method']} {row['can take part']} " in text
+    for lines in told.get("facts", {}).values():
+        assert " ".join(lines[0].split())[:30] in text
+    for run in told.get("runs", ()):
+        assert f"{run['run']} {run['begun']}" in text
+        assert run["outcome"] in text
+    if "epsilon" in told:
+        assert f"epsilon {up(told['epsilon']['pld'])} (PLD), {up(told['epsilon']['rdp'])} (RDP)" in text
+
+
+def test_what_does_not_run_leaves_with_1_and_a_fault_with_2(
+    folder: Path, command: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flare_site, "running", lambda site: None)
+    for room in ("node", "server"):
+        code, out, _ = command(room, "status", room, "--json")
+        assert (code, json.loads(out)["process"]) == (1, None)
+    Path("node/data.npz").unlink()
+    code, out, err = command("node", "check", "node", "--json")
+    faults = json.loads(out)["faults"]
+    assert (code, len(faults)) == (2, 1)
+    assert err == f"fedstill: {' '.join(faults[0].split())}\n"
+
+
+def test_what_is_without_bound_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"epsilon": {"pld": float("inf"), "rdp": 1.5}, "rows": (float("nan"), None)})
+    assert json.loads(capsys.readouterr().out) == {"epsilon": {"pld": None, "rdp": 1.5}, "rows": [None, None]}
