@@ -68,8 +68,8 @@ options of `run` beside those of the preset:
   --resume DIR    go on with the run in this folder, to the figures that it would have reached
   --quiet         no progress bars
   --json          the result as JSON in place of the table; so have list, compare, reproduce (its list),
-                  attack, predict, evaluate, export, doctor, audit show and verify, privacy price and audit,
-                  node check, status, requests and log, server status
+                  attack, predict, evaluate, export, doctor, audit show and verify, node check, status,
+                  requests and log, server status, and privacy plan, price and audit
   --nodes N, --data NAME    short for --split.nodes, --data.name
   --engine flare-poc        nodes as processes of their own, deployed on this machine with NVIDIA FLARE
   --engine flare --startup-kit DIR    nodes of a deployed federation, with their own data and models;

@@ -15,7 +15,7 @@ HELP = """\
 What a run costs its nodes' records, as epsilon at delta.
 
 usage:
-  fedstill privacy plan [NODE] RUN [--epsilon E] [--noise N] [--steps N] [--OPTION VALUE ...]
+  fedstill privacy plan [NODE] RUN [--epsilon E] [--noise N] [--steps N] [--json] [--OPTION VALUE ...]
                                              what a run will cost a node, before anything is trained. NODE is
                                              its folder or node.toml, RUN a run's .toml or a preset; without
                                              NODE for every node of a simulation ([nodes.privacy]). Exits

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, number
-from fedstill.cli.console import plain
+from fedstill.cli.console import plain, print_json
 from fedstill.cli.node_check_privacy import refusal
-from fedstill.cli.privacy_plan_tables import Place, Plan, Run, show
+from fedstill.cli.privacy_plan_tables import Place, Plan, Run, show, told
 from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
@@ -42,7 +42,6 @@ def plan(given: Given) -> None:
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
     config, folder = configured(target, given, "run"), Path(folders[0]) if folders else None
 
-    console = plain()
     run, places = _simulated(target, config) if folder is None else _at_node(folder, target, config)
     known: dict[int, Plan] = {}  # in a simulation nodes differ in how many records they have
     plans = []
@@ -50,7 +49,10 @@ def plan(given: Given) -> None:
         if place.examples not in known:
             known[place.examples] = _solve(run, place, epsilon, noise, steps)
         plans.append(replace(known[place.examples], place=place))
-    show(console, run, plans, folder)
+    if "--json" in given:
+        print_json(told(run, plans))
+    else:
+        show(plain(), run, plans, folder)
     for one in plans:
         if (reason := refusal(one.mechanism, one.place.spent)) is not None:
             raise FedstillError(f"{one.place.name} would refuse {run.name}: {reason}")

@@ -63,12 +63,53 @@ class Plan:
 
 def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None) -> None:
     """Print what was found for the one node of a folder, or for those of a simulation."""
-    # All nodes have one owner's rules here: the one that pays most, or lasts least, speaks for them.
+    most = _speaker(plans)
+    console.print(f"{run.name} ({run.method.title}), before anything is trained")
+    print_facts(console, _facts(run, plans, most))
+    if len(plans) > 1:
+        _print_nodes(console, plans)
+    _print_lines(console, most)
+    print_facts(console, _budgets(most))
+    _print_levels(console, plans, folder)
+
+
+def told(run: Run, plans: Sequence[Plan]) -> dict[str, Any]:
+    """The same for scripts."""
+    most = _speaker(plans)
+    heads = ("question", "for", "price", "times", "alone")
+    return {
+        "run": run.name,
+        "method": run.method.title,
+        "facts": _facts(run, plans, most),
+        "nodes": [
+            {
+                "node": plan.place.name,
+                "records": plan.place.examples,
+                "noise": plan.mechanism.levels,
+                "length": None if plan.length is None else {plan.length.name: plan.length.value},
+                "epsilon": {"pld": plan.cost.pld, "rdp": plan.cost.rdp},
+                "refused": refusal(plan.mechanism, plan.place.spent),
+            }
+            for plan in plans
+        ],
+        "of": most.place.name,
+        "questions": [dict(zip(heads, row, strict=True)) for row in _lines(most)],
+        "budgets": _budgets(most),
+        "noise to fix": _new_levels(plans),
+    }
+
+
+def _speaker(plans: Sequence[Plan]) -> Plan:
+    """All nodes have one owner's rules here: the one that pays most, or lasts least, speaks for them."""
     most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
     if most.found == "steps":
         most = min(plans, key=lambda plan: plan.length.value if plan.length is not None else math.inf)
+    return most
+
+
+def _facts(run: Run, plans: Sequence[Plan], most: Plan) -> dict[str, str | Sequence[str]]:
+    """How the run is protected, how long it is and what was found."""
     config, statement = most.mechanism.config, most.mechanism.statement()
-    console.print(f"{run.name} ({run.method.title}), before anything is trained")
     if not most.mechanism.protects:
         facts: dict[str, str | Sequence[str]] = {
             "mechanism": "none: releases leave as they are, without any guarantee"
@@ -93,12 +134,7 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
             if advised := advice(run.spec.task, records, round(most.cost.pld, 1)):
                 facts["advice"] = advised
         facts |= config.facts({part: max(_levels(plans, part)) for part in config.parts})
-    print_facts(console, facts)
-    if len(plans) > 1:
-        _print_nodes(console, plans)
-    _print_lines(console, most)
-    _print_budgets(console, most)
-    _print_levels(console, plans, folder)
+    return facts
 
 
 def _levels(plans: Sequence[Plan], part: str) -> list[float]:
@@ -130,6 +166,11 @@ def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
 
 
 def _print_lines(console: Console, plan: Plan) -> None:
+    console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
+    print_table(console, ["question", "for", "price", "times", "alone"], _lines(plan), left=3)
+
+
+def _lines(plan: Plan) -> list[list[str]]:
     """What the node pays for, each as if it were all."""
     config, rows = plan.mechanism.config, []
     for line in plan.cost.lines:
@@ -140,26 +181,25 @@ def _print_lines(console: Console, plan: Plan) -> None:
             alone = epsilon(times, config.delta, config.accountant)
         told = up(alone) if line.times or alone is None else f"{up(alone)} each"
         rows.append([line.what, line.pays, each, _often(line.times), told])
-    console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
     free = [
         name for name in plan.mechanism.side.questions if name not in {line.what for line in plan.cost.lines}
     ]
     for name in free:
         rows.append([name, "nothing", "free", _often(plan.mechanism.side.questions[name].times), "0"])
-    print_table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
+    return rows
 
 
 def _often(times: int) -> str:
     return f"{times:,}" if times else "any"  # as a method that does not say how often
 
 
-def _print_budgets(console: Console, plan: Plan) -> None:
+def _budgets(plan: Plan) -> dict[str, str]:
+    """What the whole run costs, and what is left of the budgets."""
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
     refused = refusal(plan.mechanism, place.spent)
     if cost.price is None:
         told = "no guarantee" if refused is None else f"no guarantee, and REFUSED: {refused}"
-        print_facts(console, {"whole run": told})
-        return
+        return {"whole run": told}
     facts = {"whole run": f"epsilon {up(cost.pld)} (PLD), {up(cost.rdp)} (RDP)"}
     if endless := [name for name, asked in plan.mechanism.side.questions.items() if not asked.times]:
         facts[""] = f"and what {', '.join(endless)} costs each time, as often as there is budget for it"
@@ -172,7 +212,7 @@ def _print_budgets(console: Console, plan: Plan) -> None:
         after = epsilon(spent + cost.price, delta, config.accountant)
         told = f"{up(epsilon(spent, delta, config.accountant))} spent before, " if spent else ""
         facts["of the data"] = _left(most, delta, after, told)
-    print_facts(console, facts)
+    return facts
 
 
 def _left(budget: float, delta: float, reached: float | None, told: str) -> str:
@@ -186,14 +226,20 @@ def _left(budget: float, delta: float, reached: float | None, told: str) -> str:
     return f"budget {budget:g} at delta {delta:g}: {kept}, {left:g} left"
 
 
-def _print_levels(console: Console, plans: Sequence[Plan], folder: Path | None) -> None:
-    """The noise that was found, as the owner can write it down."""
+def _new_levels(plans: Sequence[Plan]) -> dict[str, float]:
+    """The noise that was found, by part, rounded up."""
     found = {}
     given = plans[0].place.privacy.parts
     for part, table in plans[0].mechanism.config.parts.items():
         most = max(_levels(plans, part))
         if most > 0 and (table.noise is None or table.noise != given[part].noise):
             found[part] = rounded_up(most)
+    return found
+
+
+def _print_levels(console: Console, plans: Sequence[Plan], folder: Path | None) -> None:
+    """The noise that was found, as the owner can write it down."""
+    found = _new_levels(plans)
     if not found:
         return
     section = "privacy" if folder is not None else "nodes.privacy"

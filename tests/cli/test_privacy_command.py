@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedstill.node.audit_entries import DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.budget_text import up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.runs.assemble import prepare
@@ -181,6 +183,14 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     told = said(capsys, "plan", str(path))
     assert "found      noise, so that epsilon is at most 2" in told
     (level,) = re.findall(r"\[nodes\.privacy\.training\]\n  noise = (\S+)", told)
+    found = json.loads(said(capsys, "plan", str(path), "--json"))
+    assert found["noise to fix"] == {"training": float(level)}
+    assert found["facts"]["found"] == "noise, so that epsilon is at most 2"
+    most = max(node["epsilon"]["pld"] for node in found["nodes"])
+    assert f"epsilon {up(most)} (PLD)" in told
+    assert f"epsilon {up(most)} (PLD)" in found["budgets"]["whole run"]
+    assert {node["refused"] for node in found["nodes"]} == {None}
+    assert all(f"  {row['question']}  " in told and row["alone"] in told for row in found["questions"])
     path.write_text(path.read_text() + f"training = {{ noise = {level} }}\n")
     again = said(capsys, "plan", str(path))
     assert "found      epsilon, from noise and length" in again
