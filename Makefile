@@ -4,7 +4,7 @@
 #   make test                     install the tools as well; lint, types, doctests, tests
 #   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
 #   make bench                    our steps beside published code, cost of a node by their number; ten minutes
-#   make release-check            wheel and sdist by Python, versions and extra; half an hour; Python 3.11 or newer
+#   make release-check            wheel and sdist by Python, versions and extra; an hour; Python 3.11 or newer
 #   make clean                    remove .venv and caches; what is in runs/ stays
 #   make demo PYTHON=python3.12   with another Python (3.10 or newer)
 #

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import torch
 
+from fedstill.node.cohort import Cohort
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_masks import Cohort, SumMasks, stream
+from fedstill.node.sum_masks import SumMasks, stream
 from fedstill.protocol.summing import SumCall, from_ring, to_ring, total
 
 NODES, VALUES, ROUNDS = (3, 5, 20, 50), (640, 196_608, 1_000_000), 3
@@ -43,7 +44,7 @@ def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, 
     names = [f"n{index}" for index in range(count)]
     policy = PolicyConfig(sums_may_differ=True)
     masks = {
-        name: SumMasks("run", name, Unproved(), policy, Cohort(folder / f"{count}-{name}"))  # type: ignore[arg-type]
+        name: SumMasks({}, name, Unproved(), policy, Cohort(folder / f"{count}-{name}"))  # type: ignore[arg-type]
         for name in names
     }
     start = time.perf_counter()
@@ -58,8 +59,8 @@ def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, 
         call, added = SumCall(number, tuple(names), recover), []
         start = time.perf_counter()
         for name in names:
-            mask = masks[name].mask(masks[name].admit("q", call), "q", "content")
-            added.append({"x": mask(to_ring(own[name], count), 0)})
+            mask = masks[name].mask(masks[name].admit("q", call), "q", ("content",))
+            added.append({"x": mask(to_ring(own[name]), 0)})
         node.append((time.perf_counter() - start) / count)
         start = time.perf_counter()
         ring = total(added)["x"]

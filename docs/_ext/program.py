@@ -28,7 +28,7 @@ from fedstill.data.config import DATA
 from fedstill.data.split_base import SPLITS
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
-from fedstill.protocol.method import METHODS, Method
+from fedstill.protocol.method import METHODS
 from fedstill.runs.config import RunConfig
 from fedstill.tasks import TASKS
 
@@ -42,6 +42,15 @@ CHOSEN = {  # by what can be chosen, the registry and the table whose key choose
     "split": (SPLITS, "split"),
     "mechanism": (MECHANISMS, "nodes.privacy"),
     "attack": (ATTACKS, ""),
+}
+
+
+FIXED = {  # what a method says of itself, which is no option
+    name
+    for method in METHODS.values()
+    for kind in method.__mro__
+    for name, told in vars(kind).get("__annotations__", {}).items()
+    if str(told).startswith("ClassVar")
 }
 
 
@@ -185,7 +194,7 @@ def meaning(kind: type, name: str) -> str:
 def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any) -> bool | None:
     """Of what is only chosen and set, show the options: its methods do their work by themselves."""
     only_options = app.env.docname in ("reference/methods", "reference/privacy")
-    other = name in Method.__annotations__ or callable(member) or isinstance(member, property)
+    other = name in FIXED or callable(member) or isinstance(member, property)
     return True if only_options and other else None
 
 

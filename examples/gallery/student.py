@@ -23,7 +23,7 @@ from fedstill.models import SmallCNN
 # A run with a folder: three nodes, FedKD. Normalised inputs go into a federation,
 
 digits = load_digits()
-pixels = torch.tensor(digits.images * 255 / 16).round().to(torch.uint8).unsqueeze(1)  # (N, 1, 8, 8), 0 to 255
+pixels = torch.tensor(digits.images * 255 / 16).round().to(torch.uint8).unsqueeze(1)  # 0 to 255
 y = torch.tensor(digits.target)
 x = pixels / 127.5 - 1  # from -1 to 1
 parts = y[:1000].argsort(stable=True).view(20, 50)  # runs of like digits, dealt out
@@ -31,7 +31,7 @@ parts = [parts[node::3].flatten() for node in range(3)]
 
 torch.manual_seed(0)
 home = Path(tempfile.mkdtemp())
-fedstill.distil(
+outcome = fedstill.distil(
     data=[(x[part], y[part]) for part in parts],
     models=[SmallCNN((1, 8, 8), 10, width=8) for _ in parts],
     student=SmallCNN((1, 8, 8), 10, width=8),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, dispatch, number
 from fedstill.cli.audit_log_tables import priced, print_entries, print_totals
@@ -22,10 +22,12 @@ HELP = """\
 The audit log of a node: every release, what it cost, and what all of them cost together.
 
 usage:
-  fedstill audit show PATH [--last N] [--delta D]   what left, when, to which run, under which rule, at which
+  fedstill audit show PATH [--last N] [--delta D] [--json]
+                                             what left, when, to which run, under which rule, at which
                                              price: the last N entries (default: 20; 0 is all), and totals
                                              with epsilon at delta D (default: the node's, or 1e-5), and what
-                                             is left of the node's budgets
+                                             is left of the node's budgets; --json prints these entries alone,
+                                             without what only --whole tells
   fedstill audit verify PATH                 whether it is whole and unchanged; exits with 2 if not
   fedstill audit export PATH --out FILE [--whole]   every entry as JSON lines (FILE.jsonl); --whole with the
                                              fingerprints by which entries can be checked: keep that to
@@ -106,6 +108,10 @@ def _show(given: Given) -> None:
     console = plain()
     with _opened(place) as audit:
         entries = list(audit.entries())
+        if "--json" in given:
+            told = {"sound": audit.trouble is None, "entries": [_told(entry) for entry in entries[-most:]]}
+            print(json.dumps(told, indent=2))
+            return
         console.print(f"audit log {place.file}", soft_wrap=True)
         if audit.trouble is not None:
             console.print(f"NOT SOUND: {audit.trouble}.", style="bold", soft_wrap=True)
@@ -135,11 +141,15 @@ def _export(given: Given) -> None:
         raise ArgumentError("--out", str(to), "a file that is not there yet")
     with _opened(place) as audit, open(to, "x", encoding="utf-8", opener=opener) as file:
         for entry in audit.entries():
-            told = {name: value for name, value in entry.items() if whole or name not in SECRET}
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(entry if whole else _told(entry)) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
         if audit.trouble is not None:
             raise FedstillError(f"{place.file} is not sound, and {to} holds it as it is: {audit.trouble}")
+
+
+def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry without what follows from the records."""
+    return {name: value for name, value in entry.items() if name not in SECRET}
 
 
 def _settle(given: Given) -> None:

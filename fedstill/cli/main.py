@@ -34,7 +34,7 @@ usage:
   fedstill compare FILE.toml                the comparison that a file describes
   fedstill compare --resume DIR [--quiet] [--json]   go on with a comparison that was stopped
   fedstill reproduce [NAME|FILE.toml] [--scale small|paper] [--seeds N] [--OPTION VALUE ...] [--out DIR]
-                            [--record] [--recorded] [--quiet]
+                            [--record] [--recorded] [--quiet] [--json]
                                             list the papers' tables and figures, or run one of them
   fedstill attack RUN [--quick] [--quiet] [--json] [--OPTION VALUE ...]
                                             what an adversary gets from what left the nodes in a finished run
@@ -66,7 +66,8 @@ options of `run` beside those of the preset:
   --out DIR       the run's folder (default: runs/NAME-seedSEED)
   --resume DIR    go on with the run in this folder, to the figures that it would have reached
   --quiet         no progress bars
-  --json          the result as JSON in place of the table; so have list, compare, attack, evaluate, doctor
+  --json          the result as JSON in place of the table; so have list, compare, reproduce (its list),
+                  attack, evaluate, doctor, audit show, node requests, node log
   --nodes N, --data NAME    short for --split.nodes, --data.name
   --engine flare-poc        nodes as processes of their own, deployed on this machine with NVIDIA FLARE
   --engine flare --startup-kit DIR    nodes of a deployed federation, with their own data and models;

@@ -20,14 +20,16 @@ usage:
   fedstill node start DIR                   join the federation that the startup kit in DIR/kit is for
   fedstill node status DIR                  does it run, and can the server be reached from here? Else the
                                             exit code is 1
-  fedstill node requests DIR [HASH]         which runs have asked for your approval (policy approve), and what
+  fedstill node requests DIR [HASH] [--json]
+                                            which runs have asked for your approval (policy approve), and what
                                             each may ask; of one the canonical text, whose SHA-256 HASH is
   fedstill node approve DIR HASH [--because TEXT]
                                             let it in; compare HASH with the server's people by phone
   fedstill node reject DIR HASH [--because TEXT]
                                             do not, or no more: also while it is at work
-  fedstill node log DIR                     the security log: who joined, was refused, approved or rejected;
-                                            and whether a line was changed, then the exit code is 2
+  fedstill node log DIR [HASH] [--json]     the security log: who joined, was refused, approved or rejected;
+                                            and whether a line was changed, or the one is gone whose hash you
+                                            noted elsewhere: then the exit code is 2
   fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
                                             answer questions that came as a file, into a file; `fedstill
                                             questions` explains

@@ -87,8 +87,22 @@ def asked_by(target: str, config: RunConfig) -> Asking:
         data = load_data(config.data, config.task)
         public = load_public(config.public, data, config.task)[1]
     except DataError as error:
-        return Asking(target, config, None, None, str(error))
+        return Asking(target, config, _told_by_schema(config), None, str(error))
     return Asking(target, config, InputSpec.of(config.task, data), public, "")
+
+
+def _told_by_schema(config: RunConfig) -> InputSpec | None:
+    """The spec of a run on tables whose schema is here, though its rows are not; None: it is not."""
+    from fedstill.data.input_spec import InputSpec
+    from fedstill.data.user_data import Files
+
+    if config.task.makes.form != "rows" or not isinstance(config.data, Files):
+        return None
+    try:
+        schema = config.data.columns(Path(config.data.root or ".").expanduser() / config.data.name)
+    except FedstillError:  # why its rows are not here is what is said
+        return None
+    return InputSpec(config.task, schema.classes, (len(schema.features),), (), (), 0, schema)
 
 
 def _print_node(console: Console, folder: Path, file: NodeFile, found: Examined) -> None:
@@ -237,6 +251,8 @@ def _print_questions(console: Console, folder: Path, asking: Asking, file: NodeF
 
     if asking.note:
         whose = "those of yours" if found.spec else "not known"
+        if asking.spec is not None:
+            whose = "those of its schema"
         console.print(f"The run's own data are not here, so shape and classes are {whose} ({asking.note}).")
         console.print()
     verdict = _judged(asking.config.method, file, found, asking, folder)

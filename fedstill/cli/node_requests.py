@@ -3,7 +3,9 @@ has come."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,13 @@ def requests(given: Given) -> None:
     known = _requests(Path(given.places[0])).all()
     if given.places[1:]:
         sys.stdout.write(known[_one(known, given.places[1])].description)
+        return
+    if "--json" in given:
+        told = {
+            sha256: {**asdict(each), "description": json.loads(each.description)}
+            for sha256, each in known.items()
+        }
+        print(json.dumps(told, indent=2))
         return
     console = plain()
     if not known:
@@ -56,6 +65,15 @@ def log(given: Given) -> None:
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     kept = SecurityLog(folder)
     lines = list(kept.lines())
+    noted = given.places[1] if given.places[1:] else ""
+    number = kept.holds(noted) if noted else None
+    fault = kept.verify()
+    if fault is None and noted and number is None:
+        told = "the folder was put back to before it, or this is another log"
+        fault = f"no line has the hash that you noted; {told}"
+    if "--json" in given:
+        print(json.dumps({"fault": fault, "lines": lines}, indent=2))
+        sys.exit(2 if fault else 0)
     rows = []
     for line in lines[-LAST:]:
         about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))
@@ -66,7 +84,7 @@ def log(given: Given) -> None:
         )
     if rows:
         print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)
-    if (fault := kept.verify()) is not None:
+    if fault is not None:
         leave_faulty(folder, [f"the security log of {folder}: {fault}"])
     first = (
         f" from line {lines[0]['line']} on, as older files were moved away"
@@ -74,6 +92,10 @@ def log(given: Given) -> None:
         else ""
     )
     print(f"{len(lines)} lines, as they were written{first}.")
+    if lines:
+        print(f"The last one's hash, to note elsewhere: {lines[-1]['hash']}")
+    if number is not None:
+        print(f"Line {number} has the hash that you noted.")
 
 
 def _requests(folder: Path) -> Requests:

@@ -20,7 +20,7 @@ def reproduce(given: Given) -> None:
     from fedstill.report.reproduction_table import markdown, write
 
     if not given.places:
-        return _list()
+        return _print_json() if "--json" in given else _list()
     entry, scale = named(given.places[0]), given.get("--scale") or "small"
     entry.seeds(scale)  # refuses a scale that it has not
     if "--recorded" in given:
@@ -59,6 +59,22 @@ def _list() -> None:
         table.add_row(entry.name, shows, ", ".join(entry.data), minutes, "; ".join(told) or "-")
     whole_rows().print(table)
     print("Data, and minutes of a seed on two cores, are the small scale's. The data's form: docs/tasks.md")
+
+
+def _print_json() -> None:
+    """The same list, with what was recorded, as JSON."""
+    import json
+    from dataclasses import asdict
+
+    from fedstill.compare.reproduction import reproductions
+
+    told = []
+    for entry in reproductions():
+        about = {key: getattr(entry.about, key) for key in ("paper", "what", "title", "minutes")}
+        records = {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
+        kept = {scale: asdict(record) for scale, record in records.items()}
+        told.append({"name": entry.name, **about, "data": list(entry.data), "records": kept})
+    print(json.dumps(told, indent=2))
 
 
 def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, folder: Path) -> Record:

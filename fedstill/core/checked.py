@@ -98,9 +98,9 @@ def check(config: object, under: str) -> None:
         ArgumentError: naming field, value and what is allowed.
     """
     of: Any = type(config)
-    for name, kind in _limited(of):
+    for name, kind, fits in _limited(of):
         value = getattr(config, name)
-        if not _fits(kind, value):
+        if not fits(value):
             told = list(value) if isinstance(value, tuple) else value
             raise ArgumentError(f"{under}.{name}" if under else name, told, allowed(kind))
 
@@ -130,28 +130,33 @@ def allowed(kind: Any) -> str:
     return f"each {words}" if words else ""
 
 
-@cache  # each instance asks, and hints are slow
-def _limited(kind: type) -> tuple[tuple[str, Any], ...]:
-    """The fields whose types say more than what kind of value they hold."""
+@cache  # each instance asks, and taking types apart is slow
+def _limited(kind: type) -> tuple[tuple[str, Any, Callable[[Any], bool]], ...]:
+    """The fields whose types say more than what kind of value they hold, each with its test."""
     hints = get_type_hints(kind, include_extras=True)
     names = getattr(kind, "__dataclass_fields__", ())
-    return tuple((name, hints[name]) for name in names if allowed(hints[name]))
+    return tuple((name, hints[name], _test(hints[name])) for name in names if allowed(hints[name]))
 
 
-def _fits(kind: Any, value: Any) -> bool:
+def _test(kind: Any) -> Callable[[Any], bool]:
+    """Whether a value is of a type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return value in parts
+        return lambda value: value in parts
     if origin is Annotated:
-        tests = [(_CONSTRAINTS[type(each)][0], of) for each, of in _constraints(kind)]
-        return _fits(parts[0], value) and all(test(value, of) for test, of in tests)
+        plain = _test(parts[0])
+        limits = [(_CONSTRAINTS[type(each)][0], of) for each, of in _constraints(kind)]
+        return lambda value: plain(value) and all(holds(value, of) for holds, of in limits)
     if origin in (Union, UnionType):
-        return any(_fits(part, value) for part in parts)
+        either = [_test(part) for part in parts]
+        return lambda value: any(one(value) for one in either)
     if _is_list(kind):
-        return isinstance(value, (list, tuple)) and all(_fits(parts[0], each) for each in value)
+        each_one = _test(parts[0])
+        return lambda value: isinstance(value, (list, tuple)) and all(map(each_one, value))
     if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    return isinstance(value, kind) if isinstance(kind, type) else value is not None
+        number = Integral if kind is int else Real
+        return lambda value: isinstance(value, number) and not isinstance(value, bool)
+    return lambda value: isinstance(value, kind) if isinstance(kind, type) else value is not None
 
 
 def _is_list(kind: Any) -> bool:

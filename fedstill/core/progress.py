@@ -66,6 +66,9 @@ class Bars:
     def wait_for(self, names: Sequence[str]) -> None:
         """Say which nodes have not answered yet; none is that all have."""
 
+    def go_without(self, names: Sequence[str]) -> None:
+        """Say which nodes are left out; none is that all take part."""
+
     def describe(self, about: Mapping[str, str]) -> None:
         """Say what the run is, for whoever reads its notes: see :class:`Note`."""
 
@@ -90,6 +93,7 @@ class Note:
         about: the run's ``name`` and method (``title``), and its main figure: ``metric`` is its key,
             ``figure`` its title, ``unit``, ``better`` "higher" or "lower".
         error: why it stopped.
+        without: nodes that are left out, and the run goes on.
     """
 
     phase: str = "starting"
@@ -102,6 +106,7 @@ class Note:
     first: int = 0
     about: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
+    without: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Note | None:
@@ -151,6 +156,10 @@ class Note:
         seconds = (time.time() if now is None else now) - self.since
         return f"waits for {clip(', '.join(self.waits_for))} for {human_seconds(max(seconds, 0.0))}"
 
+    def missing(self) -> str:
+        """Who is left out, in words; empty where nobody is."""
+        return f"goes on without {clip(', '.join(self.without))}" if self.without else ""
+
     def words(self, now: float | None = None) -> str:
         """It in words.
 
@@ -158,12 +167,15 @@ class Note:
         'distillation 31 of 400, waits for north for 42.0 s'
         >>> Note("distillation", 300, 400, "accuracy 71.0 %", since=130.0, began=100.0).words()
         'distillation 300 of 400, accuracy 71.0 %, about 10.0 s left'
+        >>> Note("rounds", 3, 4, without=("north",)).words()
+        'rounds 3 of 4, goes on without north'
         """
         told = [f"{self.phase} {self.done} of {self.total}" if self.total else self.phase, self.note]
         if self.waits_for:
             told.append(self.waiting(now))
         elif self.left:
             told.append(f"about {human_seconds(self.left)} left")
+        told.append(self.missing())
         return ", ".join(part for part in told if part.strip())
 
 
@@ -225,6 +237,12 @@ class Noted(Bars):
         """See :class:`Bars`."""
         if tuple(names) != self._last.waits_for:
             self._last = replace(self._last, waits_for=tuple(names))
+            self._write()
+
+    def go_without(self, names: Sequence[str]) -> None:
+        """See :class:`Bars`."""
+        if tuple(names) != self._last.without:
+            self._last = replace(self._last, without=tuple(names))
             self._write()
 
     def describe(self, about: Mapping[str, str]) -> None:

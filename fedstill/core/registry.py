@@ -99,6 +99,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def __repr__(self) -> str:
+        return f"a {self.what} by name"
+
     # Each is itself alone, and can be part of a type: to compare them as mappings would import all they name.
     __eq__, __hash__ = object.__eq__, object.__hash__
 
@@ -289,14 +292,25 @@ def check_named(config: object, under: str) -> None:
     Raises:
         ArgumentError: nothing has the name, or it cannot be imported or is something else.
     """
-    for name, hint in get_type_hints(type(config), include_extras=True).items():
-        for registry in getattr(hint, "__metadata__", ()):
-            if isinstance(registry, Registry):
-                value = getattr(config, name)
-                try:
-                    registry[value]
-                except ArgumentError as error:
-                    raise ArgumentError(f"{under}.{name}", value, error.allowed) from error
+    of: Any = type(config)
+    for name, registry in _registries(of):
+        value = getattr(config, name)
+        try:
+            registry[value]
+        except ArgumentError as error:
+            raise ArgumentError(f"{under}.{name}", value, error.allowed) from error
+
+
+@cache  # hints are slow
+def _registries(kind: type) -> tuple[tuple[str, Registry[Any]], ...]:
+    """The fields of a class that hold names, each with the registry of what has them."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        (name, extra)
+        for name, hint in hints.items()
+        for extra in getattr(hint, "__metadata__", ())
+        if isinstance(extra, Registry)
+    )
 
 
 def _not_options(kind: Any) -> str | None:

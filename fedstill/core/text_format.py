@@ -134,6 +134,21 @@ def human_seconds(seconds: float) -> str:
     return f"{hours} h {rest} min"
 
 
+def cell(text: str) -> str:
+    """A text of others as a cell of a csv that spreadsheets take for a text, and never for a formula.
+
+    >>> cell("=HYPERLINK(A1)"), cell("-"), cell("-3.5"), cell("scan-1.png")
+    ("'=HYPERLINK(A1)", '-', '-3.5', 'scan-1.png')
+    """
+    if text[:1] not in ("=", "+", "-", "@", "\t", "\r") or len(text) == 1:
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 def clip(text: str, longest: int = 300) -> str:
     """A text of others as one line that can be shown anywhere.
 

@@ -72,7 +72,8 @@ def load(
         raise
     except (ArgumentError, DataError) as error:
         told = "if they are no images of classes, name the run, which says what the task is"
-        raise RunNeeded(f"{error}; {told} (its own data must be here)") from error
+        here = "its own data must be here, or of tables its schema"
+        raise RunNeeded(f"{error}; {told} ({here})") from error
 
 
 def _loaded(

@@ -14,6 +14,7 @@ from typing import ClassVar, get_args
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.table_schema import Schema
 from fedstill.data import instance_images, table_data, tables, text_data
 from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.csv_tables import Columns, read_classes, read_findings
@@ -207,10 +208,14 @@ class Files(instance_images.PictureData, text_data.TextData):
         raw = read(place, form_of(place, targets), targets, size=self.size, slices=self.slices)
         return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)
 
+    def columns(self, place: Path) -> Schema:
+        """The schema of a table, which may be here without it."""
+        folder = place if place.is_dir() else place.parent
+        return tables.read_schema(Path(self.schema).expanduser() if self.schema else folder / tables.SCHEMA)
+
     def rows(self, place: Path) -> tables.Table:
         """Rows of a table, or of a folder of tables."""
-        folder = place if place.is_dir() else place.parent
-        schema = tables.read_schema(Path(self.schema).expanduser() if self.schema else folder / tables.SCHEMA)
+        schema = self.columns(place)
         return tables.read_folder(place, schema) if place.is_dir() else tables.read_rows(place, schema)
 
     def pictures(self) -> Sequence[Picture]:

@@ -242,7 +242,7 @@ class Federation(ABC):
         there = tuple(name for name in asked if name not in self.out)
         if declared.sums:
             call = self._next_sum(there)
-            given = self._answer(there, question, number, sent, differentiable, call)
+            given = self._answer(call.members, question, number, sent, differentiable, call)
             parts = [name for name in declared.kinds() if not name.startswith("d/d")]
             ring, added = self._sum(call, question, given, parts)
             sums, weights = read_sums(ring, declared.kinds())
@@ -312,7 +312,7 @@ class Federation(ABC):
         }
         members = tuple(name for name in added if name not in self.out)
         call = self._next_sum(members)
-        given = self._pull_back(number, question, dict.fromkeys(members, each), call)
+        given = self._pull_back(number, question, dict.fromkeys(call.members, each), call)
         declared = self.questions[question]
         parts = [f"d/d{name}" for name in declared.differentiable]
         sums, _ = read_sums(self._sum(call, question, given, parts)[0], declared.kinds())

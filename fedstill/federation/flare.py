@@ -15,7 +15,7 @@ from typing import Any
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
-from fedstill.core.errors import DeployError
+from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.kit_certificates import authority
 from fedstill.federation.node_order import natural
 from fedstill.federation.transport import LinkError, Silent, Unreachable
@@ -30,16 +30,21 @@ class NodeProgram:
 
     def __init__(self) -> None:
         self._host: Any = None
+        self._trouble = b""  # what is said to every message while the owner's folder lets none be served
 
     @collab.init  # type: ignore[untyped-decorator,unused-ignore]
     def begin(self) -> None:
         """Read the owner's folder."""
-        from fedstill.node.host import Host
+        from fedstill.node.host import Host, out_of_order
 
         folder = os.environ.get(NODE)
         if folder is None:  # all nodes of a simulation have the same environment
             folder = str(Path(environment(NODES)) / str(collab.site_name))
-        self._host = Host(Path(folder))
+        try:
+            self._host = Host(Path(folder))
+        except FedstillError as error:
+            self._trouble = out_of_order(error)
+            return
         self._host.limit_process()
         self._host.asker = authority(Path(folder) / "kit")
         if self._host.name != collab.site_name:
@@ -50,7 +55,7 @@ class NodeProgram:
         """Answer one message of the server; nodes do not talk to each other."""
         if collab.caller != "server":
             raise DeployError(f"a message from {collab.caller!r}: allowed is the server")
-        reply: bytes = self._host.serve(message)
+        reply: bytes = self._trouble or self._host.serve(message)
         return reply
 
 

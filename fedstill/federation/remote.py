@@ -367,8 +367,9 @@ class Remote(Federation):
         entry = Entry(
             *(self.plan.run, node, node, number, question, part, content),
             after=reply.privacy.after,
-            # Other bits, as after a start with other threads, are another release, which is paid anew.
-            left=digest(part, reply.tensors),
+            # Other bits, as after a start with other threads, are another release, which is paid anew; under
+            # masks they are others each time.
+            left=reply.privacy.left if self.link.sums else digest(part, reply.tensors),
             down=down,
             up=sizes(known, kinds),
             mechanism=reply.privacy.mechanism,

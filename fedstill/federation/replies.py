@@ -106,11 +106,13 @@ class Paid(Checked):
         price: events as text and how often each; None: no guarantee.
         after: a fingerprint of what the node had answered before: the same question after something else is
             another release.
+        left: of what left, before masks, sealed by the node's secret; empty: it is not told apart.
     """
 
     mechanism: str = ""
     price: Annotated[Mapping[str, int], MaxLen(100)] | None = None
     after: str = ""
+    left: str = ""
 
 
 @dataclass(frozen=True)

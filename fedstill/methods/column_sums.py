@@ -124,8 +124,8 @@ def scaled(schema: Schema, told: Sequence[float], off: float, width: float) -> S
 
     >>> from fedstill.core.table_schema import SchemaColumn
     >>> age, ill = SchemaColumn(name="age", range=(0.0, 200.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
-    >>> scaled(Schema("ill", (age, ill)), [100.0, -50.0, 26.0], 0.0, 2.0).columns[0].scale
-    (30.0, 70.0)
+    >>> scaled(Schema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
+    (25.0, 75.0)
     """
     rest, columns = list(told), []
     count = rest.pop(0)

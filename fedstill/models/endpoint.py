@@ -11,12 +11,14 @@ comes back is anything but numbers and names.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import json
 import math
+import socket
 import ssl
-import time
+import threading
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -104,15 +106,20 @@ class Endpoint:
 
     def _sent(self, body: bytes) -> bytes:
         """The bytes of an answer, all of which must be here in time."""
-        until = time.monotonic() + self._seconds
+        late = TimeoutError(f"no whole answer after {self._seconds:g} seconds")
         link: http.client.HTTPConnection
         if self._secure:
             context = ssl.create_default_context()
             link = http.client.HTTPSConnection(self._host, self._port, timeout=self._seconds, context=context)
         else:
             link = http.client.HTTPConnection(self._host, self._port, timeout=self._seconds)
+        # http.client bounds each line of what comes before the answer, and not how long all of them take.
+        watch = threading.Timer(self._seconds, lambda: _end(link))
+        watch.daemon = True
         try:
             told = {"Content-Type": "application/json", "Accept": "application/json"}
+            link.connect()
+            watch.start()
             link.request("POST", self._path, body, told)
             answer, read = link.getresponse(), bytearray()
             if answer.status != http.client.OK:
@@ -121,10 +128,15 @@ class Endpoint:
                 read += piece
                 if len(read) > MOST_BYTES:
                     raise self._wrong(f"answers more than {MOST_BYTES} bytes")
-                if time.monotonic() > until:
-                    raise TimeoutError(f"no whole answer after {self._seconds:g} seconds")
+            if not watch.is_alive():
+                raise late
             return bytes(read)
+        except (OSError, http.client.HTTPException) as error:
+            if watch.ident is None or watch.is_alive():  # not for what it has ended
+                raise
+            raise late from error
         finally:
+            watch.cancel()
             link.close()
 
     def _read(self, answer: Any, rows: int) -> Floats:
@@ -149,3 +161,9 @@ class Endpoint:
 
     def _wrong(self, what: str) -> PredictorError:
         return PredictorError(f"the {self.called} {what}")
+
+
+def _end(link: http.client.HTTPConnection) -> None:
+    """Whoever reads from a link reads its end."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(link.sock, socket.SHUT_RDWR)

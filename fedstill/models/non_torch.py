@@ -25,6 +25,12 @@ from fedstill.models.onnx_graph import OnnxGraph
 Numbers = npt.NDArray[Any]
 
 
+def file_of(model: nn.Module) -> str:
+    """The fingerprint of the file from which a model that only predicts is; empty: it is from none. Weights
+    of a network are not meant: a run remembers these itself."""
+    return "".join(part.file for part in model.modules() if isinstance(part, Predictor))
+
+
 @dataclass(frozen=True)
 class _Source:
     """What a model's own kind makes of inputs, and what it says of its outputs."""
@@ -46,6 +52,9 @@ class Predictor(nn.Module):
         to: what inputs it is given, and what it must give.
         how: what it takes (:class:`~fedstill.models.model_config.ModelConfig`), what it gives, its classes.
 
+    Attributes:
+        file: the fingerprint of the file that it is from; empty: from none.
+
     Raises:
         ModelError: none of these, or one that cannot take inputs of this shape.
 
@@ -57,6 +66,7 @@ class Predictor(nn.Module):
     """
 
     differentiable = False
+    file = ""
 
     def __init__(self, source: Any, to: Interface, how: ModelConfig | None = None) -> None:
         super().__init__()

@@ -17,6 +17,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
+from fedstill.core.fingerprints import fingerprint
 from fedstill.core.registry import looking_in
 from fedstill.core.user_functions import first_line
 from fedstill.models import onnx_graph, skops_file
@@ -67,6 +68,8 @@ def make(
         if config.weights:
             raise ArgumentError("model.weights", config.weights, "none, for what is no torch.nn.Module")
         model = Predictor(source, to, config)
+        if config.name.endswith(FILES):
+            model.file = fingerprint(_file(config.name, folder, whose).read_bytes())
     if not config.train:
         model.requires_grad_(False)
     models.check(model, to.shape, to.outputs, whose, to.task.form)

@@ -196,8 +196,9 @@ class Gate:
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
         # Without budgets nothing is paid for, and what is asked again after a stop counts once.
         left = "" if self.budgets is None else self.budgets.seal(chained(digest(part, leaving), stamp))
+        let_out = leaving
         if adding is not None:
-            leaving = adding.cover(self.node, question, leaving)
+            leaving = adding.cover(self.node, question, let_out)
         entry = self._entry(
             asked,
             part,
@@ -210,6 +211,8 @@ class Gate:
             bare=int(price is None),
         )
         self._written[asked.number, part] = self._charge(asked, entry, price)
+        if adding is not None:
+            adding.keep(question, let_out)
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
     def _charge(self, asked: Asked, entry: Entry, price: Price | None) -> int:
@@ -234,7 +237,8 @@ class Gate:
         return Entry(*about, content=asked.content, after=asked.after, **told)
 
     def told(self, number: int, part: str) -> dict[str, Any]:
-        """Under which mechanism, at which price and after what the last release under a number left.
+        """Under which mechanism, at which price and after what the last release under a number left, and by
+        which sealed fingerprint it is known again where masks hide its bits.
 
         The price is with what was learned for it, and before the first one, which was charged by itself.
         """
@@ -245,6 +249,7 @@ class Gate:
             "mechanism": entry["mechanism"],
             "price": None if bare else dict(price),
             "after": entry["after"],
+            "left": entry["left"],
         }
 
     def _protected(

@@ -105,7 +105,8 @@ class Host:
             except Exception as error:  # the node goes on serving, and says no more than it may
                 return pack({"error": self._refused(header, error)})
             seconds = time.perf_counter() - start
-            if self.session is not None and self.session.node.private:  # records are drawn in secret
+            session = self.session  # records are drawn in secret, or their number is not to be told
+            if session is not None and (session.node.private or session.plan.sums):
                 seconds = math.ceil(10 * seconds) / 10
             return pack({"told": told, "seconds": seconds}, released)
 
@@ -132,6 +133,8 @@ class Host:
             self._begin_with(server)
             return told, {}
         if self.session is None or self.session.plan.run != header.get("run"):
+            if what == "leave":  # of a run that was not let in
+                return {}, {}
             raise ArgumentError("run", header.get("run"), "a run that this node has joined")
         if what in ("remember", "recall", "leave") and self._late(header):
             return {}, {}
@@ -338,6 +341,13 @@ class Host:
 
     def _kept(self, plan: Plan) -> Path:
         return self.folder / "public" / f"{plan.public}.safetensors"
+
+
+def out_of_order(error: Exception) -> bytes:
+    """What a node answers to all messages while its own folder lets it serve none; its log says why."""
+    logger.error("no run can begin here: %s", error)
+    told = {"kind": OwnDataError.__name__, "text": telling(OwnDataError()), "question": "join"}
+    return pack({"error": told})
 
 
 def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:

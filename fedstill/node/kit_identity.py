@@ -36,7 +36,9 @@ class KitIdentity:
             self._pem = (startup / "client.crt").read_bytes()
             self._key = load_pem_private_key((startup / "client.key").read_bytes(), None)
             self._authority = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
-        except (OSError, ValueError, TypeError) as error:
+            told = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))
+            self._servers = {str(server["identity"]) for server in told["servers"]}
+        except (OSError, ValueError, TypeError, LookupError) as error:
             raise OwnDataError(f"{kit} holds no certificate, key and authority: {error}") from error
 
     def sign(self, claim: bytes, value: bytes) -> bytes:
@@ -95,6 +97,9 @@ class KitIdentity:
         named = [each.value for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if named != [name]:
             raise ValueError(f"its certificate is of {named}")
+        # The authority signs these as well, and the server has both.
+        if name in self._servers or certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
+            raise ValueError("its certificate is a server's or an administrator's, and no node's")
 
 
 def _verify(certificate: Certificate, signature: bytes, claim: bytes) -> None:

@@ -33,6 +33,7 @@ class Node:
         self.origin = ""  # of what it had learned privately before the first question
         self.asking = ""  # of all of this, with what is being answered now: it names the noise
         self.private: Mapping[str, PrivateSteps] = {}  # networks that learn with DP-SGD, by role
+        self.heard = ""  # a fingerprint of all that it was asked, in order, as every node can make it
         self.told: dict[
             str, torch.Tensor
         ] = {}  # counts that it has let out, by which its answers are weighed
@@ -77,6 +78,7 @@ class Node:
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
             "answered": self.answered,
+            "heard": self.heard,
             "told": self.told,
             "origin": self.origin,
             "teachers": [
@@ -96,7 +98,8 @@ class Node:
             for role, values in optimisers.items():
                 node.optimisers[role].load_state_dict(values)
                 lay_out(node.optimisers[role])
-        self.answered, self.origin, self.told = state["answered"], state["origin"], dict(state["told"])
+        self.answered, self.origin = state["answered"], state["origin"]
+        self.heard, self.told = state["heard"], dict(state["told"])
 
 
 def frozen(module: nn.Module) -> frozenset[str]:

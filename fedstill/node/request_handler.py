@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
+from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
 from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, signature, stack
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.sum_masks import SumMasks
 from fedstill.node.summand import Adding
-from fedstill.protocol.digests import chained, digest
+from fedstill.protocol.digests import chained, digest, fingerprint
 from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.summing import SumCall, spread, weight_of
@@ -44,6 +44,7 @@ class _Exchange:
     pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
     pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
     gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
+    bits: str = ""  # where answers are summed: a fingerprint of the question, and of what was asked before
     call: SumCall | None = None  # of which nodes a sum is made of the answers,
     call_back: SumCall | None = None  # and of the gradients; None: each node's by itself
 
@@ -157,9 +158,15 @@ class RequestHandler:
         asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
         for node, here in zip(self.group.nodes, asked, strict=True):
             node.gate.admit(here, question, tensors)
+        bits = ""
+        if self.masks is not None:
+            (node,) = self.group.nodes
+            # A node that comes back has not heard all that others have.
+            before = "" if call is not None and call.recover else node.heard
+            bits = fingerprint(arrived, name, str(number), str(differentiable), before)
         if question.sums and self.masks is not None:
             call = self.masks.admit(name, call)
-        self._received = _Exchange(question, content, asked, tensors, differentiable, call=call)
+        self._received = _Exchange(question, content, asked, tensors, differentiable, bits=bits, call=call)
 
     def compute_answers(self, number: int) -> None:
         """Compute the answers to what was received, unless they are there already."""
@@ -187,18 +194,20 @@ class RequestHandler:
                     kept.question,
                     kept.tensors,
                     self.wire,
-                    self._adding(node, kept.call, kept, kept.asked[row]),
+                    self._adding(node, kept.call, kept, ""),
                 )
             )
         kept.tensors = {}
         return kept.releases
 
-    def _adding(self, node: Node, call: SumCall | None, kept: _Exchange, asked: Asked) -> Adding | None:
+    def _adding(self, node: Node, call: SumCall | None, kept: _Exchange, pulled: str) -> Adding | None:
         """How a node's answer or gradient becomes a part of a sum; None: it leaves by itself."""
         if not kept.question.sums or call is None:
             return None
-        mask = None if self.masks is None else self.masks.mask(call, kept.question.name, asked.content)
-        return Adding(node.told, len(call.members), mask)
+        if self.masks is None:
+            return Adding(node.told)
+        mask = self.masks.mask(call, kept.question.name, (kept.bits, pulled))
+        return Adding(node.told, mask, self.masks.fail)
 
     def pull_back(
         self, number: int, pulls: Mapping[str, Tensors], call: SumCall | None = None
@@ -242,6 +251,9 @@ class RequestHandler:
                 raise QuestionMismatch(first, name, number)
             return
         if kept.question.sums and self.masks is not None:
+            if any(refine(pull).keys() != kept.question.sums.keys() for pull in pulls.values()):
+                rule = f"sums: gradients of {', '.join(kept.question.sums)}, and of nothing else"
+                raise QuestionRefused(first, name, rule)
             call = self.masks.admit(name, call)
         arrived = {node.name: self._weighed(node, kept.question, pulls) for node in self.group.nodes}
         arrived = {node: pull for node, pull in arrived.items() if pull}
@@ -269,7 +281,8 @@ class RequestHandler:
             if node.name in pulls and node.name not in kept.gradients:
                 own = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
                 asked = kept.pulled[node.name]
-                adding = self._adding(node, kept.call_back, kept, asked)
+                bits = "" if self.masks is None else fingerprint(pulls[node.name])
+                adding = self._adding(node, kept.call_back, kept, bits)
                 kept.gradients[node.name] = node.gate.release(
                     asked, GRADIENT, own, kept.question, {}, self.wire, adding
                 )
@@ -356,6 +369,7 @@ class RequestHandler:
         for node, asked in zip(self.group.nodes, kept.asked, strict=True):
             self._last[node.name] = number
             node.answered = replace(asked, after=node.answered).past
+            node.heard = kept.bits
         while len(self._answered) > (KEPT if self._bytes_kept() <= KEPT_BYTES else 1):
             self._answered.popitem(last=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fedstill.core.config_tables import read_table
+from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import clip, human_bytes
 from fedstill.node.requests import Request
 
@@ -21,6 +23,9 @@ def facts(request: Request) -> dict[str, str | list[str]]:
     left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
     student, least = table["student"] or "to be chosen", table["least_nodes"] or "any number of"
     shape = " x ".join(map(str, spec["shape"]))
+    schema = read_table(Schema, spec["schema"])
+    columns = [f"{clip(each.name)}: {clip(each.allowed)}" for each in schema.columns]
+    learned = f"; learned is {clip(schema.target)}" if schema else ""
     shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
     return {
         "state": request.state,
@@ -30,7 +35,9 @@ def facts(request: Request) -> dict[str, str | list[str]]:
         ),
         "asks": asks,
         "at most": f"{questions} questions, {left}",
-        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}",
+        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{learned}",
+        **({"columns": columns} if schema else {}),
         "public": shared if public["fingerprint"] else "none",
+        "seen by it": "sums of all nodes' answers" if table["sums"] else "each node's answers",
         "server says": f"student {student}; goes on with {least} nodes or more",
     }

@@ -121,6 +121,11 @@ class SecurityLog:
             time.sleep(0.02)
         return fault
 
+    def holds(self, hashed: str) -> int | None:
+        """The number of the line with a hash, which somebody noted elsewhere; None: there is none, or not any
+        more: the folder was put back to before it, or has another log."""
+        return next((line["line"] for line in self.lines() if line["hash"] == hashed), None)
+
     # --- the file ---------------------------------------------------------------------------------------
 
     @contextmanager

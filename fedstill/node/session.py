@@ -31,10 +31,12 @@ from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.models import carries_gradient
+from fedstill.models.non_torch import file_of
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model, startup_kit
 from fedstill.node.admission import require_records
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import DATA, REFUSED, Entry
+from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
@@ -48,13 +50,13 @@ from fedstill.node.protection import check_priced, protect
 from fedstill.node.refusal_text import short, telling
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
-from fedstill.node.sum_masks import COHORT, Cohort, SumMasks
-from fedstill.protocol.digests import digest
+from fedstill.node.sum_masks import SumMasks
+from fedstill.protocol.digests import digest, fingerprint
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.run_description import Description
-from fedstill.protocol.run_plan import Plan
+from fedstill.protocol.run_plan import Plan, public_tensors
 from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import SCALE, Tensors, size
 
@@ -128,7 +130,7 @@ class Session:
         side = side_of(method, self.setting)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
-        told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network)}
+        told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network) + file_of(network)}
         self.audit.require_sound()
         self._open(method, secret, told)
 
@@ -325,7 +327,9 @@ class Session:
         if not self.plan.sums:
             return None
         identity, cohort = KitIdentity(self._folder / startup_kit.KIT), Cohort(self._folder / COHORT)
-        return SumMasks(self.plan.run, self.node.name, identity, self._file.policy, cohort)
+        public = {} if self.setting.public is None else public_tensors(self.setting.public)
+        plan = {**self.plan.to_dict(), "public bits": fingerprint(public)}
+        return SumMasks(plan, self.node.name, identity, self._file.policy, cohort)
 
     def _new_handler(self) -> RequestHandler:
         own = (self.compute, self._last, self.plan.wire, self.masks)

@@ -2,9 +2,10 @@
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Each two
 nodes agree on a key (X25519), of which a stream of numbers (ChaCha20) is made for each sum: one of them adds
-it, the other takes it away. Bound into that stream (HKDF) is all that the sum is about: the run, the sum's
-number, its members and the very bits of the question. A server that asks nodes different things, or names
-them different members, gets masks that do not cancel.
+it, the other takes it away. Bound into that stream (HKDF) is all that the answer follows from and the server
+could tell nodes differently (:meth:`SumMasks.mask`): the run's plan and public data, all questions before,
+the very bits of this one, the sum's number and its members. A server that does so gets masks that do not
+cancel.
 
 Where a sum may be read without nodes that fail (``recover``), each node adds a mask of its own as well, so
 that an answer which comes late stays covered. All who are left first agree, each with each, on who they are;
@@ -13,11 +14,12 @@ once a sum: so either it reveals its own mask, or others reveal what they share 
 
 Other than in the paper: keys are made anew by every process and proved by the node's certificate; nobody
 deals shares of keys, so that a sum is lost where a node fails between agreeing and revealing; and members may
-not be chosen so that one sum less another is one node's answer (:class:`Cohort`).
+not be chosen so that one sum less another is one node's answer (:mod:`fedstill.node.cohort`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import secrets
@@ -25,19 +27,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 
-from fedstill.core import file_permissions
-from fedstill.core.errors import QuestionRefused, RunFolderError
+from fedstill.core.errors import QuestionRefused
+from fedstill.node.cohort import Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.summing import LEAST, SumCall
 
 KEPT = 8  # sums that a server may still finish: answers and gradients of the last questions
 KEY = 32  # bytes
-COHORT = "summed.json"  # in a node's folder: with whom it has added
 UNLESS = "unless its owner sets sums_may_differ = true"
 
 Mask = Callable[[torch.Tensor, int], torch.Tensor]
@@ -49,48 +50,15 @@ class _Open:
     once that is agreed on."""
 
     call: SumCall
-    about: bytes
+    about: bytes = b""
     survivors: tuple[str, ...] = ()
-
-
-class Cohort:
-    """The nodes that this one adds with, the same in all runs, kept in a file.
-
-    Two sums of other members would tell more than either: one less the other is what those answered who are
-    in one of them only. Nor is it enough that these are many: a sum of seven nodes, less two of three of them
-    each, is one node's answer, and six of the seven know of two sums only. So no node adds with other members
-    than it has added with.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.members = read_names(path) if path.exists() else frozenset()
-
-    def objection(self, members: Sequence[str]) -> str | None:
-        """Why a sum of these members, with earlier ones, could tell what few of them answered.
-
-        >>> cohort = Cohort(Path("none.json"))
-        >>> cohort.members = frozenset("abcd")
-        >>> cohort.objection("abc")
-        'it would add with and without d, and the difference would tell what they answered'
-        """
-        odd = " and ".join(sorted(self.members ^ set(members)))
-        if not self.members or not odd:
-            return None
-        return f"it would add with and without {odd}, and the difference would tell what they answered"
-
-    def add(self, members: Sequence[str]) -> None:
-        """These have a sum now: it is on disk before anything leaves."""
-        if self.members != frozenset(members):
-            self.members = frozenset(members)
-            file_permissions.replace(self._path, json.dumps(sorted(members)).encode(), sync=True)
 
 
 class SumMasks:
     """One node's masks in one run.
 
     Args:
-        run: its name.
+        plan: the run's, as JSON values, with a fingerprint of its public data.
         name: the node's.
         identity: proves who the node is, and who others are.
         policy: its owner's.
@@ -98,16 +66,22 @@ class SumMasks:
     """
 
     def __init__(
-        self, run: str, name: str, identity: KitIdentity, policy: PolicyConfig, cohort: Cohort
+        self,
+        plan: Mapping[str, Any],
+        name: str,
+        identity: KitIdentity,
+        policy: PolicyConfig,
+        cohort: Cohort,
     ) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-        self.run, self.name, self.policy, self.cohort = run, name, policy, cohort
+        self.name, self.policy, self.cohort = name, policy, cohort
+        self._plan = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
         self._identity, self._own = identity, secrets.token_bytes(KEY)
         self._private = X25519PrivateKey.generate()
         self._shared: dict[str, bytes] = {}  # what is agreed on with each other node
         self._open: OrderedDict[int, _Open] = OrderedDict()
-        self._last = -1
+        self._last, self._failed = -1, False
 
     @property
     def least(self) -> int:
@@ -125,15 +99,19 @@ class SumMasks:
         """Agree on a key with each node that shows a card.
 
         Raises:
-            QuestionRefused: a card that the authority's certificate does not prove, or none of this node's
-            own.
+            QuestionRefused: a card that the authority's certificate does not prove, none of this node's own,
+                or two of one key.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         shared, mine = {}, self._private.public_key().public_bytes_raw()
+        keys: set[bytes] = set()
         for name, card in cards.items():
             try:
                 public = self._identity.read(card, name, partial(self._claim, name))
+                if public in keys:  # who copies another's key has its masks cancel in a sum of fewer
+                    raise ValueError("it shows another node's key")
+                keys.add(public)
                 if name == self.name:
                     if public != mine:
                         raise ValueError("it shows another key for this node")
@@ -141,14 +119,15 @@ class SumMasks:
                 agreed = self._private.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError as error:
                 raise QuestionRefused(self.name, "meet", f"sums: the card of {name!r}: {error}") from error
-            pair = sorted((mine, public))
-            shared[name] = _derive(agreed, b"pair" + pair[0] + pair[1])
+            pair = sorted(((self.name, mine.hex()), (name, public.hex())))
+            shared[name] = _derive(agreed, b"pair" + _bytes(*pair[0], *pair[1]))
         if self.name not in cards:
             raise QuestionRefused(self.name, "meet", "sums: this node's own card is missing")
         self._shared = shared
+        self._open.clear()  # of the keys before
 
     def _claim(self, name: str, public: bytes) -> bytes:
-        return _bytes("fedstill sums", self.run, name, public.hex())
+        return _bytes("fedstill sums", self._plan, name, public.hex())
 
     # --- one sum ----------------------------------------------------------------------------------------
 
@@ -158,16 +137,15 @@ class SumMasks:
         Raises:
             QuestionRefused: no sum is asked for; too few members, or some whom this node has not met; a
             number
-                that came before; or others than it has added with.
+                that is not above all before; or others than it has added with.
         """
         if call is None:
             raise QuestionRefused(self.name, question, "sums: this run's answers leave under masks only")
-        known = self._open.get(call.number)
         unknown = sorted(set(call.members) - {*self._shared, self.name})
         rule = None
-        if known is not None:
-            rule = None if known.call == call else f"number {call.number} is another sum's"
-        elif call.number <= self._last:
+        if self._failed:
+            rule = "an answer could not be added, and what it was like is not told: start the node anew"
+        elif call.number <= self._last:  # who sends a message again does not come here
             rule = f"number {call.number} is not above {self._last}"
         elif self.name not in call.members:
             rule = "this node is none of its members"
@@ -182,25 +160,29 @@ class SumMasks:
             rule = None if rule is None else f"{rule}, {UNLESS}"
         if rule is not None:
             raise QuestionRefused(self.name, question, f"sums: {rule}")
+        self._last = call.number
+        self._open[call.number] = _Open(call)
+        while len(self._open) > KEPT:
+            self._open.popitem(last=False)
         return call
 
-    def mask(self, call: SumCall, question: str, content: str) -> Mask:
+    def mask(self, call: SumCall, question: str, told: Sequence[str]) -> Mask:
         """What is added to each part (its tensor, its place among the parts) of this node's answer.
 
         Args:
             call: the sum, admitted.
             question: what is answered, and as which part.
-            content: a fingerprint of all that came down with it.
+            told: all that the answer follows from and that was told to this node: fingerprints of it.
+
+        Raises:
+            QuestionRefused: a sum that was not admitted, or was for another answer: no mask serves twice.
         """
-        # What is not in here could differ between nodes, or from time to time, with masks that still cancel.
         members = sorted(call.members)
-        about = _bytes(self.run, question, content, str(call.number), str(call.recover), *members)
-        self._open.setdefault(call.number, _Open(call, about))
-        if self._open[call.number].about != about:
+        about = _bytes(self._plan, question, str(call.number), str(call.recover), *members, "told", *told)
+        open_ = self._known(call.number)
+        if open_.about not in (b"", about):
             raise QuestionRefused(self.name, question, f"sums: number {call.number} is another sum's")
-        self._last = max(self._last, call.number)
-        while len(self._open) > KEPT:
-            self._open.popitem(last=False)
+        open_.about = about
         self.cohort.add(call.members)
         keys = {name: self._pairwise(name, about) for name in members if name != self.name}
 
@@ -212,6 +194,10 @@ class SumMasks:
 
         return add
 
+    def fail(self) -> None:
+        """Add no more in this process: what could not be added would be told apart, question by question."""
+        self._failed = True
+
     def agree(self, number: int, survivors: Sequence[str]) -> dict[str, str]:
         """This node's word to each other survivor that a sum is read of these nodes; it is given once a sum.
 
@@ -220,7 +206,9 @@ class SumMasks:
         """
         open_, wanted = self._known(number), tuple(sorted(survivors))
         rule = None
-        if not open_.call.recover:
+        if not open_.about:
+            rule = "this node has not added to it"
+        elif not open_.call.recover:
             rule = "it is read of all its members"
         elif open_.survivors not in ((), wanted):
             rule = "this node has agreed on other survivors"
@@ -274,21 +262,6 @@ class SumMasks:
         other = hearer if speaker == self.name else speaker
         about = b"word" + open_.about + _bytes(speaker, hearer, *open_.survivors)
         return _derive(self._shared[other], about).hex()
-
-
-def read_names(path: Path) -> frozenset[str]:
-    """The names of nodes that a file holds.
-
-    Raises:
-        RunFolderError: it holds something else: then it is not known what was summed before.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunFolderError(f"{path} is no list of nodes that were summed") from error
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise RunFolderError(f"{path} is no list of nodes that were summed")
-    return frozenset(found)
 
 
 def sign(name: str, other: str) -> int:

@@ -19,29 +19,26 @@ class Adding:
 
     Args:
         told: counts that the node has let out, noised if they had to be: it is weighed by these, and by
-            nothing that has not left through its gate. What is let out now is put there.
-        members: how many nodes add.
+            nothing that has not left through its gate.
         mask: what is added to each part, by its place; None: nothing, which changes no sum.
+        fail: called where it cannot be added: which answers can would tell what they are.
     """
 
     told: dict[str, torch.Tensor]
-    members: int
-    mask: Callable[[torch.Tensor, int], torch.Tensor] | None
+    mask: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+    fail: Callable[[], None] = lambda: None
 
     def cover(self, node: str, question: Question, released: Tensors) -> dict[str, torch.Tensor]:
         """What leaves of what the gate lets out, as whole numbers of 64 bits.
 
         Raises:
-            QuestionRefused: numbers too large to be added, or weights that were not asked for before.
+            QuestionRefused: numbers that are none, or weights that were not asked for before.
         """
         kinds = question.kinds()
-        for name, tensor in released.items():
-            if kinds[name].of == "counts" and question.sums.get(name) == "sum":
-                way: Added = "counts" if tensor.ndim else "size"
-                self.told[way] = tensor.detach().cpu().clone()
         try:
-            added = summands(released, kinds, question.sums, self.told, self.members)
+            added = summands(released, kinds, question.sums, self.told)
         except DataError as error:
+            self.fail()
             raise QuestionRefused(node, question.name, f"sums: {error}") from error
         except KeyError as missing:
             rule = f"sums: {missing} of its data, which weigh its answer, were not asked before"
@@ -49,3 +46,11 @@ class Adding:
         if self.mask is None:
             return added
         return {name: self.mask(added[name], place) for place, name in enumerate(sorted(added))}
+
+    def keep(self, question: Question, released: Tensors) -> None:
+        """Weigh by counts that have left, from now on."""
+        kinds = question.kinds()
+        for name, tensor in released.items():
+            if kinds[name].of == "counts" and question.sums.get(name) == "sum":
+                way: Added = "counts" if tensor.ndim else "size"
+                self.told[way] = tensor.detach().cpu().clone()

@@ -19,10 +19,13 @@ def up(value: float | None) -> str:
 
 def budgets(privacy: PrivacyConfig) -> list[str]:
     """What a node's owner allows: a run, and all of them."""
-    both = (("a run", privacy.epsilon, privacy.delta), ("all runs on these data", *privacy.over_all))
+    both = (
+        ("a run", "has", privacy.epsilon, privacy.delta),
+        ("all runs on these data", "have", *privacy.over_all),
+    )
     return [
-        f"{what} has " + (f"epsilon {most:g} at delta {delta:g}" if math.isfinite(most) else "none")
-        for what, most, delta in both
+        f"{what} {has} " + (f"epsilon {most:g} at delta {delta:g}" if math.isfinite(most) else "no budget")
+        for what, has, most, delta in both
     ]
 
 

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 
 def digest(question: str, tensors: Mapping[str, torch.Tensor]) -> str:
     """A short fingerprint of a question: same question, names, shapes and values, same digest."""
-    hashed = hashlib.blake2b(question.encode(), digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        hashed.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        hashed.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    hashed = hashlib.blake2b(digest_size=16)
+    for piece in _pieces([question], tensors):
+        hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def fingerprint(tensors: Mapping[str, torch.Tensor], *words: str) -> str:
+    """One of 256 bits, for where somebody who chooses tensors and words must not find two alike."""
+    hashed = hashlib.sha256()
+    for piece in _pieces(list(words), tensors):
+        hashed.update(piece)
     return hashed.hexdigest()
 
 
 def chained(before: str, content: str) -> str:
     """A fingerprint of everything up to and including one content."""
     return hashlib.blake2b(f"{before} {content}".encode(), digest_size=16).hexdigest()
+
+
+def _pieces(words: list[str], tensors: Mapping[str, torch.Tensor]) -> Iterator[Any]:
+    """Words and tensors as bytes, of which no two give the same: each part says first how long it is."""
+    yield _told(words)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        yield _told([name, str(tensor.dtype), *tensor.shape])
+        yield tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _told(words: list[Any]) -> bytes:
+    text = json.dumps(words).encode()
+    return len(text).to_bytes(8, "little") + text

@@ -16,6 +16,8 @@ from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question, declared
 from fedstill.tasks import Task
 
+SUMMED = "the server saw sums of all nodes' answers only (link.sums)"
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -163,7 +165,7 @@ class Method(Registered):
             look=(lambda nodes, x: self.look(nodes, x, at)) if looks else None,
             first=self.before,
             learns=self.learns,
-            notes=self.notes(at),
+            notes=(*self.notes(at), *((SUMMED,) if at.sums else ())),
         )
 
     # --- at the server ----------------------------------------------------------------------------------

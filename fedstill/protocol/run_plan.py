@@ -57,6 +57,8 @@ class Plan:
             raise ArgumentError("run", self.run, "up to 100 letters, digits, '.', '_' and '-'")
         if self.public and not re.fullmatch(r"[0-9a-f]{32}", self.public):
             raise ArgumentError("public", self.public, "a fingerprint of 32 hexadecimal digits")
+        if self.sums and self.wire.gradients != "float32":
+            raise ArgumentError("wire.gradients", self.wire.gradients, "float32, where sums is true")
         if not re.fullmatch(r"[ -~]{0,200}", self.student):
             raise ArgumentError("student", self.student, "up to 200 plain letters")
         self.config()

@@ -24,7 +24,7 @@ the size of its data, or of its examples of each class (by the part's second axi
 SUM = "sum of the nodes"  # stands for all nodes in answers
 WEIGHT = ":weight"  # "logits:weight" goes with a sum of "logits" that is weighed
 LEAST = 3  # nodes in a sum: of two, each could take its own away
-FRACTION, FINER = 32, 48  # bits behind the point, and those of gradients, which are small
+FRACTION, FINER = 32, 44  # bits behind the point, and those of gradients, which are small
 NONE_HELD = (
     2.0**-16
 )  # a node's weight for a class of which it has nothing: where nobody has, all weigh the same
@@ -66,27 +66,29 @@ class SumCall:
         return cls(number, tuple(members), recover)
 
 
-def to_ring(tensor: torch.Tensor, members: int, fraction: int = FRACTION) -> torch.Tensor:
+def to_ring(tensor: torch.Tensor, fraction: int = FRACTION) -> torch.Tensor:
     """Numbers as whole ones of 64 bits, rounded at so many bits behind the point; of equal shape.
 
-    Raises:
-        DataError: numbers so large that a sum of so many members could wrap around, or none at all.
+    What is larger wraps around, as a sum does: a refusal would tell how large one node's answer is.
 
-    >>> to_ring(torch.tensor([0.5, -1.0]), 3, fraction=4)
+    Raises:
+        DataError: NaN or infinity.
+
+    >>> to_ring(torch.tensor([0.5, -1.0]), fraction=4)
     tensor([  8, -16])
     """
     scaled = (tensor.double() * 2.0**fraction).round()
-    most = 2.0**62 / members
-    if not bool((scaled.abs() <= most).all()):
-        largest = most / 2.0**fraction
-        raise DataError(f"numbers to be summed are too large or none: up to {largest:g} can be")
-    return scaled.to(torch.int64)
+    if not bool(torch.isfinite(scaled).all()):
+        raise DataError("numbers to be summed are none")
+    # A multiple of 2^64 is exact at any size; small numbers would lose digits by it.
+    turns = torch.where(scaled.abs() < 2.0**63, 0.0, ((scaled + 2.0**63) / 2.0**64).floor())
+    return (scaled - turns * 2.0**64).to(torch.int64)
 
 
 def from_ring(tensor: torch.Tensor, fraction: int = FRACTION) -> torch.Tensor:
     """What :func:`to_ring` made, or a sum of it, in float64.
 
-    >>> from_ring(to_ring(torch.tensor([0.5]), 3) + to_ring(torch.tensor([0.25]), 3))
+    >>> from_ring(to_ring(torch.tensor([0.5])) + to_ring(torch.tensor([0.25])))
     tensor([0.7500], dtype=torch.float64)
     """
     return tensor.double() / 2.0**fraction
@@ -124,7 +126,6 @@ def summands(
     kinds: Mapping[str, Any],
     sums: Mapping[str, Added],
     told: Mapping[str, torch.Tensor],
-    members: int,
 ) -> dict[str, torch.Tensor]:
     """What one node adds: its part of each sum, weighed, and its weights, as whole numbers of 64 bits.
 
@@ -133,10 +134,9 @@ def summands(
         kinds: of each part.
         sums: how each part is added; one that is not named (gradients) is added as it is.
         told: what the node has told of itself.
-        members: how many nodes add.
 
     Raises:
-        DataError: numbers too large to be added.
+        DataError: NaN or infinity.
         KeyError: the node has not told what it is weighed by.
     """
     added: dict[str, torch.Tensor] = {}
@@ -145,8 +145,8 @@ def summands(
         part = tensor.double().cpu()
         if weight is not None:
             part = part * spread(weight, part)
-            added[name + WEIGHT] = to_ring(weight, members)
-        added[name] = to_ring(part, members, fraction_of(kinds[name]))
+            added[name + WEIGHT] = to_ring(weight)
+        added[name] = to_ring(part, fraction_of(kinds[name]))
     return added
 
 

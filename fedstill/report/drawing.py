@@ -242,7 +242,8 @@ def chip(axes: Axes, place: int, at: Point, offset: Point, text: str = "") -> No
     shape = "circle,pad=0.25" if len(text) < 3 else "round,pad=0.35,rounding_size=0.8"
     axes.annotate(
         text, at, offset, textcoords="offset points", ha="center", va="center_baseline",
-        fontsize=10.5, fontweight=650, color=own if hollow else CARD, annotation_clip=False, zorder=3.5,
+        fontsize=10.5, fontweight="semibold", color=own if hollow else CARD, annotation_clip=False,
+        zorder=3.5,
         bbox={"boxstyle": shape, "fc": CARD if hollow else own, "ec": own, "lw": 1.5},
         arrowprops={"arrowstyle": "-", "color": own, "lw": 1, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0},
     )  # fmt: skip

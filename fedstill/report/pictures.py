@@ -8,6 +8,7 @@ scans and on stained tissue, and by people who do not tell red from green, or bl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ LARGE = 100  # pixels: a picture with a longer side is drawn larger, as its outl
 RANKS = {"best": "Best case", "median": "Median case", "worst": "Worst case"}
 SATURATED = 0.995  # quantile of the models' errors that the brightest colour stands for
 
-MOST_STEPS, MOST_SAMPLES = 8, 12  # rows and columns of generated inputs
+MOST_STEPS, MOST_SAMPLES = 10, 12  # rows and columns of generated inputs
 # Fewer and larger ones where they were made from label maps, to see whether they show what they should.
 TO_ORDER = (4, 6, 128)  # rows, columns and pixels of the longer side
 MAPS = ".maps"  # after a step's name: what its inputs were made from
@@ -44,14 +45,12 @@ CODES = np.resize(np.array(COLOURS, np.uint8), (256, 3))
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
-    """Rows of generated inputs, first and last among them; of other tasks they are no pictures: none."""
+    """Rows of generated inputs, evenly apart, the last among them; of other tasks they are no pictures."""
     tensors = read_tensors(folder / "samples.safetensors") or {}
     keys = sorted((key for key, stack in tensors.items() if key.isdecimal() and is_shown(stack)), key=int)
     to_order = any(f"{key}{MAPS}" in tensors for key in keys)
     rows, columns, side = TO_ORDER if to_order else (MOST_STEPS, MOST_SAMPLES, MOST_PIXELS)
-    if len(keys) > rows:
-        stride = (len(keys) - 1) / (rows - 1)
-        keys = [keys[round(row * stride)] for row in range(rows)]
+    keys = keys[:: -math.ceil(len(keys) / rows)][::-1] if keys else []
     return [
         {
             "step": int(key),

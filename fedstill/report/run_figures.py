@@ -92,7 +92,7 @@ def course(course: Course, width: float = PAPER) -> Figure:
             axes.annotate(
                 f"{name} {percent(y)}", (1, y), (12, rise), xycoords=("axes fraction", "data"),
                 textcoords="offset points", va="center", color=ink, annotation_clip=False,
-                fontweight=650 if ink == ACCENT else 400,
+                fontweight="semibold" if ink == ACCENT else "normal",
             )  # fmt: skip
     return figure
 

@@ -116,7 +116,7 @@ def _row(name: str, place: Path, became: str) -> Row:
             return Row(link, [Cell(became), Cell(bar(("bar", 100.0))), Cell(value), NOTHING, NOTHING])
         run = SoFar.read(place)
         if became.startswith("running"):  # how far is in the other cells
-            became = ", ".join(filter(None, ("running", run.note.waiting())))
+            became = ", ".join(filter(None, ("running", run.note.waiting(), run.note.missing())))
         cells = [
             Cell(run.bar, run.done),
             Cell(run.reached),

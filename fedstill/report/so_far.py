@@ -77,6 +77,7 @@ class SoFar:
         best = "" if len(told) < 2 else f"best so far {self._told(choose(told.values()))}"
         silent = human_seconds(max(time.time() - note.since, 0.0))
         seen = note.waiting() or f"last sign of work {silent} before this"
+        seen = "; ".join(filter(None, (seen, note.missing())))
         facts = [
             Fact(note.phase.capitalize(), f"{note.done:,} of {note.total:,}" if note.total else "0", seen),
             Fact(f"{note.about.get('figure', 'Main figure')} so far", self.reached, best),

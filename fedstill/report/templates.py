@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -10,6 +11,7 @@ from markupsafe import Markup
 from fedstill.core.text_format import MISSING, human_bytes, human_seconds, percent
 
 
+@cache  # it keeps the templates that it has compiled, which takes longer than to fill them
 def environment() -> Environment:
     """What fills the templates."""
     made = Environment(

@@ -308,6 +308,7 @@ class Run(ABC):
         while server.done < total:
             losses = server.step()
             done = server.done
+            self.bars.go_without(list(server.federation.out))
             line = {"phase": "distillation", "step": done, "losses": losses}
             line["seconds"] = round(self.clock.now("distillation"), 3)
             note = ""

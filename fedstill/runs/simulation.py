@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ModelError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
 from fedstill.federation.inprocess import partition, stacks
 from fedstill.methods._server import Server
+from fedstill.models.non_torch import file_of
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
@@ -77,6 +79,10 @@ class Simulation(Measured):
     def _open(self, saved: Mapping[str, Any]) -> None:
         if not saved:
             return
+        files, now = saved.get("files", {}), self._files()
+        if other := [name for name in files if files[name] != now.get(name)]:
+            told = "another model's file than the run began with: allowed is that one, or a new run"
+            raise ModelError(f"{', '.join(other)}: {told}")
         self.compute.precision = saved["precision"]  # as the run began, whatever machine this is
         self.local_steps, self.groups = saved["local_steps"], saved["groups"]
         for node in self.nodes:
@@ -127,8 +133,13 @@ class Simulation(Measured):
             "local_steps": self.local_steps,
             "groups": self.groups,
             "nodes": {node.name: node.state() for node in self.nodes},
+            "files": self._files(),
             "mark": None if self.mark is None else self.mark.state(),
         }
+
+    def _files(self) -> dict[str, str]:
+        """The files of nodes that only predict, which no state holds."""
+        return {node.name: file for node in self.nodes if (file := file_of(node.model))}
 
     def _close(self) -> None:
         """Nodes of this process end with it."""

@@ -155,7 +155,7 @@ class Measured(Prepared, ABC):
         added = []
         for row, node in enumerate(teachers):
             mine = {name: each[row] for name, each in told.items()}
-            added.append(summands(mine, asked.kinds(), asked.sums, node.told, len(teachers)))
+            added.append(summands(mine, asked.kinds(), asked.sums, node.told))
         values, _ = read_sums(total(added), asked.kinds())
         placed = self.compute.here({name: value.unsqueeze(0) for name, value in values.items()})
         return Answers(-1, (SUM,), placed)

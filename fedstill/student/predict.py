@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstill.core.errors import MethodRefused
+from fedstill.core.text_format import cell
 from fedstill.data.new_data import Reading, unlabelled
 from fedstill.student.central_model import CentralModel
 
@@ -34,16 +35,17 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
     with out.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         if kind == "number":
-            lines.writerow(["example", student.classes[0]])
+            lines.writerow(["example", cell(student.classes[0])])
             lines.writerows(
-                [name, f"{value:.6g}"] for name, value in zip(names, found.flatten().tolist(), strict=True)
+                [cell(name), f"{value:.6g}"]
+                for name, value in zip(names, found.flatten().tolist(), strict=True)
             )
             return len(names)
         answers = [] if kind == "time" else ["answer"]
-        lines.writerow(["example", *answers, *student.classes])
+        lines.writerow(["example", *answers, *map(cell, student.classes)])
         for name, each in zip(names, found.tolist(), strict=True):
-            answer = [_answer(kind, student.classes, each) for _ in answers]
-            lines.writerow([name, *answer, *(f"{share:.6f}" for share in each)])
+            answer = [cell(_answer(kind, student.classes, each)) for _ in answers]
+            lines.writerow([cell(name), *answer, *(f"{share:.6f}" for share in each)])
     return len(names)
 
 

@@ -37,23 +37,17 @@ def balanced_accuracy(p: Floats, true: Ints) -> float:
 
 def macro_f1(p: Floats, true: Ints) -> float:
     """The mean of F1 over the classes that are there or predicted."""
-    from sklearn.metrics import f1_score
-
-    return 100.0 * float(f1_score(true, p.argmax(1), average="macro", zero_division=0.0))
+    return float(weighted("macro_f1", p, true, np.ones((1, len(true))))[0])
 
 
 def auc(p: Floats, true: Ints) -> float:
     """The area under the ROC curve of each class against the rest, the mean over classes."""
-    from sklearn.metrics import roc_auc_score
-
-    return _over_classes(p, true, range(p.shape[1]), roc_auc_score)
+    return _area("auc", p, true)
 
 
 def auprc(p: Floats, true: Ints) -> float:
     """Average precision of each class against the rest, the mean over classes; of two the second's."""
-    from sklearn.metrics import average_precision_score
-
-    return _over_classes(p, true, _ranked(p.shape[1]), average_precision_score)
+    return _area("auprc", p, true)
 
 
 def ece(p: Floats, true: Ints) -> float:
@@ -81,10 +75,10 @@ OF: Mapping[str, Callable[[Floats, Ints], float]] = {
 
 def confusion(p: Floats, true: Ints) -> list[list[int]]:
     """How many inputs of each class (rows) are taken for each class (columns): C lists of C."""
-    from sklearn.metrics import confusion_matrix
-
-    told: list[list[int]] = confusion_matrix(true, p.argmax(1), labels=np.arange(p.shape[1])).tolist()
-    return told
+    told = np.zeros((p.shape[1], p.shape[1]), dtype=np.int64)
+    np.add.at(told, (true, p.argmax(1)), 1)
+    counts: list[list[int]] = told.tolist()
+    return counts
 
 
 def calibration(p: Floats, true: Ints) -> list[dict[str, float]]:
@@ -108,12 +102,11 @@ def _ranked(classes: int) -> range:
     return range(1, 2) if classes == 2 else range(classes)
 
 
-def _over_classes(p: Floats, true: Ints, classes: range, measure: Callable[..., float]) -> float:
+def _area(metric: str, p: Floats, true: Ints) -> float:
+    """An area under a curve where each input counts once."""
     if np.isnan(p).any():
         return math.nan
-    there = [c for c in classes if 0 < (true == c).sum() < len(true)]
-    each = [float(measure(true == c, p[:, c])) for c in there]
-    return 100.0 * sum(each) / len(each) if each else math.nan
+    return float(weighted(metric, p, true, np.ones((1, len(true))))[0])
 
 
 # --- the same over weighted cases -------------------------------------------------------------------------

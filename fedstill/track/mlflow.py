@@ -38,8 +38,8 @@ class MLflow(Tracker):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables
-            own.unlink(missing_ok=True)
-            kept.unlink(missing_ok=True)
+            if not kept.exists():  # who made it was stopped in the midst of its tables
+                own.unlink(missing_ok=True)
         self._to: Any = self._client(tracking_uri=uri or f"sqlite:///{own.resolve()}")
         if kept.exists():
             with suppress(Exception):  # it may be gone, or elsewhere

@@ -79,6 +79,13 @@ def test_show_says_what_left_when_where_to_and_at_which_price(clinic: Path, caps
     assert "NOT SOUND" not in out
 
 
+def test_show_as_json_tells_entries_without_what_follows_from_records(clinic: Path, capsys: Capture) -> None:
+    told = json.loads(said(capsys, "show", clinic, "--json", "--last", 2))
+    assert told["sound"]
+    assert [(each["run"], each["number"]) for each in told["entries"]] == [("spring", 1), ("autumn", 0)]
+    assert not {"content", "after", "left", "hash"} & set(told["entries"][0])
+
+
 def test_show_counts_epsilon_for_each_run_and_for_all(
     clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,7 +184,9 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
     other = "<img src=x onerror=alert(3)>"
     for name in ("one", other):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    with (going_on(tmp_path / "runs/one", waits_for=["north"]) / "job.lock").open("w") as job:
+    with (going_on(tmp_path / "runs/one", waits_for=["north"], without=["west"]) / "job.lock").open(
+        "w"
+    ) as job:
         fcntl.flock(job, fcntl.LOCK_EX)
         (tmp_path / "runs" / other / "stopped.json").write_text(
             json.dumps({"error": "QuestionRefused", "text": HOSTILE})
@@ -210,6 +212,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
     assert "It runs as process 77." in page.text
     assert "north 3.0 s ago" in page.text
     assert "one running, waits for north for " in page.text
+    assert ", goes on without west" in page.text
     assert "distillation 31 of 400" in page.text
     assert f"refused: {HOSTILE}" in page.text
     assert {"img", "b"}.isdisjoint(tag for tag, _ in page.tags)

@@ -28,7 +28,11 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.run_writer import write_text
 from fedstill.federation import flare_kit, flare_site
 from fedstill.federation.admin import Admin
+from fedstill.federation.flare import NODE, NodeProgram
+from fedstill.node.owner_folder import init
 from fedstill.node.permission_check import open_to_others
+from fedstill.node.security_log import SecurityLog
+from fedstill.protocol.wire_format import unpack
 from fedstill.runs.config import to_toml
 from fedstill.runs.flare import ServerProgram
 from tests.audited import releases
@@ -218,6 +222,22 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
 
 
 # --- the server's program, by itself ------------------------------------------------------------------
+
+
+def test_a_node_in_no_state_to_serve_says_so_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, FLARE ended the whole job with an error of its own."""
+    init(tmp_path / "clinic")
+    SecurityLog(tmp_path / "clinic").write("approved", "somebody", "why")
+    (tmp_path / "clinic" / "security.jsonl").write_text("")
+    monkeypatch.setenv(NODE, str(tmp_path / "clinic"))
+    program = NodeProgram()
+    program.begin()
+    header, _ = unpack(program._trouble, 0)
+    assert header["error"]["kind"] == "OwnDataError"
+    assert header["error"]["text"] == "its data or model fail here: its own log says more"
+    assert "it ends at line 0, and its head at 1" in caplog.text
 
 
 class Scripted(ServerProgram):

@@ -18,18 +18,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("nvflare")
 
 from fedstill.cli import server as command
-from fedstill.core.errors import ArgumentError, DeployError
+from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QuestionRefused
+from fedstill.core.kit_certificates import authority
+from fedstill.core.progress import Bars
+from fedstill.data.loader import load
+from fedstill.data.public import load_public
 from fedstill.federation import flare_job as jobs
 from fedstill.federation import flare_kit, flare_permissions, flare_site, provision
 from fedstill.federation.admin import Admin
+from fedstill.node import owner_folder
+from fedstill.node.requests import Requests
+from fedstill.node.security_log import SecurityLog
+from fedstill.protocol.run_description import describe
+from fedstill.runs.config import from_dict
+from fedstill.runs.deployed import submit
+from fedstill.runs.remote_run import plan_of
 from tests.federation.sites import until
 
 pytestmark = pytest.mark.waits
@@ -89,11 +101,11 @@ class Federation:
         return Admin(self.folder / "admin", 60)
 
 
-# A kit cannot allow the programs of these tests at a node: the node's own list can.
+# A kit cannot allow the programs of these tests at a node: the node's own list can, beside its own.
 ALLOWED = """
 from fedstill.federation import flare_permissions
 
-flare_permissions.NODE_CLASSES = (flare_permissions.NODE_CLASSES[0], "programs.NodeProgram")
+flare_permissions.NODE_CLASSES = (*flare_permissions.NODE_CLASSES, "programs.NodeProgram")
 """
 
 
@@ -641,6 +653,57 @@ def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
         process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
     assert process.poll() is None
+
+
+def test_owners_decide_which_runs_begin(
+    federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job of fedstill itself: it is like the approved one but for an option, and a node has too few
+    records. What the node's process wrote down is then changed."""
+    images = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(4) % 2}
+    rules = {"north": 'approve = "each run"', "east": "minimum_records = 5"}
+    for name, rule in rules.items():
+        owner_folder.init(federation.node(name))
+        np.savez(federation.node(name) / "data.npz", **images)
+        (federation.node(name) / "node.toml").write_text(f'name = "{name}"\n[policy]\n{rule}\n')
+    config = from_dict(
+        {
+            "data": {"name": "digits"},
+            "method": {"name": "fedkd", "epochs": 1},
+            "public": {"name": "held-out", "limit": 4},
+            "engine": {"name": "flare", "startup_kit": str(federation.folder / "admin")},
+        }
+    )
+    north, east = federation.node("north"), federation.node("east")
+    requests, server = Requests(north, owner_folder.read(north)), authority(north / "kit")
+    data = load(config.data, config.task, train_needed=False)
+    public = load_public(config.public, data, config.task)[1]
+    described = describe(plan_of(config, data, public, "run", 2), public)
+    with pytest.raises(QuestionRefused):
+        requests.require("run", described, server)
+    requests.decide(described.sha256, True)
+
+    out = tmp_path / "run"
+    out.mkdir()
+    with pytest.raises(FedstillError) as refused:
+        submit(replace(config, method=replace(config.method, epochs=2)), out, Bars(False), in_lines=False)
+    told = str(refused.value)
+    assert "east' refuses question 'join' by rule minimum_records: 5, and here are fewer" in told
+    assert "north' refuses question 'join' by rule approve: run" in told
+    states = {name: (each.state, each.server) for name, each in requests.all().items()}
+    assert states.pop(described.sha256) == ("approved", server)
+    ((other, state),) = states.items()
+    assert state == ("waits", server)
+    assert other in capsys.readouterr().err.replace(" ", ""), "both sides read out the same"
+    assert [path for owner in (north, east) for path in owner.glob("runs/*/*")] == []
+    log = SecurityLog(east)
+    lines = list(log.lines())  # the first are of others' tests
+    assert (log.verify(), [line["event"] for line in lines[-2:]]) == (None, ["policy", "refused"])
+    path = east / "security.jsonl"
+    path.write_text(path.read_text().replace("minimum_records: 5", "minimum_records: 0"))
+    assert f"line {len(lines)} is not as it was written" in str(log.verify())
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert f"it ends at line {len(lines) - 1}, and its head at {len(lines)}" in str(log.verify())
 
 
 def test_stop_ends_all_that_was_started(federation: Federation) -> None:

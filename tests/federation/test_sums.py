@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
 from fedstill.federation.transport import LinkError
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.host import Host
-from fedstill.protocol.summing import from_ring
+from fedstill.protocol.method import SUMMED
+from fedstill.protocol.summing import from_ring, total
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import assemble, local_processes
 from fedstill.runs.config import RunConfig
@@ -27,6 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "fedavg": {"rounds": 2},
     "fedkd": {"levels": 0, "ensemble": "log_probs"},
     "fediod": {"ensemble": "log_probs"},
+    "fedper": {"rounds": 2},
 }
 Serve = Callable[[bytes], bytes]
 Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
@@ -70,7 +73,7 @@ class Four:
         return reply
 
 
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", ["fedavg", "fedkd", "fediod"])
 def test_masks_change_no_bit_and_show_no_answer(method: str, tmp_path: Path) -> None:
     config = summed(method)
     experiment, figures = here(config)
@@ -81,6 +84,7 @@ def test_masks_change_no_bit_and_show_no_answer(method: str, tmp_path: Path) -> 
 
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert (told["accuracy"], told["bytes"]) == (figures["accuracy"], figures["bytes"])
+    assert told["notes"][0] == figures["notes"][0] == SUMMED
     for _, do, tensors in four.seen:
         for tensor in tensors.values() if do in ("answer", "pull back") else ():
             assert from_ring(tensor).abs().median() > 1e6  # of numbers that are all below a thousand
@@ -180,3 +184,38 @@ def test_nodes_meet_once_and_what_they_can_do_without_costs_no_figure(tmp_path: 
 
     assert cards.count("meet node-0") == 1  # once, as long as nobody is started anew
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
+
+
+def test_a_server_that_shows_nodes_different_plans_has_them_not_meet(tmp_path: Path) -> None:
+    """One node trains for one round, and all others for so many that they hardly move, say."""
+
+    def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if node == "node-0" and header["do"] == "join":
+            told, tensors = unpack(message)
+            told["plan"]["method"]["rounds"] = 1
+            return serve(pack(told, tensors))
+        return serve(message)
+
+    with pytest.raises(QuestionRefused, match="signature"):
+        Four(summed("fedavg"), tmp_path / "away", bent).live().run()
+
+
+@pytest.mark.parametrize("when", ["begin", "examine"])
+def test_a_server_that_told_nodes_different_things_reads_no_later_sum(when: str, tmp_path: Path) -> None:
+    """Weights that one node got, and nothing left for; inputs, of which the gradients are asked for alike."""
+    method = {"begin": "fedper", "examine": "fediod"}[when]
+
+    def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        told, tensors = unpack(message)
+        if node == "node-0" and told.get("question") == when:
+            name = {"begin": "parameters", "examine": "x"}[when]
+            return serve(pack(told, {**tensors, name: tensors[name] + 0.5}))
+        return serve(message)
+
+    four = Four(summed(method), tmp_path / "away", bent)
+    with suppress(FedstillError):  # what it reads may be beyond all bounds
+        four.live().run()
+    part = {"begin": "parameters", "examine": "d/dx"}[when]
+    later = [tensors for node, _, tensors in four.seen if part in tensors]
+    sums = from_ring(total(later[: len(NAMES)])[part])
+    assert sums.abs().median() > 1e3

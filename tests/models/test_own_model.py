@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +166,18 @@ def test_a_skops_file_predicts_what_the_estimator_does(tmp_path: Path, kind: Cal
     torch.testing.assert_close(model(torch.from_numpy(X)).softmax(1), expected, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["xgboost.XGBClassifier", "lightgbm.LGBMClassifier"])
+def test_boosted_trees_of_other_libraries_predict_what_they_do_there(tmp_path: Path, kind: str) -> None:
+    """Tried with XGBoost 3.2.0 and LightGBM 4.7.0."""
+    skops = pytest.importorskip("skops.io")
+    package, _, name = kind.partition(".")
+    estimator = getattr(pytest.importorskip(package), name)(n_estimators=5, n_jobs=1).fit(X, Y)
+    skops.dump(estimator, tmp_path / "model.skops")
+    model = named("model.skops", tmp_path, classes=("no", "yes"))
+    expected = torch.from_numpy(estimator.predict_proba(X)).float()
+    torch.testing.assert_close(model(torch.from_numpy(X)).softmax(1), expected, atol=1e-4, rtol=1e-3)
+
+
 class Stranger:
     """What a file of somebody's might make, were it a pickle."""
 
@@ -306,8 +321,30 @@ def test_an_endpoint_that_redirects_is_away_or_says_too_much_is_told(monkeypatch
     assert telling(refused.value) == "its data or model fail here: its own log says more"
 
 
+def test_an_endpoint_whose_head_never_ends_is_not_waited_for() -> None:
+    """Each of its lines comes in time, and there is always one more."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                link, _ = listening.accept()
+                with link:
+                    for _ in range(200):
+                        link.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                        time.sleep(0.02)
+
+        threading.Thread(target=drip, daemon=True).start()
+        since = time.monotonic()
+        with pytest.raises(PredictorError, match=r"no whole answer after 0\.2 seconds"):
+            Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/", seconds=0.2)(np.zeros((2, 5)))
+    assert time.monotonic() - since < 2
+
+
 def test_an_endpoint_that_takes_too_long_is_not_waited_for() -> None:
-    with serving(lambda _: time.sleep(0.5)) as url, pytest.raises(PredictorError, match="timed out"):
+    with (
+        serving(lambda _: time.sleep(0.5)) as url,
+        pytest.raises(PredictorError, match=r"timed out|no whole answer"),
+    ):
         Endpoint(url, seconds=0.05)(np.zeros((2, 5)))
 
 

@@ -305,9 +305,18 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     assert (code, "approved" in out) == (0, True)
     assert joined(clinic)
     assert command("node", "reject", clinic.folder, found.sha256)[0] == 0
+    [(sha256, request)] = json.loads(command("node", "requests", clinic.folder, "--json")[1]).items()
+    assert (sha256, request["state"], request["description"]["student"]) == (
+        found.sha256,
+        "rejected",
+        "mlp:8",
+    )
     code, out, _ = command("node", "log", clinic.folder)
     assert code == 0
     assert "board of 3 May" in " ".join(out.split())
+    told = json.loads(command("node", "log", clinic.folder, "--json")[1])
+    assert told["fault"] is None
+    assert told["lines"][-1]["event"] == "rejected"
     assert "as they were written" in out
 
 
@@ -321,6 +330,23 @@ def test_a_tampered_log_is_noticed_by_whoever_looks_and_by_the_node(tmp_path: Pa
     assert "line 2 is not as it was written" in command("node", "check", clinic.folder)[2]
     with pytest.raises(Exception, match="line 2 is not as it was written"):
         clinic.again()
+
+
+def test_a_log_that_was_put_back_is_noticed_by_a_hash_that_was_noted(tmp_path: Path, command: Main) -> None:
+    """The file and its head together, as from a backup, are sound by themselves."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    older = {path: path.read_bytes() for path in clinic.folder.glob("security.jsonl*")}
+    refused(clinic)
+    code, out, _ = command("node", "log", clinic.folder)
+    noted = out.split()[-1]
+    assert (code, len(noted)) == (0, 64)
+    decide(clinic)
+    assert "Line 3 has the hash that you noted" in command("node", "log", clinic.folder, noted)[1]
+    for path, content in older.items():
+        path.write_bytes(content)
+    assert command("node", "log", clinic.folder)[0] == 0
+    code, _, err = command("node", "log", clinic.folder, noted)
+    assert (code, "no line has the hash that you noted" in err) == (2, True)
 
 
 def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:

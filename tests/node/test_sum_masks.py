@@ -13,14 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import QuestionRefused, RunFolderError
+from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_masks import COHORT, Cohort, SumMasks, sign, stream
+from fedstill.node.sum_masks import SumMasks, sign, stream
 from fedstill.protocol.summing import SumCall, from_ring, to_ring, total
 from tests.kits import Authority
 
 NAMES = ("n0", "n1", "n2", "n3")
 LOSSES = PolicyConfig(sums_may_differ=True)
+
+
+def made(home: Path, name: str, run: str = "one", policy: PolicyConfig = LOSSES) -> SumMasks:
+    return SumMasks({"run": run}, name, KitIdentity(home / "kit"), policy, Cohort(home / COHORT))
 
 
 class Party:
@@ -42,12 +47,18 @@ class Party:
     def begun(self, name: str) -> SumMasks:
         """A node's process, begun (again)."""
         home = self.folder / name
-        return SumMasks(self.run, name, KitIdentity(home / "kit"), self.policy, Cohort(home / COHORT))
+        return SumMasks(
+            {"run": self.run}, name, KitIdentity(home / "kit"), self.policy, Cohort(home / COHORT)
+        )
 
     def added(self, name: str, call: SumCall, content: str = "x") -> dict[str, torch.Tensor]:
         """What a node adds, under its mask."""
-        mask = self.masks[name].mask(self.masks[name].admit("predict", call), "predict", content)
-        return {"z": mask(to_ring(self.values[name], len(call.members)), 0)}
+        call = self.masks[name].admit("predict", call)
+        return self.masked(name, call, content)
+
+    def masked(self, name: str, call: SumCall, content: str = "x") -> dict[str, torch.Tensor]:
+        mask = self.masks[name].mask(call, "predict", (content,))
+        return {"z": mask(to_ring(self.values[name]), 0)}
 
     def true(self, names: Sequence[str]) -> torch.Tensor:
         return torch.stack([self.values[name] for name in names]).sum(0).double()
@@ -150,6 +161,9 @@ def test_a_node_agrees_once_on_enough_survivors_and_itself(party: Party) -> None
         masks.agree(2, NAMES[:3])
     with refused("none that it added to"):
         masks.agree(7, NAMES)
+    masks.admit("predict", SumCall(3, NAMES, recover=True))
+    with refused("has not added to it"):
+        masks.agree(3, NAMES)
     assert masks.agree(1, NAMES[:3]) == masks.agree(1, NAMES[:3])
     with refused("agreed on other survivors"):
         masks.agree(1, NAMES)
@@ -177,16 +191,25 @@ def test_a_word_is_for_one_hearer_about_one_sum(party: Party) -> None:
 # --- who is asked, and how often ----------------------------------------------------------------------
 
 
-def test_a_number_comes_once(party: Party) -> None:
-    party.added("n0", SumCall(5, NAMES))
+def test_a_number_comes_once_and_no_mask_serves_two_answers(party: Party) -> None:
+    """Two answers under one mask are, one less the other, bare."""
+    call = SumCall(5, NAMES)
+    first = party.added("n0", call)
 
-    assert torch.equal(party.added("n0", SumCall(5, NAMES))["z"], party.added("n0", SumCall(5, NAMES))["z"])
-    with refused("not above 5"):
-        party.added("n0", SumCall(4, NAMES))
+    assert torch.equal(party.masked("n0", call)["z"], first["z"])  # the disk was full, say
     with refused("another sum's"):
-        party.added("n0", SumCall(5, NAMES[:3]))
-    with refused("another sum's"):
-        party.added("n0", SumCall(5, NAMES), "other content")
+        party.masked("n0", call, "other content")
+    for again in (call, SumCall(4, NAMES), SumCall(5, NAMES[:3])):
+        with refused("not above 5"):
+            party.added("n0", again)
+
+
+def test_once_something_could_not_be_added_nothing_is(party: Party) -> None:
+    """Else a server learned, by which of its questions fail, how large one node's answers are."""
+    party.added("n0", SumCall(1, NAMES))
+    party.masks["n0"].fail()
+    with refused("could not be added"):
+        party.added("n0", SumCall(2, NAMES))
 
 
 def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None:
@@ -219,6 +242,17 @@ def test_one_node_left_out_is_refused_in_this_process_and_the_next(tmp_path: Pat
         party.added("n0", SumCall(3, NAMES[:3]))
 
 
+def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -> None:
+    for number, members in enumerate((NAMES, NAMES[:3])):
+        party.added("n0", SumCall(number, members))
+    party.masks["n0"] = party.begun("n0")
+    party.masks["n0"].policy = PolicyConfig()
+    party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
+    for members in (NAMES, NAMES[:3]):
+        with refused("with and without n3"):
+            party.added("n0", SumCall(9, members))
+
+
 def test_a_damaged_file_of_cohorts_is_told_of(tmp_path: Path) -> None:
     (tmp_path / COHORT).write_text("[1")
     with pytest.raises(RunFolderError, match="no list of nodes"):
@@ -236,7 +270,7 @@ def test_no_sums_together_tell_what_two_nodes_answered(sets: list[set[int]]) -> 
         if all(seen[member].objection(named) is None for member in members):
             let.append([float(node in members) for node in range(9)])
             for member in members:
-                seen[member].members = frozenset(named)
+                seen[member].sets = [frozenset(named)]
     rows = np.array(let)
     for few in itertools.chain(itertools.combinations(range(9), 1), itertools.combinations(range(9), 2)):
         others = np.delete(rows, few, axis=1)
@@ -249,10 +283,8 @@ def test_no_sums_together_tell_what_two_nodes_answered(sets: list[set[int]]) -> 
 def test_cards_of_others_are_told_from_forged_ones(party: Party, tmp_path: Path) -> None:
     masks = party.masks["n0"]
     stranger = Party(tmp_path / "elsewhere")
-    late = Party(tmp_path / "later", run="two")
     party.authority.write(tmp_path / "old", "n1", days=-1)
-    expired = SumMasks("one", "n1", KitIdentity(tmp_path / "old" / "kit"), LOSSES, Cohort(tmp_path / "none"))
-    late.authority = party.authority
+    expired = made(tmp_path / "old", "n1")
     for card, rule in (
         (stranger.cards["n1"], "not of this federation's authority"),
         (party.cards["n2"], "its certificate is of"),
@@ -262,9 +294,20 @@ def test_cards_of_others_are_told_from_forged_ones(party: Party, tmp_path: Path)
     ):
         with refused(rule):
             masks.meet({**party.cards, "n1": card})
-    other = SumMasks("two", "n1", KitIdentity(tmp_path / "n1" / "kit"), LOSSES, Cohort(tmp_path / "none"))
+    other = made(tmp_path / "n1", "n1", "two")
     with refused("signature"):  # a card of another run
         masks.meet({**party.cards, "n1": other.card()})
+    for name, role in (("server", ""), ("n1", "admin")):  # which the server has, of the same authority
+        party.authority.write(tmp_path / f"own-{name}", name, role=role)
+        own = made(tmp_path / f"own-{name}", name)
+        with refused("no node's"):
+            masks.meet({**party.cards, name: own.card()})
+    copied = party.masks["n1"]._identity.sign(
+        party.masks["n1"]._claim("n1", party.masks["n2"]._private.public_key().public_bytes_raw()),
+        party.masks["n2"]._private.public_key().public_bytes_raw(),
+    )
+    with refused("another node's key"):
+        masks.meet({**party.cards, "n1": copied})
     with refused("own card is missing"):
         masks.meet({name: card for name, card in party.cards.items() if name != "n0"})
     with refused("another key for this node"):

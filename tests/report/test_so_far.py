@@ -35,6 +35,7 @@ def test_it_says_how_far_the_run_is_and_what_it_reaches(tmp_path: Path) -> None:
     page = read(measured(going_on(tmp_path), lines))
     assert "Accuracy so far 82.0 %" in read(going_on(tmp_path, note="accuracy 82.0 %")).text  # newer
     assert "not finished" in page.text
+    assert "goes on without west" in read(going_on(tmp_path, without=["west"])).text
     assert "31 of 400" in page.text
     assert "Accuracy so far 80.0% best so far 81.5%" in page.text
     assert "about 6 min 9 s" in page.text  # 369 steps at 30 s for 30
@@ -50,7 +51,13 @@ def test_of_a_run_that_stopped_it_says_why(tmp_path: Path) -> None:
 def test_nothing_that_a_server_or_a_node_has_written_becomes_markup(tmp_path: Path) -> None:
     folder = tmp_path / "<b>run"
     folder.mkdir()
-    hostile = {"phase": HOSTILE, "note": HOSTILE, "waits_for": [HOSTILE], "error": HOSTILE}
+    hostile = {
+        "phase": HOSTILE,
+        "note": HOSTILE,
+        "waits_for": [HOSTILE],
+        "error": HOSTILE,
+        "without": [HOSTILE],
+    }
     about = dict.fromkeys(("title", "figure", "unit"), HOSTILE)
     losses = {"phase": "distillation", "step": 1, "losses": {HOSTILE: 1.0}, "accuracy": 3.0}
     local = [{"phase": "local", "node": HOSTILE, "step": step, "loss": 1.0} for step in (1, 2)]

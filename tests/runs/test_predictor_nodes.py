@@ -14,12 +14,14 @@ from torch import nn
 
 import fedstill
 from fedstill import models
-from fedstill.core.errors import ArgumentError, MethodRefused, QuestionRefused
+from fedstill.core.errors import ArgumentError, MethodRefused, ModelError, NodeFault, QuestionRefused
 from fedstill.data import named
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
+from fedstill.models.non_torch import file_of
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node import owner_folder, owner_model
+from fedstill.node.host import Host
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import assemble
 from fedstill.runs.config import RunConfig, from_dict
@@ -141,7 +143,8 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
     write_onnx(tmp_path / "graph.onnx", np.random.default_rng(0).normal(size=(5, 2)))
     config = changed(run_of(tmp_path, "fediod"), nodes={"models": [str(tmp_path / "graph.onnx")]})
     answering = changed(config, method={"through": False})
-    link = Heard(hosts(answering, tmp_path))
+    there = hosts(answering, tmp_path)
+    link = Heard(there)
     with pytest.raises(QuestionRefused, match=r"'node-2' refuse .* no gradient goes through it"):
         live(config, link, tmp_path).run()
     simulation, _ = assemble.prepare(answering)
@@ -149,6 +152,34 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
     server = live(answering, link, tmp_path)
     server.run()
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
+    host = there["node-0"]
+    write_onnx(host.folder / host.file.model.name, np.random.default_rng(1).normal(size=(5, 2)))
+    with pytest.raises(NodeFault, match="it was begun with another model: allowed is a new run"):
+        Host(host.folder).join(server.federation.plan)
+
+
+def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Path) -> None:
+    """Its layers are alike, so that nothing else tells."""
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "graph.onnx"
+    draw = np.random.default_rng(0)
+    write_onnx(path, draw.normal(size=(13, 3)))
+    config = run([str(path), "mlp:8"])
+    begun, _ = assemble.prepare(config)
+    kept = begun._nodes()
+    here, _ = assemble.prepare(config)
+    here._open(kept)
+    write_nodes(config, begun, tmp_path / "nodes")
+    folder = tmp_path / "nodes" / begun.nodes[0].name
+    owner = owner_folder.read(folder)
+    spec = InputSpec.of(config.task, WINE)
+    first = file_of(owner_model.make_model(owner, folder, spec))
+    write_onnx(path, draw.normal(size=(13, 3)))
+    replaced, _ = assemble.prepare(config)
+    with pytest.raises(ModelError, match=f"{begun.nodes[0].name}: another model's file than the run began"):
+        replaced._open(kept)
+    write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
+    assert "" != first != file_of(owner_model.make_model(owner, folder, spec))
 
 
 def test_a_run_asks_only_addresses_of_this_machine() -> None:

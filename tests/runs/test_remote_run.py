@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QuestionRefused
+from fedstill.core.progress import Note, Noted
 from fedstill.federation import transport
 from fedstill.federation.transport import LinkError
 from fedstill.models.parameter_vector import to_vector
@@ -210,7 +211,11 @@ def test_a_quorum_begins_and_ends_without_a_node(
     config = tiny(method, quorum=0.6, wait=0.1)
     link = Heard(nodes(config, tmp_path), away=("node-1",))
     server = live(config, link, tmp_path)
-    figures = server.run()
+    with Noted(tmp_path / "progress.json") as bars:
+        figures = server.run(bars=bars)
+    noted = Note.read(tmp_path / "progress.json")
+    assert noted is not None
+    assert noted.without == ("node-1",)
     (event,) = figures["events"]
     assert (event["node"], event["number"], event["event"]) == ("node-1", 0, "left out")
     assert figures["nodes"][1]["bytes"] == {"up": 0, "down": 0}

@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedstill.cli.main import main as cli
 from fedstill.core.errors import FedstillError
+from fedstill.data.loader import load
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.host import Host
+from fedstill.node.request_text import facts
+from fedstill.node.requests import Request
+from fedstill.protocol.run_description import describe
 from fedstill.runs import assemble
-from fedstill.runs.config import RunConfig, from_dict
+from fedstill.runs.config import RunConfig, from_dict, to_toml
+from fedstill.runs.remote_run import plan_of
 from tests.federation.test_remote import NAMES
 from tests.runs.test_remote_run import Heard, live, nodes
 
@@ -61,6 +67,40 @@ def hosts(config: RunConfig, folder: Path) -> dict[str, Host]:
     for name in made:
         shutil.copy(folder / "hospitals" / f"{name}.csv", folder / "nodes" / name / "own.csv")
     return made
+
+
+def test_an_owner_checks_a_table_by_the_runs_schema_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has to hand over rows for that; and what waits for approval names the columns."""
+    config = run_of(tmp_path, "fediod")
+    here = hosts(config, tmp_path)[NAMES[0]].folder
+    for path in (tmp_path / "hospitals").glob("*.csv"):
+        path.unlink()
+    owners = (here / "node.toml").read_text(encoding="utf-8")
+    (here / "node.toml").write_text(owners.replace("online = true", "online = false"), encoding="utf-8")
+    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        cli(["node", "check", str(here), str(tmp_path / "run.toml")])
+    assert not ended.value.code
+    told = " ".join(capsys.readouterr().out.split())
+    assert "30 examples, 5, from own.csv no: " in told
+    assert "shape and classes are those of its schema" in told
+    assert "It can take part." in told
+    (here / "own.csv").write_text("age,ward,ill\n101,a,no\n", encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        cli(["node", "check", str(here), str(tmp_path / "run.toml")])
+    assert ended.value.code == 2
+    assert "own.csv, line 2: column 'age' is 101: allowed is 0 to 100, or nothing" in capsys.readouterr().err
+
+
+def test_what_waits_for_approval_names_the_columns(tmp_path: Path) -> None:
+    config = run_of(tmp_path, "fediod")
+    data = load(config.data, config.task)
+    request = Request(describe(plan_of(config, data, None, "one", 3), None).text, "one", "", "")
+    told = facts(request)
+    assert told["columns"] == ["age: 0 to 100, or nothing", "ward: a, b, c", "ill: no, yes"]
+    assert str(told["inputs"]).endswith("learned is ill")
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedavg"])

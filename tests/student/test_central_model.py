@@ -202,6 +202,11 @@ def test_a_folder_of_images_is_read_for_asking_and_for_measuring(cats: Path, tmp
     told = student.network(data.inputs).softmax(1)[:, 0].tolist()
     assert [float(line["cat"]) for line in lines] == pytest.approx(told, abs=1e-5)
     assert data.targets.tolist() == [0, 0, 1, 1]
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "pets/cat/0.png").rename(tmp_path / "flat" / "=1+1.png")
+    predict(student, str(tmp_path / "flat"), Reading(fit=True), tmp_path / "a.csv")
+    (line,) = csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8"))
+    assert line["example"] == "'=1+1.png", "no spreadsheet computes what somebody has called a file"
 
 
 def test_one_class_of_a_student_counts_by_its_name(tmp_path: Path) -> None:

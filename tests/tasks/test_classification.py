@@ -85,14 +85,30 @@ def test_figures_by_hand() -> None:
     assert told["ece"] == pytest.approx(100 * off.item() / 4)
 
 
-def test_ece_is_that_of_torchmetrics() -> None:
+@pytest.mark.parametrize("classes", [2, 4])
+def test_figures_are_those_of_scikit_learn_and_torchmetrics(classes: int) -> None:
+    from sklearn import metrics
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     rng = np.random.default_rng(0)
-    p, true = rng.dirichlet(np.full(4, 0.5), 200), rng.integers(0, 4, 200)
-    tensors = torch.from_numpy(p), torch.from_numpy(true)
-    expected = multiclass_calibration_error(*tensors, num_classes=4, n_bins=15)
-    assert classification_metrics.ece(p, true) == pytest.approx(100 * expected.item())
+    p, true = rng.dirichlet(np.full(classes + 1, 0.5), 200), rng.integers(0, classes, 200)  # none of the last
+    p[:60] = p[60:120]  # scores that tie
+    there, ranked = range(classes), range(1, 2) if classes == 2 else range(classes)
+    if classes == 2:
+        p = p[:, :2] / p[:, :2].sum(1, keepdims=True)
+    expected = {
+        "macro_f1": metrics.f1_score(true, p.argmax(1), average="macro"),
+        "auc": np.mean([metrics.roc_auc_score(true == c, p[:, c]) for c in there]),
+        "auprc": np.mean([metrics.average_precision_score(true == c, p[:, c]) for c in ranked]),
+        "ece": multiclass_calibration_error(
+            torch.from_numpy(p), torch.from_numpy(true), num_classes=p.shape[1], n_bins=15
+        ).item(),
+    }
+    told = {name: classification_metrics.OF[name](p, true) for name in expected}
+    assert told == pytest.approx({name: 100 * value for name, value in expected.items()})
+    labels = range(p.shape[1])
+    counts = metrics.confusion_matrix(true, p.argmax(1), labels=labels).tolist()
+    assert classification_metrics.confusion(p, true) == counts
 
 
 def test_of_two_classes_auprc_is_of_the_second() -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import struct
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,10 +52,14 @@ def of_mlflow(folder: Path) -> Told:
 
 
 def of_wandb(folder: Path) -> Told:
-    """An offline run is a log in LevelDB's form: seven bytes, then parts of records in blocks of 32 KiB."""
+    """An offline run is a log in LevelDB's form: seven bytes, then parts of records in blocks of 32 KiB. A
+    process of its own writes it, and its last record may come after ``finish``."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     [file] = (folder / "wandb").glob("offline-run-*/*.wandb")
+    over = time.monotonic() + 30
+    while not file.read_bytes().endswith(b"\x92\x01\x00") and time.monotonic() < over:  # Record.exit, 0
+        time.sleep(0.1)
     data, at, part, found = file.read_bytes(), 7, b"", Told()
     while at + 7 <= len(data):
         if at % 32768 > 32768 - 7:  # no room for a head: the block ends in zeros

@@ -1,0 +1,48 @@
+"""The page on choosing says of each method what the method declares; ``python -m tests.test_choosing`` prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedstill.core.compute import Compute
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import METHODS
+from fedstill.protocol.questions import NodeSetting, stand_in
+from fedstill.tasks.classification import Classification
+
+PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
+CENTRAL = {"student": "student", "virtual": "none: nodes'", "ensemble": "all nodes", "nodes": "none: nodes'"}
+
+
+def rows() -> list[str]:
+    """A line of the page's table for each method that comes with the package, with its default options."""
+    task = Classification(10)
+    at = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
+    found = []
+    for name in METHODS.own:
+        method = METHODS[name]()
+        needs, side = method.needs(), method.node_side(at)
+        if needs.maps or needs.rows:
+            continue  # of another task
+        public = "with labels" if needs.public_labels else "yes" if needs.public else ""
+        slopes = any(question.differentiable for question in side.questions.values())
+        cells = (
+            f"`{name}`",
+            public,
+            "one" if needs.same_architecture else "any",
+            "outputs" if all(kind.output for kind in side.leaves()) else "more",
+            "yes" if slopes else "",
+            "once" if method.one_round else f"{method.turns} {method.unit}s" if side.leaves() else "",
+            CENTRAL[method.central],
+        )
+        found.append("| " + " | ".join(cells) + " |")
+    return found
+
+
+def test_the_page_has_what_methods_declare() -> None:
+    told = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert told == rows()
+
+
+if __name__ == "__main__":
+    print("\n".join(rows()))
