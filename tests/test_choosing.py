@@ -1,4 +1,4 @@
-"""The page on choosing says of each method what the method declares; ``python -m tests.test_choosing`` prints it."""
+"""The page on choosing says what methods declare; ``python -m tests.test_choosing`` prints it."""
 
 from __future__ import annotations
 

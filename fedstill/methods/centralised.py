@@ -53,7 +53,7 @@ class Trainee:
         self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
         local_training.prepare([self._node], server.local)
         if self._optimiser:
-            before = {"modules": {}, "answered": "", "origin": "", "teachers": []}
+            before = {**self._node.state(), "modules": {}}
             self._node.load({**before, "optimisers": {"model": self._optimiser}})
         return self._node
 

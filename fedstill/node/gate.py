@@ -236,9 +236,9 @@ class Gate:
         about = (self.run, self.payer, self.node, asked.number, asked.question, part)
         return Entry(*about, content=asked.content, after=asked.after, **told)
 
-    def told(self, number: int, part: str) -> dict[str, Any]:
+    def told(self, number: int, part: str, masked: bool = False) -> dict[str, Any]:
         """Under which mechanism, at which price and after what the last release under a number left, and by
-        which sealed fingerprint it is known again where masks hide its bits.
+        which sealed fingerprint it is known again where it is masked.
 
         The price is with what was learned for it, and before the first one, which was charged by itself.
         """
@@ -249,7 +249,7 @@ class Gate:
             "mechanism": entry["mechanism"],
             "price": None if bare else dict(price),
             "after": entry["after"],
-            "left": entry["left"],
+            **({"left": entry["left"]} if masked else {}),
         }
 
     def _protected(

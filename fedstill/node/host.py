@@ -146,11 +146,13 @@ class Host:
             name, number = _read(header, "question", str), _read(header, "number", int)
             through = _read(header, "differentiable", bool)
             released = self.session.answer(name, number, tensors, through, _sum_call(header))
-            return {"privacy": self.session.node.gate.told(number, ANSWER)}, released
+            return {"privacy": self.session.node.gate.told(number, ANSWER, self.session.plan.sums)}, released
         if what == "pull back":
             number = _read(header, "number", int)
             released = self.session.pull_back(number, tensors, _sum_call(header))
-            return {"privacy": self.session.node.gate.told(number, GRADIENT)}, released
+            return {
+                "privacy": self.session.node.gate.told(number, GRADIENT, self.session.plan.sums)
+            }, released
         if what in ("introduce", "meet", "agree", "reveal"):
             return self._add_up(self.session, str(what), header, tensors)
         if what == "remember":

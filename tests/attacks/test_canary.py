@@ -241,7 +241,7 @@ def test_a_broken_critic_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatc
     broken(monkeypatch)
     attack = mechanism_audits.critic(noise=2.0)
     assert attack.claimed[Event("gaussian", 2.0, rate=0.5)] == 2
-    assert caught(audit(attack, 60))
+    assert caught(audit(attack, 120))
 
 
 def test_one_training_without_the_noise_that_was_charged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

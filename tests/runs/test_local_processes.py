@@ -30,7 +30,7 @@ from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from tests.federation.test_remote import Away, tiny
 from tests.loopback import Loopback
 
-RESULT = {"method": "fedavg", "accuracy": 80.0, "engine": {"name": "flare"}}
+RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"name": "flare"}}
 
 
 class Server:
@@ -96,6 +96,7 @@ class Server:
         place.mkdir(parents=True)
         for name, told in self.left.items():
             (place / name).write_text(json.dumps(told))
+        (place / "metrics.jsonl").touch()
         return to / job
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from fedstill.runs.simulation import Simulation
 class Maker:
     """Makes the same images each time, from the same maps: all that the loop needs of a server."""
 
-    unit, total = "step", 2
+    unit, total, federation = "step", 2, SimpleNamespace(out={})
 
     def __init__(self, maps: torch.Tensor | None) -> None:
         self.done, self.maps = 0, maps
