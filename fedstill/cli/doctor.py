@@ -29,7 +29,10 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "nodes' models that are ONNX graphs; export --format onnx",
         ("onnx", "onnxscript", "onnxruntime"),
     ),
-    "track": ("a run's metrics in TensorBoard, MLflow, Weights & Biases", ("tensorboard", "mlflow", "wandb")),
+    "track": (
+        "a run's metrics in TensorBoard, MLflow, Weights & Biases",
+        ("tensorboard", "mlflow", "alembic", "wandb"),
+    ),
     "vision": ("torchvision's networks as models of your own", ("torchvision",)),
 }
 SHOWN = ("torch", "numpy", "scipy", "scikit-learn", "safetensors", "torchmetrics", "dp-accounting")

@@ -61,11 +61,12 @@ class Records:
         if self.folder is None:
             return
         start = time.monotonic() if since is None else since
-        self._write_metrics()
+        fresh = self._write_metrics()
         kept = {**state, "metrics": self._written, "samples": self.samples}
         save_state(self.folder / STATE, kept)
         self._saved = time.monotonic()
         self._wait = max(SECONDS_BETWEEN, 20 * (self._saved - start))  # at most 5 % of the time
+        self._heard(fresh)  # who hears may be slow, and the state does not wait for it
 
     def load(self) -> dict[str, Any]:
         """The state to go on from; empty where there is none."""
@@ -98,7 +99,7 @@ class Records:
         state is not needed any more, or kept."""
         if self.folder is None:
             return
-        self._write_metrics()
+        self._heard(self._write_metrics())
         if self.samples:
             save_file(self.samples, self.folder / "samples.safetensors")
         if student is not None:
@@ -125,16 +126,17 @@ class Records:
         if self.folder is not None:
             save_file({"judged": draws.contiguous()}, self.folder / DRAWS)
 
-    def _write_metrics(self) -> None:
+    def _write_metrics(self) -> list[dict[str, Any]]:
+        """Put the lines that are not on disk yet there: these."""
         if self.folder is None:
-            return
+            return []
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             for line in self.metrics[self._written :]:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
             file.flush()
             os.fsync(file.fileno())  # before the state that counts these lines
         fresh, self._written = self.metrics[self._written :], len(self.metrics)
-        self._heard(fresh)
+        return fresh
 
 
 def write_text(path: Path, text: str) -> None:

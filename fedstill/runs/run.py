@@ -153,11 +153,11 @@ def _go(
 
         figures = submit(config, out, bars, in_lines=not progress)
         result = {**figures, "command": command, **machine_and_date()}
+        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        listeners.start(out, result["title"])
+        listeners.start(out, result["title"], over=True)
         listeners.log([json.loads(line) for line in lines])
         listeners.close(result)
-        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
         (out / PROGRESS).unlink(missing_ok=True)
         return result
     simulation, about = made

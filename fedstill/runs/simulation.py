@@ -57,7 +57,7 @@ class Simulation(Measured):
         """
         self.clock.start()
         self.records, self.bars = Records(out, self.listeners.log), Bars(False)
-        self.listeners.start(out, self.method.title)
+        self.listeners.start(out, self.method.title, over=True)
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         (out / "metrics.jsonl").unlink()
         self.records.metrics = [json.loads(line) for line in lines]

@@ -31,16 +31,17 @@ class Listeners:
         self._made = {_name(each): _made(each) for each in named}
         if len(self._made) < len(named):
             raise ArgumentError("track", [_name(each) for each in named], "each tracker once")
-        self._options = dict(_flat(options or {}))
+        self._options = {name: _short(value) for name, value in _flat(options or {})}
         self._there: dict[str, Tracker] = {}  # those that have begun
         self.notes: list[str] = []
 
-    def start(self, folder: Path, title: str) -> None:
+    def start(self, folder: Path, title: str, *, over: bool = False) -> None:
         """Tell all that a run begins, or goes on.
 
         Args:
             folder: of the run, which gives it its name.
             title: of its method.
+            over: all has been trained elsewhere: one that cannot begin is let go.
 
         Raises:
             FedstillError: one cannot.
@@ -50,6 +51,9 @@ class Listeners:
             try:
                 tracker.start(folder, about)
             except Exception as error:  # whatever somebody's tracker does
+                if over:
+                    self._let_go(name, error)
+                    continue
                 raise FedstillError(f"tracker {name!r} cannot begin: {first_line(error)}") from error
             self._there[name] = tracker
 
@@ -69,8 +73,11 @@ class Listeners:
                 what(tracker)
             except Exception as error:  # of a tracker that fails, the run is not the worse
                 del self._there[name]
-                self.notes.append(f"tracker {name!r} failed and was let go: {first_line(error)}")
-                print(f"Note: {self.notes[-1]}", file=sys.stderr)
+                self._let_go(name, error)
+
+    def _let_go(self, name: str, error: Exception) -> None:
+        self.notes.append(f"tracker {name!r} failed and was let go: {first_line(error)}")
+        print(f"Note: {self.notes[-1]}", file=sys.stderr)
 
 
 def _name(each: str | Tracker) -> str:
@@ -84,6 +91,11 @@ def _made(each: str | Tracker) -> Tracker:
         return TRACKERS[each]()
     except ArgumentError as error:
         raise ArgumentError("track", each, error.allowed) from error
+
+
+def _short(value: Any) -> Any:
+    """An option as others may read it: of a path of this machine its last part."""
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

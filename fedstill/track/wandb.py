@@ -11,8 +11,8 @@ from fedstill.track.tracker import Tracker, lacks, numbers, outcome
 
 
 class WandB(Tracker):
-    """An offline run in ``wandb/`` of the run's folder, with the run's options and figures and nothing else:
-    of the machine, its packages, code and output it keeps nothing that can be left out."""
+    """An offline run in ``wandb/`` of the run's folder, with the run's options and figures; code and output
+    are left out. What wandb itself notes of the machine is for whoever syncs to look at."""
 
     def __init__(self) -> None:
         try:

@@ -156,3 +156,18 @@ def test_metrics_that_were_lost_stop_a_run_that_would_go_on(tmp_path: Path) -> N
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(RunFolderError, match=r"2 lines, and the state counts 3"):
         Records(tmp_path).load()
+
+
+def test_who_hears_slowly_keeps_no_state_waiting(tmp_path: Path, clock: Clock) -> None:
+    there: list[bool] = []
+
+    def heard(lines: Any) -> None:
+        there.append((tmp_path / STATE).exists())
+        clock.now += 1000 * SECONDS_BETWEEN
+
+    records = Records(tmp_path, heard)
+    records.metric({"step": 1})
+    records.save({})
+    assert there == [True]  # a state is saved before anybody is told
+    clock.now += SECONDS_BETWEEN + 0.1
+    assert records.due()

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
 from fedstill.runs import assemble, deployed, local_processes, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
+from fedstill.track import Tracker
 from tests.federation.test_remote import Away, tiny
 from tests.loopback import Loopback
 
@@ -438,3 +439,25 @@ def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
     assert (told.nodes, told.split) == (NodesConfig(), Dirichlet())
     assert told.engine.startup_kit == ""
     assert not any(word in deployed.servers_part(config) for word in ("mine:make", "policy", "models"))
+
+
+class Broken(Tracker):
+    """Cannot begin."""
+
+    def start(self, folder: Path, about: Mapping[str, Any]) -> None:
+        raise OSError("the server of trackers is gone")
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        pytest.fail("it has not begun")
+
+    def close(self, result: Mapping[str, Any] | None) -> None:
+        pytest.fail("it has not begun")
+
+
+def test_a_tracker_that_cannot_begin_costs_no_result_of_a_run_that_is_over(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin("--track", f"{__name__}:Broken")
+
+    assert json.loads(Path("out/result.json").read_text())["accuracy"] == 80.0
+    assert "tracker 'tests.runs.test_local_processes:Broken' failed and was let go" in capsys.readouterr().err
