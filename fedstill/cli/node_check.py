@@ -248,7 +248,9 @@ def _judged(
     named = asking.config.task if asking else CLASSIFICATION
     task = found.spec.make_task() if found.spec else named.example()
     known = (asking.public if asking else None) or stand_in(task, found.spec.shape if found.spec else ())
-    side = side_of(method, NodeSetting(task, file.local, found.compute or Compute(), known))
+    sums = asking is not None and asking.config.link.sums
+    at = NodeSetting(task, file.local, found.compute or Compute(), known, sums=sums)
+    side = side_of(method, at)
     bare, dear, mechanism = unprotected(file, found, side, folder)
     through = True  # as far as is known
     if found.model is not None and found.spec is not None:

@@ -143,7 +143,7 @@ class Comparison:
 def questions(config: RunConfig) -> Mapping[str, Question]:
     """The questions that a run's method declares, by name."""
     task = config.task.example()
-    setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task))
+    setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task), sums=config.link.sums)
     questions: Mapping[str, Question] = side_of(config.method, setting).questions
     return questions
 

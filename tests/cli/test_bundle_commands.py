@@ -515,6 +515,7 @@ def test_questions_that_cannot_be_carried_are_not_made(here: Path, command: Main
     for words, said in (
         (["run.toml", "--method.z_max", 0], "method.z_max is 0.0: allowed is a bound above 0"),
         (["digits-fediod"], "method.name is 'fediod': allowed is one that asks all at once"),
+        (["run.toml", "--link.sums", "true"], "link.sums is True: allowed is false for files"),
         (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
         (["run.toml", "--method.levels", 100], "questions.safetensors holds something else already"),
     ):

@@ -339,3 +339,19 @@ def test_data_whose_form_is_with_the_server_are_not_checked(scans: Path, tmp_pat
     assert "It cannot take part: it refuses" in said
     assert "Not checked: data 'data.npz': its input spec for task segmentation is the run's to say" in said
     assert "No faults." not in said
+
+
+def test_a_node_that_lets_out_sums_only_can_take_part_in_a_run_of_sums(
+    scans: Path, tmp_path: Path, here: Here
+) -> None:
+    folder, run = scans, tmp_path / "run.toml"
+    say(folder, ("sums_only = false", "sums_only = true"))
+    asked = (
+        'method.name = "fedavg"\ntask.name = "segmentation"\ndata.name = "/nowhere/else.npz"\n'
+        'nodes.models = ["unet:8"]\nstudent.model = "unet:8"\n'
+    )
+    for sums, refused in (("false", True), ("true", False)):
+        run.write_text(f"{asked}link.sums = {sums}\n", encoding="utf-8")
+        _, out, _ = here("check", folder, run)
+        assert ("refuses (sums_only: " in out) is refused
+        assert "outputs_only: no parameters" in out or refused  # which is another rule
