@@ -131,7 +131,8 @@ class CoDream(WeighsNodes, Examines):
         least, most = pixels(server)
         for step in range(self.dream_steps):
             with server.compute.step(server.seed, "dream", t, step):
-                told, losses = self.judged(server, names, x, state.student.watching(x))
+                told = self.asked(server, state, names, x)
+                losses = self.judged(server, state, told, x)
                 L = losses["entropy"] + self.adversary * losses["adversary"]
                 if self.bn:
                     losses["statistics"] = told["statistics"].mean()  # R_bn
@@ -140,26 +141,30 @@ class CoDream(WeighsNodes, Examines):
             with torch.no_grad():
                 x.copy_(torch.maximum(torch.minimum(x, most), least))
         with torch.no_grad(), server.compute.step(server.seed, "labels", t):
-            told, _ = self.judged(server, names, x.detach(), state.student.watching(x.detach()))
+            told = self.asked(server, state, names, x.detach())
             omega = self.omega(server, state, told.nodes)
             y = server.task.ensemble(heard(server, told, self.ensemble), omega, self.ensemble)
         state.student.replay.add(x.detach(), y)
         losses["student"] = state.student.learn(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def judged(
-        self, server: Server, names: Sequence[str] | None, x: torch.Tensor, z_S: torch.Tensor
-    ) -> tuple[Answers, dict[str, torch.Tensor]]:
-        """The nodes' answers about dreams, their entropy, and R_adv: how unlike the student's z_S."""
+    def asked(self, server: Server, state: Dreaming, names: Sequence[str] | None, x: torch.Tensor) -> Answers:
+        """The nodes' answers about dreams; where these are summed, beside the student's."""
         if server.federation.link.sums:
-            told = server.ask("dream", of=names, x=x, z_S=z_S)
-            return told, {"entropy": told["entropy"].mean(), "adversary": -told["apart"].mean()}
-        told = server.ask("examine", of=names, x=x)
+            return server.ask("dream", of=names, x=x, z_S=state.student.watching(x))
+        return server.ask("examine", of=names, x=x)
+
+    def judged(
+        self, server: Server, state: Dreaming, told: Answers, x: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Entropy, and R_adv: how unlike the student's the nodes' answers are."""
+        if server.federation.link.sums:
+            return {"entropy": told["entropy"].mean(), "adversary": -told["apart"].mean()}
         z, K = told["logits"], len(told.nodes)
         even = torch.full((K,), 1 / K, device=z.device)
-        return told, {
+        return {
             "entropy": server.task.confidence(z, even),
-            "adversary": -divergence(z, z_S).mean(),  # R_adv
+            "adversary": -divergence(z, state.student.watching(x)).mean(),  # R_adv
         }
 
     def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:

@@ -209,16 +209,23 @@ class Task(ABC):
         Raises:
             ArgumentError: the task has no such parts.
         """
+        raise self._no_sums()
+
+    def _no_sums(self) -> ArgumentError:
         allowed = f"false for task {self.name}, whose losses are no sums over nodes"
-        raise ArgumentError("link.sums", True, allowed)
+        return ArgumentError("link.sums", True, allowed)
 
     def confidence_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """:meth:`confidence` of the means of :meth:`parts`, ``(B, C, ...)`` and ``(B,)``."""
         return number.mean()
 
     def uniqueness_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """:meth:`uniqueness` of the means of :meth:`parts`, ``(B, C, ...)`` and ``(B,)``."""
-        raise NotImplementedError
+        """:meth:`uniqueness` of the means of :meth:`parts`, ``(B, C, ...)`` and ``(B,)``.
+
+        Raises:
+            ArgumentError: as of :meth:`parts`.
+        """
+        raise self._no_sums()
 
     def normalised(self, answers: torch.Tensor) -> torch.Tensor:
         """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
