@@ -8,8 +8,7 @@ engine says how nodes are reached; a method cannot tell engines apart.
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,6 @@ from fedstill.core.errors import (
     ArgumentError,
     DataError,
     NodeFault,
-    QuestionMismatch,
     QuestionRefused,
     refused_by,
 )
@@ -28,9 +26,10 @@ from fedstill.core.text_format import clip
 from fedstill.federation.answer_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.federation.autograd import Bridge, Call
 from fedstill.federation.link_config import LinkConfig
+from fedstill.federation.summed import Summed, check_summed
 from fedstill.protocol.kinds import GRADIENTS, INPUTS
 from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import LEAST, SUM, SumCall, ill_formed, read_sums, total
+from fedstill.protocol.summing import SUM, SumCall
 from fedstill.protocol.wire_format import as_text, from_text, refine
 
 Tensors = Mapping[str, torch.Tensor]
@@ -76,7 +75,7 @@ class Out:
     back: bool
 
 
-class Federation(ABC):
+class Federation(Summed):
     """K nodes and one way to reach them.
 
     Args:
@@ -96,9 +95,6 @@ class Federation(ABC):
         self.number = 0  # of the next question; part of a run's state
         self.out: dict[str, Out] = {}  # whom the run goes on without; part of its state too
         self.events: list[dict[str, Any]] = []  # who was left out and who came back, for the report
-        # Of the last sum: its question, who added, and their weight, by which its gradients are shared out.
-        self._last_sum: tuple[int, tuple[str, ...], Tensors] = (-1, (), {})
-        self._sums = 0  # the last one's number
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -241,13 +237,7 @@ class Federation(ABC):
         sent = self.link.coarsen(tensors, declared.sends)
         there = tuple(name for name in asked if name not in self.out)
         if declared.sums:
-            call = self._next_sum(there)
-            given = self._answer(call.members, question, number, sent, differentiable, call)
-            parts = [name for name in declared.kinds() if not name.startswith("d/d")]
-            ring, added = self._sum(call, question, given, parts)
-            sums, weights = read_sums(ring, declared.kinds())
-            self._last_sum = number, added, self._placed(weights)
-            return {SUM: self._placed(sums)}
+            return {SUM: self._summed_answers(there, question, number, sent, differentiable)}
         given = self._answer(there, question, number, sent, differentiable, None)
         answers = self._refined(given, question, number)
         asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
@@ -274,59 +264,6 @@ class Federation(ABC):
         self._part(pulled, question, unlike_inputs(pulled, inputs) | not_finite(pulled))
         self._part(pulled, question, oversized_gradients(pulled, pulls, self.link.outlier, question))
         return pulled
-
-    # --- sums -----------------------------------------------------------------------------------------
-
-    def _next_sum(self, members: tuple[str, ...]) -> SumCall:
-        """One more sum, with a number above all of earlier processes of this server, too."""
-        self._sums = max(self._sums + 1, time.time_ns() // 1_000_000)
-        return SumCall(self._sums, members, self.link.quorum < 1)
-
-    def _sum(
-        self, call: SumCall, question: str, given: Mapping[str, Tensors], parts: Sequence[str]
-    ) -> tuple[Tensors, tuple[str, ...]]:
-        """What its members added, in the ring, and who did.
-
-        Raises:
-            NodeFault: it cannot be read without members that failed.
-        """
-        added = dict(given)
-        for node, fault in ill_formed(added, parts).items():
-            self.leave_out(node, question, fault, back=False)
-            del added[node]
-        if not added or (len(added) < len(call.members) and not call.recover):
-            missing = ", ".join(name for name in call.members if name not in added)
-            raise NodeFault(missing, question, "without it the sum of all nodes' answers cannot be read")
-        return self._uncovered(call, total(list(added.values())), tuple(added)), tuple(added)
-
-    def _summed_gradients(
-        self, number: int, question: str, pull: Tensors, inputs: Tensors
-    ) -> dict[str, torch.Tensor]:
-        """The sum of all nodes' gradients, from the one that reached their sum."""
-        of, added, weights = self._last_sum
-        if of != number:
-            raise QuestionMismatch(SUM, question, number)
-        # Nodes multiply by their own weights what is divided by the weight of all here.
-        each = {
-            name: grad / weights[name].to(grad) if name in weights else grad for name, grad in pull.items()
-        }
-        members = tuple(name for name in added if name not in self.out)
-        call = self._next_sum(members)
-        given = self._pull_back(number, question, dict.fromkeys(call.members, each), call)
-        declared = self.questions[question]
-        parts = [f"d/d{name}" for name in declared.differentiable]
-        sums, _ = read_sums(self._sum(call, question, given, parts)[0], declared.kinds())
-        if wrong := unlike_inputs({SUM: sums}, inputs):
-            raise NodeFault(SUM, question, wrong[SUM])
-        return self._placed(sums)
-
-    def _uncovered(self, call: SumCall, ring: Tensors, added: tuple[str, ...]) -> Tensors:
-        """A sum of those that added to it, without the masks that do not cancel in it."""
-        return ring
-
-    def _placed(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Tensors where the server computes."""
-        return dict(tensors)
 
     def _part(self, pulled: dict[str, Tensors], question: str, found: Mapping[str, str]) -> None:
         for node, fault in found.items():
@@ -383,18 +320,3 @@ class Federation(ABC):
     ) -> Mapping[str, Tensors]:
         """Each node's gradients with respect to the question's inputs, by its name, in order, from those that
         reached its answer."""
-
-
-def check_summed(nodes: Sequence[str], questions: Mapping[str, Question]) -> None:
-    """Refuse sums of too few nodes, or questions whose answers cannot be added.
-
-    Raises:
-        ArgumentError: naming the first of them.
-    """
-    if len(nodes) < LEAST:
-        raise ArgumentError("link.sums", True, f"false with {len(nodes)} nodes: a sum is of {LEAST} or more")
-    for name, question in questions.items():
-        if question.kinds() and not question.sums:
-            kinds = ", ".join(dict.fromkeys(question.kinds().values()))
-            reason = f"question {name} gives each node's {kinds}, of which a sum is not enough"
-            raise ArgumentError("link.sums", True, f"false for this method: {reason}")

@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.federation.federation import check_summed
+from fedstill.federation.summed import check_summed
 from fedstill.methods.co_dream import CoDream
 from fedstill.methods.dsfl import DSFL
 from fedstill.methods.fedavg import FedAvg

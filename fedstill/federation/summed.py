@@ -1,0 +1,136 @@
+"""A federation whose server sees sums only: how one is asked for, read, and its gradients shared out."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
+from fedstill.federation.answer_checks import unlike_inputs
+from fedstill.federation.link_config import LinkConfig
+from fedstill.protocol.questions import Question
+from fedstill.protocol.summing import LEAST, SUM, SumCall, ill_formed, read_sums, total
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Summed(ABC):
+    """What a federation does with answers that are added, whatever its engine."""
+
+    link: LinkConfig
+    questions: Mapping[str, Question]
+    # Of the last sum: its question, who added, and their weight, by which its gradients are shared out.
+    _last_sum: tuple[int, tuple[str, ...], Tensors] = (-1, (), {})
+    _sums = 0  # the last one's number
+
+    def _summed_answers(
+        self,
+        members: tuple[str, ...],
+        question: str,
+        number: int,
+        sent: Tensors,
+        differentiable: bool,
+    ) -> dict[str, torch.Tensor]:
+        """The sum, or weighed mean, of all answers to one question."""
+        kinds, call = self.questions[question].kinds(), self._next_sum(members)
+        given = self._answer(call.members, question, number, sent, differentiable, call)
+        parts = [name for name in kinds if not name.startswith("d/d")]
+        ring, added = self._sum(call, question, given, parts)
+        sums, weights = read_sums(ring, kinds)
+        self._last_sum = number, added, self._placed(weights)
+        return self._placed(sums)
+
+    def _next_sum(self, members: tuple[str, ...]) -> SumCall:
+        """One more sum, with a number above all of earlier processes of this server, too."""
+        self._sums = max(self._sums + 1, time.time_ns() // 1_000_000)
+        return SumCall(self._sums, members, self.link.quorum < 1)
+
+    def _sum(
+        self, call: SumCall, question: str, given: Mapping[str, Tensors], parts: Sequence[str]
+    ) -> tuple[Tensors, tuple[str, ...]]:
+        """What its members added, in the ring, and who did.
+
+        Raises:
+            NodeFault: it cannot be read without members that failed.
+        """
+        added = dict(given)
+        for node, fault in ill_formed(added, parts).items():
+            self.leave_out(node, question, fault, back=False)
+            del added[node]
+        if not added or (len(added) < len(call.members) and not call.recover):
+            missing = ", ".join(name for name in call.members if name not in added)
+            raise NodeFault(missing, question, "without it the sum of all nodes' answers cannot be read")
+        return self._uncovered(call, total(list(added.values())), tuple(added)), tuple(added)
+
+    def _summed_gradients(
+        self, number: int, question: str, pull: Tensors, inputs: Tensors
+    ) -> dict[str, torch.Tensor]:
+        """The sum of all nodes' gradients, from the one that reached their sum."""
+        of, added, weights = self._last_sum
+        if of != number:
+            raise QuestionMismatch(SUM, question, number)
+        # Nodes multiply by their own weights what is divided by the weight of all here.
+        each = {
+            name: grad / weights[name].to(grad) if name in weights else grad for name, grad in pull.items()
+        }
+        members = tuple(name for name in added if name in self.present)
+        call = self._next_sum(members)
+        given = self._pull_back(number, question, dict.fromkeys(call.members, each), call)
+        declared = self.questions[question]
+        parts = [f"d/d{name}" for name in declared.differentiable]
+        sums, _ = read_sums(self._sum(call, question, given, parts)[0], declared.kinds())
+        if wrong := unlike_inputs({SUM: sums}, inputs):
+            raise NodeFault(SUM, question, wrong[SUM])
+        return self._placed(sums)
+
+    def _uncovered(self, call: SumCall, ring: Tensors, added: tuple[str, ...]) -> Tensors:
+        """A sum of those that added to it, without the masks that do not cancel in it."""
+        return ring
+
+    def _placed(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Tensors where the server computes."""
+        return dict(tensors)
+
+    @property
+    @abstractmethod
+    def present(self) -> tuple[str, ...]:
+        """See :class:`~fedstill.federation.federation.Federation`, as all that follows."""
+
+    @abstractmethod
+    def leave_out(
+        self, node: str, question: str, reason: str, *, back: bool, since: int | None = None
+    ) -> None: ...
+
+    @abstractmethod
+    def _answer(
+        self,
+        asked: tuple[str, ...],
+        question: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        call: SumCall | None,
+    ) -> Mapping[str, Tensors]: ...
+
+    @abstractmethod
+    def _pull_back(
+        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+    ) -> Mapping[str, Tensors]: ...
+
+
+def check_summed(nodes: Sequence[str], questions: Mapping[str, Question]) -> None:
+    """Refuse sums of too few nodes, or questions whose answers cannot be added.
+
+    Raises:
+        ArgumentError: naming the first of them.
+    """
+    if len(nodes) < LEAST:
+        raise ArgumentError("link.sums", True, f"false with {len(nodes)} nodes: a sum is of {LEAST} or more")
+    for name, question in questions.items():
+        if question.kinds() and not question.sums:
+            kinds = ", ".join(dict.fromkeys(question.kinds().values()))
+            reason = f"question {name} gives each node's {kinds}, of which a sum is not enough"
+            raise ArgumentError("link.sums", True, f"false for this method: {reason}")
