@@ -114,7 +114,8 @@ class Endpoint:
         else:
             link = http.client.HTTPConnection(self._host, self._port, timeout=self._seconds)
         # http.client bounds each line of what comes before the answer, and not how long all of them take.
-        watch = threading.Timer(self._seconds, lambda: _end(link))
+        over = threading.Event()
+        watch = threading.Timer(self._seconds, lambda: _end(link, over))
         watch.daemon = True
         try:
             told = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -128,13 +129,13 @@ class Endpoint:
                 read += piece
                 if len(read) > MOST_BYTES:
                     raise self._wrong(f"answers more than {MOST_BYTES} bytes")
-            if not watch.is_alive():
+            if over.is_set():
                 raise late
             return bytes(read)
         except (OSError, http.client.HTTPException) as error:
-            if watch.ident is None or watch.is_alive():  # not for what it has ended
-                raise
-            raise late from error
+            if over.is_set():
+                raise late from error
+            raise
         finally:
             watch.cancel()
             link.close()
@@ -163,7 +164,8 @@ class Endpoint:
         return PredictorError(f"the {self.called} {what}")
 
 
-def _end(link: http.client.HTTPConnection) -> None:
-    """Whoever reads from a link reads its end."""
+def _end(link: http.client.HTTPConnection, over: threading.Event) -> None:
+    """Whoever reads from a link reads its end, and finds why."""
+    over.set()
     with contextlib.suppress(OSError):
         socket.socket.shutdown(link.sock, socket.SHUT_RDWR)

@@ -87,7 +87,8 @@ def test_masks_change_no_bit_and_show_no_answer(method: str, tmp_path: Path) -> 
     assert told["notes"][0] == figures["notes"][0] == SUMMED
     for _, do, tensors in four.seen:
         for tensor in tensors.values() if do in ("answer", "pull back") else ():
-            assert from_ring(tensor).abs().median() > 1e6  # of numbers that are all below a thousand
+            # Numbers that are all below a thousand; a masked one is, once in two million times.
+            assert from_ring(tensor).abs().median() > 1e3
 
 
 def test_a_sum_is_read_without_a_node_that_dies_and_is_late(tmp_path: Path) -> None:

@@ -321,8 +321,13 @@ def test_an_endpoint_that_redirects_is_away_or_says_too_much_is_told(monkeypatch
     assert telling(refused.value) == "its data or model fail here: its own log says more"
 
 
-def test_an_endpoint_whose_head_never_ends_is_not_waited_for() -> None:
-    """Each of its lines comes in time, and there is always one more."""
+def test_an_endpoint_whose_head_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its lines comes in time, and there is always one more.
+
+    The thread that ends the link may still be at it when the reader has found its end.
+    """
+    shut = socket.socket.shutdown
+    monkeypatch.setattr(socket.socket, "shutdown", lambda link, how: (shut(link, how), time.sleep(0.2)))
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def drip() -> None:
