@@ -107,7 +107,7 @@ def _told_by_schema(config: RunConfig) -> InputSpec | None:
         schema = config.data.columns(Path(config.data.root or ".").expanduser() / config.data.name)
     except FedstillError:  # why its rows are not here is what is said
         return None
-    return InputSpec(config.task, schema.classes, (len(schema.features),), (), (), 0, schema)
+    return InputSpec.of_schema(config.task, schema)
 
 
 def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _print(console: Console, told: Mapping[str, Any], found: Examined) -> None:
 
 def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
     """What a node is, in lines by what they are about."""
-    from fedstill.cli.node_check_privacy import privacy_facts
+    from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
     from fedstill.core import kit_certificates
     from fedstill.core.text_format import times
     from fedstill.data.node_data_config import SOURCES
@@ -162,6 +162,8 @@ def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]
         + (", ".join(f"at most {most} {what}" for what, most in limits.items() if most) or "no limits")
     ]
     facts["policy"] += admission_facts(policy)
+    if found.spec is not None and found.spec.schema:
+        facts["schema"] = [schema_fact(file)]
     facts["privacy"] = privacy_facts(folder, file, found.data)
     if not file.online:
         facts["link"] = ["none: it answers files of questions"]
@@ -236,7 +238,7 @@ def _judged(
     method: Method, file: NodeFile, found: Examined, asking: Asking | None, folder: Path | None
 ) -> _Verdict:
     """What a node would do in a run of a method; of the folder's own budgets where the run is known."""
-    from fedstill.cli.node_check_privacy import unprotected
+    from fedstill.cli.node_check_privacy import schema_objection, unprotected
     from fedstill.core.compute import Compute
     from fedstill.data.loader import CLASSIFICATION
     from fedstill.models import carries_gradient
@@ -258,6 +260,8 @@ def _judged(
     refused = owner_folder.objections(file, through, side.questions)
     against = _first_refusal(refused) or _unfit(method, file, found, side.questions, asking)
     stranger = _stranger(asking.config, file) if asking else None
+    if asking is not None and asking.spec is not None:
+        stranger = stranger or schema_objection(file, found, asking.spec.schema)
     against = stranger or against or _first_refusal(bare) or dear
     return _Verdict(side.questions, {**bare, **refused}, against, None if bare else mechanism)
 

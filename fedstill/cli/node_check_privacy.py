@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
+from fedstill.core.table_schema import Schema, difference
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node import audit_file
 from fedstill.node.audit_file import Balance
@@ -46,6 +47,22 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         again = f"the server names runs, and each may cost {config.epsilon:g} anew"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
     return lines
+
+
+def schema_fact(file: NodeFile) -> str:
+    """Which schemas a node whose data are a table lets a run have."""
+    if file.data.schema:
+        return f"that of {file.data.schema} alone: a run of any other is refused before data are looked at"
+    if file.policy.approve != "policy":
+        return "any that a run has, once you have approved it"
+    learned = "by one range after another a server learns a column's least and largest value"
+    return f"any that a run has: {learned} (data.schema names the only one)"
+
+
+def schema_objection(file: NodeFile, found: Examined, schema: Schema) -> str | None:
+    """In what a run's schema differs from the only one that the owner allows, if so."""
+    differs = difference(found.schema, schema) if found.schema else ""
+    return f"its schema is not that of {file.data.schema}: other {differs}" if differs else None
 
 
 def unprotected(

@@ -206,6 +206,22 @@ class Schema:
 NO_SCHEMA = Schema()
 
 
+def difference(one: Schema, other: Schema) -> str:
+    """In what two schemas differ, in words; empty: they are equal.
+
+    >>> age, old = (SchemaColumn(name="age", range=(0.0, most)) for most in (99.0, 120.0))
+    >>> ill = SchemaColumn(name="ill", range=(0.0, 1.0))
+    >>> difference(Schema("ill", (age, ill)), Schema("age", (old, ill)))
+    "target, column 'age'"
+    """
+    if one == other:
+        return ""
+    mine, others = ({column.name: column for column in schema.columns} for schema in (one, other))
+    parts = [part for part in ("target", "event", "intervals") if getattr(one, part) != getattr(other, part)]
+    parts += [f"column {name!r}" for name in mine | others if mine.get(name) != others.get(name)]
+    return ", ".join(parts) or "the order of columns"
+
+
 def decoded(row: Sequence[float], schema: Schema) -> dict[str, str]:
     """The cells of a row of features by column, as people read them; nothing where one is missing.
 

@@ -84,6 +84,11 @@ class InputSpec:
         shape = tuple(part.inputs.shape[1:])
         return cls(task, data.classes, shape, data.mean, data.std, data.vocabulary, data.schema)
 
+    @classmethod
+    def of_schema(cls, task: TaskConfig, schema: Schema) -> InputSpec:
+        """The spec of rows of a table, of which no more is known than their schema."""
+        return cls(task, schema.classes, (len(schema.features),), (), (), 0, schema)
+
     def make_task(self) -> Task:
         """The task, with as many classes."""
         return self.task.make(self.classes)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.user_functions import OWN, find, first_line, is_path
 from fedstill.data import text_data
 from fedstill.data.array_data import ArrayData
@@ -32,10 +33,12 @@ from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
 from fedstill.data.spec_tensors import check_range, groups_of, inputs_in, labels_in
 from fedstill.data.stratified_sampling import Ints, numbered
-from fedstill.data.tables import check_rows, read_rows
+from fedstill.data.tables import check_rows, read_rows, read_schema
 from fedstill.data.text_data import HASH
 from fedstill.data.user_data import SERVING, read
-from fedstill.tasks import TaskConfig
+from fedstill.tasks import TASKS, TaskConfig
+
+OF_SCHEMA = {"category": "tabular", "number": "regression", "time until an event": "survival"}  # tasks
 
 
 def load(
@@ -51,9 +54,10 @@ def load(
     Args:
         config: where they are.
         folder: from which paths count.
-        spec: what the server declares; None takes shape and classes from the data themselves, and the usual
-            normalisation.
-        task: what the data are for, where no spec says so; None is images of classes.
+        spec: what the server declares; None takes shape and classes from the owner's schema where one is
+            named, else from the data themselves, and the usual normalisation.
+        task: what the data are for, where no spec says so; None is what the owner's schema teaches, without
+            one images of classes.
         most: bytes that they may take where the spec makes them larger; 0 is no limit.
 
     Raises:
@@ -63,6 +67,9 @@ def load(
         DataError: data that cannot be read or are of another spec.
         TooLarge: they would take more than that.
     """
+    rows = task is None or task.makes.form == "rows"
+    if spec is None and rows and (own := own_schema(config, folder)):
+        spec = InputSpec.of_schema(task or TASKS[OF_SCHEMA[own.teaches]](), own)
     if spec is not None or task is not None:
         return _loaded(config, folder, spec, task or CLASSIFICATION, most)
     locate(config, folder)
@@ -72,7 +79,7 @@ def load(
         raise
     except (ArgumentError, DataError) as error:
         told = "if they are no images of classes, name the run, which says what the task is"
-        here = "its own data must be here, or of tables its schema"
+        here = "its own data must be here, or of tables its schema; or name that in data.schema"
         raise RunNeeded(f"{error}; {told} ({here})") from error
 
 
@@ -101,6 +108,15 @@ def _loaded(
         data = _images(_read(config, path, folder, asked, spec, most), config, spec, what, most)
     spec.make_task().check(data, what)
     return data, spec
+
+
+def own_schema(config: PrivateConfig, folder: Path) -> Schema:
+    """The only schema that an owner lets a run have; without columns: any.
+
+    Raises:
+        ArgumentError, DataError: there is no such file, or it describes none.
+    """
+    return read_schema(folder / Path(config.schema).expanduser()) if config.schema else NO_SCHEMA
 
 
 def locate(config: PrivateConfig, folder: Path) -> Path:

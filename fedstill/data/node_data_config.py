@@ -48,6 +48,12 @@ class PrivateConfig:
     slices: int = 0
     """nifti: at most so many axial slices of each volume, evenly spread; 0: all."""
 
+    schema: str = ""
+    """Rows of a table: the schema file that a run must have, from the folder of this file. A run of any other
+    schema is refused before your data are looked at, and without a run your rows are checked against it. If
+    empty, any run's will do: then a server that proposes one range after another learns, by what your node
+    refuses, the least and the largest value of each column."""
+
     vocabulary: str = ""
     """Texts: how words become ids, as data.vocabulary of the run; if empty, by hashing."""
 
@@ -57,6 +63,8 @@ class PrivateConfig:
             raise ArgumentError(
                 "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
             )
+        if self.schema and self.source in ("npz", "folder", "nifti"):
+            raise ArgumentError("data.schema", self.schema, f"empty, as source {self.source} holds no rows")
         if self.slices < 0 or (self.slices and self.source != "nifti"):
             raise ArgumentError("data.slices", self.slices, "0, or a whole number from 1 up for source nifti")
         if self.channels and self.source == "csv":

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.core.fingerprints import digits
+from fedstill.core.table_schema import Schema
 from fedstill.node.policy import PolicyConfig
 
 Clock = Callable[[], datetime]
@@ -34,6 +35,18 @@ def require_nodes(node: str, policy: PolicyConfig, least: int) -> None:
     if least < policy.minimum_nodes:
         told = f"the run may go on with {least}" if least else "it is not said how many are asked"
         raise QuestionRefused(node, "join", f"minimum_nodes: {policy.minimum_nodes}, and {told}")
+
+
+def require_schema(node: str, own: Schema, schema: Schema) -> None:
+    """Refuse all schemas but the owner's, of a run on anything but rows, too; without an own one, none.
+
+    What differs is not said: ranges that an owner took from the data would be found column by column.
+
+    Raises:
+        QuestionRefused: naming the rule.
+    """
+    if own and schema != own:
+        raise QuestionRefused(node, "join", "schema: the run's is not the one that the owner names")
 
 
 def require_records(node: str, policy: PolicyConfig, records: int) -> None:

@@ -24,9 +24,12 @@ from fedstill.core.errors import (
     OwnDataError,
     QuestionRefused,
 )
+from fedstill.core.fingerprints import fingerprint
 from fedstill.core.registry import looking_in
 from fedstill.core.version import __version__
+from fedstill.data import node_data
 from fedstill.data.public import Public
+from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.memory_limits import allowed, limit_process
@@ -68,7 +71,9 @@ class Host:
         self.security, self.requests = SecurityLog(folder), Requests(folder, self.file)
         if (fault := self.security.verify()) is not None:
             raise SecurityLogError(f"the security log in {folder}: {fault}")
+        self.schema = node_data.own_schema(self.file.data, folder)
         own = {"policy": as_table(self.file.policy), "privacy": as_table(self.file.privacy)}
+        own["data"] = {"schema": fingerprint(schema_text(self.schema).encode()) if self.schema else ""}
         self.security.note_policy({f"{of}.{name}": own[of][name] for of in own for name in own[of]})
         self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
@@ -292,9 +297,10 @@ class Host:
             self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, question)
 
     def require_admission(self, plan: Plan) -> None:
-        """Refuse servers, hours and too few nodes, before anything of a run is kept or read."""
+        """Refuse servers, hours, schemas and too few nodes, before anything of a run is kept or read."""
         admission.require_server(self.name, self.file.policy, self.asker)
         admission.require_hour(self.name, self.file.policy, "join")
+        admission.require_schema(self.name, self.schema, plan.spec.schema)
         admission.require_nodes(self.name, self.file.policy, plan.least_nodes)
 
     def admit(self, plan: Plan, public: Public | None) -> Description | None:

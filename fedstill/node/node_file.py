@@ -30,7 +30,7 @@ class OwnModelConfig(ModelConfig):
 
 
 NAME = "1 to 64 letters, digits, '-' and '_'"
-PATHS = ("data.path", "model.weights", "model.perceptual", "privacy.audit_log")
+PATHS = ("data.path", "data.schema", "model.weights", "model.perceptual", "privacy.audit_log")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
 from fedstill.core.registry import looking_in
+from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTS
@@ -167,6 +168,7 @@ class Examined:
         spec: the server's, or that of the node's own data where none was given.
         faults: one line each.
         untold: why the data were not looked at, though nothing is wrong with them; empty: they were.
+        schema: the only one that a run may have; without columns: any.
     """
 
     file: NodeFile | None
@@ -176,6 +178,7 @@ class Examined:
     compute: Compute | None = None
     faults: tuple[str, ...] = ()
     untold: str = ""
+    schema: Schema = NO_SCHEMA
 
 
 def faults(folder: Path, spec: InputSpec | None = None, *, quick: bool = False) -> list[str]:
@@ -220,6 +223,9 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
 
     attempt("secret", lambda: secret(folder))
     data, known = None, None if quick else spec
+    schema = attempt("data", lambda: node_data.own_schema(file.data, folder))
+    if schema is None:
+        spoilt.add("data")
     if quick:
         attempt("data", lambda: node_data.locate(file.data, folder))
     elif (loaded := attempt("data", lambda: node_data.load(file.data, folder, spec, task))) is not None:
@@ -246,7 +252,8 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         )
     if file.online:
         found += startup_kit.faults(folder, None if "name" in spoilt else file.name)
-    return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold))
+    own = schema or NO_SCHEMA
+    return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold), own)
 
 
 def _forgiving(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:

@@ -14,10 +14,16 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.node import admission, requests
+from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.tables import schema_text
+from fedstill.node import admission, owner_folder, requests
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.security_log import FILE, SecurityLog
 from fedstill.protocol.run_description import describe
+from fedstill.protocol.run_plan import Plan
+from fedstill.tasks.regression import RegressionConfig
 from tests.audited import entries
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
@@ -125,6 +131,74 @@ def test_after_hours_nothing_is_learned_or_answered(tmp_path: Path, monkeypatch:
         told = clinic.say(do, seconds=1, question="examine", number=0, differentiable=True)
         assert told["rule"].startswith(f"hours: {soon}-{later}")
     assert clinic.left() == []
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+AGE, ILL = SchemaColumn(name="age", range=(0.0, 120.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
+SCHEMA = Schema("ill", (AGE, ILL))
+
+
+def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
+    """A node of two patients, 30 and 60 years old, whose owner names a schema."""
+    clinic = Clinic(folder, plan=table_plan(SCHEMA))
+    (folder / "rows.csv").write_text("age,ill\n30,0\n60,1\n")
+    (folder / "ours.toml").write_text(schema_text(SCHEMA))
+    owned = NODE.replace('path = "data.npz"\n', f'source = "csv"\npath = "rows.csv"\n{data}')
+    (folder / "node.toml").write_text(owned + "\n")
+    clinic.again()
+    return clinic
+
+
+def table_plan(schema: Schema) -> Plan:
+    return replace(PLAN, spec=InputSpec.of_schema(RegressionConfig(), schema))
+
+
+def aged(*range: float) -> Schema:
+    return replace(SCHEMA, columns=(replace(AGE, range=range), ILL))
+
+
+OTHERS = [
+    aged(0.0, 59.0),  # no run could have it, as one is 60
+    aged(0.0, 60.0),
+    replace(SCHEMA, target="age"),
+    replace(SCHEMA, columns=(ILL, AGE)),
+    replace(SCHEMA, columns=(replace(AGE, scale=(0.0, 60.0)), ILL)),
+]
+
+
+def test_a_server_that_tries_range_after_range_learns_nothing_of_a_column(tmp_path: Path) -> None:
+    """Whether another schema would fit the rows or not, its refusal is the same, with the data away, too."""
+    clinic, anybody = ward(tmp_path / "own"), ward(tmp_path / "any", "")
+    for each, schema in enumerate(OTHERS):
+        for asked in (clinic, anybody):
+            asked.plan = replace(table_plan(schema), run=f"run-{each}")
+        assert refused(clinic) == "schema: the run's is not the one that the owner names"
+        assert joined(anybody) is (schema != OTHERS[0]), "where the owner names none, it would be learned"
+    (clinic.folder / "rows.csv").unlink()
+    assert refused(clinic) == "schema: the run's is not the one that the owner names"
+    clinic.plan = PLAN  # on images, of which a csv may have pixels
+    assert refused(clinic) == "schema: the run's is not the one that the owner names"
+    assert not list((clinic.folder / "runs").glob("*"))
+
+
+def test_a_run_of_the_owners_schema_is_let_in_and_a_change_of_it_is_logged(tmp_path: Path) -> None:
+    clinic = ward(tmp_path / "clinic")
+    assert joined(clinic)
+    (clinic.folder / "ours.toml").write_text(schema_text(OTHERS[1]))
+    clinic.again()
+    assert "schema" in refused(clinic)
+    *_, named, _, changed, _ = SecurityLog(clinic.folder).lines()
+    assert [line["why"].partition(" = ")[0] for line in (named, changed)] == ["data.schema"] * 2
+
+
+def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"data\.schema .*none\.toml"):
+        ward(tmp_path / "clinic", 'schema = "none.toml"\n')
+    assert [fault for fault in owner_folder.faults(tmp_path / "clinic", quick=True) if "data.schema" in fault]
+    with pytest.raises(ArgumentError, match=r"data\.schema is 'ours.toml': allowed is empty, as source npz"):
+        PrivateConfig(schema="ours.toml")
 
 
 # --- approval -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,31 @@ def test_an_owner_checks_a_table_by_the_runs_schema_alone(
         cli(["node", "check", str(here), str(tmp_path / "run.toml")])
     assert ended.value.code == 2
     assert "own.csv, line 2: column 'age' is 101: allowed is 0 to 100, or nothing" in capsys.readouterr().err
+
+
+def test_an_owner_who_names_the_schema_needs_no_run_to_check_a_table(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    config = run_of(tmp_path, "fediod")
+    here = hosts(config, tmp_path)[NAMES[0]].folder
+    owners = (here / "node.toml").read_text(encoding="utf-8").replace("online = true", "online = false")
+    (here / "node.toml").write_text(owners, encoding="utf-8")
+    run, schema = tmp_path / "run.toml", here / "ours.toml"
+    run.write_text(to_toml(config), encoding="utf-8")
+    _, told, _ = command("node", "check", here, run)
+    assert "one range after another a server learns a column's least" in " ".join(told.split())
+
+    (here / "node.toml").write_text(owners.replace('schema = ""', 'schema = "ours.toml"'))
+    shutil.copy(tmp_path / "hospitals" / "schema.toml", schema)
+    code, told, _ = command("node", "check", here)
+    assert code == 0
+    assert "30 examples, 5, from own.csv" in told
+    assert "that of ours.toml alone" in told
+    assert "It can take part." in command("node", "check", here, run)[1]
+
+    schema.write_text(SCHEMA.replace("[0, 100]", "[0, 120]"), encoding="utf-8")
+    _, told, _ = command("node", "check", here, run)
+    assert "It cannot take part: its schema is not that of ours.toml: other column 'age'." in told
 
 
 def test_what_waits_for_approval_names_the_columns(tmp_path: Path) -> None:
