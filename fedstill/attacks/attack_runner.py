@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage_file import FILE
 from fedstill.attacks.rerun import Release, hear, replay
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.json_text import finite, json_text
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, read_result, write_text
 from fedstill.core.text_format import human_seconds
@@ -107,11 +107,11 @@ def attack(
         "attacks": [described(each, got[each.called].part) for each in config.attacks if each.called in got],
     }
     leakage["sentence"] = sentence(leakage)
-    leakage = _finite(leakage)
+    leakage = finite(leakage)
     pictures = {
         f"{name}.{stack}": images for name, each in got.items() for stack, images in each.pictures.items()
     }
-    text = json.dumps(leakage, indent=2, allow_nan=False) + "\n"
+    text = json_text(leakage) + "\n"
     with holding(folder, "run"):
         (folder / FILE).unlink(missing_ok=True)  # figures and pictures of two attacks never stand together
         (folder / PICTURES).unlink(missing_ok=True)
@@ -127,7 +127,7 @@ def described(attack: Attack, part: Any) -> dict[str, Any]:
     Raises:
         ArgumentError: it found what JSON cannot hold.
     """
-    name, part = attack.called, _finite(part)
+    name, part = attack.called, finite(part)
     try:
         json.dumps(part)
     except TypeError as error:
@@ -176,14 +176,3 @@ def _epsilon(result: Mapping[str, Any]) -> float | None:
     """The largest of the nodes' epsilons; None where some node has none."""
     told = [node.get("epsilon") for node in (result.get("privacy") or {}).get("nodes", [])]
     return max(told) if told and None not in told else None
-
-
-def _finite(value: Any) -> Any:
-    """The same without numbers that JSON has not."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value

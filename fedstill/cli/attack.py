@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import HELPS, read
+from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, RunFolderError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def main(words: list[str]) -> None:
     found = attack(folder, config, command=given.command, progress="--quiet" not in given)
     report = write_report(folder)
     if "--json" in given:
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     print_leakage(load(Leakage, found, folder / FILE), Console())
     print(f"Report: {report}")

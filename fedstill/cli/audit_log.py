@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, dispatch, number
-from fedstill.cli.audit_log_tables import priced, print_entries, print_totals
+from fedstill.cli.audit_log_tables import priced, print_entries, print_totals, totals
 from fedstill.cli.console import plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.json_text import json_text
 
 if TYPE_CHECKING:
     from fedstill.node.audit_log import AuditLog
@@ -26,8 +26,8 @@ usage:
                                              what left, when, to which run, under which rule, at which
                                              price: the last N entries (default: 20; 0 is all), and totals
                                              with epsilon at delta D (default: the node's, or 1e-5), and what
-                                             is left of the node's budgets; --json prints these entries alone,
-                                             without what only --whole tells
+                                             is left of the node's budgets; --json without what only --whole
+                                             tells
   fedstill audit verify PATH [--json]        whether it is whole and unchanged; exits with 2 if not
   fedstill audit export PATH --out FILE [--whole]   every entry as JSON lines (FILE.jsonl); --whole with the
                                              fingerprints by which entries can be checked: keep that to
@@ -109,8 +109,9 @@ def _show(given: Given) -> None:
     with _opened(place) as audit:
         entries = list(audit.entries())
         if "--json" in given:
-            told = {"sound": audit.trouble is None, "entries": [_told(entry) for entry in entries[-most:]]}
-            print(json.dumps(told, indent=2))
+            told = {"log": str(place.file), "sound": audit.trouble is None, "trouble": audit.trouble}
+            shown = [_told(entry) for entry in entries[-most:]]
+            print_json({**told, "entries": shown, "totals": totals(audit, entries, at, place.privacy)})
             return
         console.print(f"audit log {place.file}", soft_wrap=True)
         if audit.trouble is not None:
@@ -123,15 +124,21 @@ def _show(given: Given) -> None:
 
 
 def _verify(given: Given) -> None:
-    place = _place(Path(given.places[0]))
-    with _opened(place) as audit:
-        audit.verify()
-        count = sum(1 for _ in audit.entries())
+    place, count, trouble = _place(Path(given.places[0])), None, None
+    try:
+        with _opened(place) as audit:
+            count = sum(1 for _ in audit.entries())
+            audit.verify()
+    except FedstillError as error:
+        trouble = error
     if "--json" in given:
-        print_json({"log": str(place.file), "sound": True, "entries": count})
-        return
-    shown = "1 entry" if count == 1 else f"{count} entries"
-    print(f"{place.file}: {shown}: hashes, totals and head agree")
+        told = {"sound": trouble is None, "trouble": None if trouble is None else str(trouble)}
+        print_json({"log": str(place.file), **told, "entries": count})
+    if trouble is not None:
+        raise trouble
+    if "--json" not in given:
+        shown = "1 entry" if count == 1 else f"{count} entries"
+        print(f"{place.file}: {shown}: hashes, totals and head agree")
 
 
 def _export(given: Given) -> None:
@@ -144,7 +151,7 @@ def _export(given: Given) -> None:
         raise ArgumentError("--out", str(to), "a file that is not there yet")
     with _opened(place) as audit, open(to, "x", encoding="utf-8", opener=opener) as file:
         for entry in audit.entries():
-            file.write(json.dumps(entry if whole else _told(entry)) + "\n")
+            file.write(json_text(entry if whole else _told(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
         if audit.trouble is not None:
             raise FedstillError(f"{place.file} is not sound, and {to} holds it as it is: {audit.trouble}")

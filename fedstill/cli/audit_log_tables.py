@@ -137,40 +137,84 @@ def print_totals(
         privacy: the owner's: by which accountant, and what is left of its budgets. None: neither is known.
     """
     from fedstill.core.text_format import counted
-    from fedstill.node.audit_entries import ALL, DATA, RELEASES
-    from fedstill.privacy.accounting import epsilon
-    from fedstill.privacy.budget_text import budgets, left, up
-    from fedstill.privacy.events import from_text
+    from fedstill.node.audit_entries import ALL, DATA
+    from fedstill.privacy.budget_text import budgets, down, up
 
-    limited = privacy is not None and math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
+    limited = _limited(privacy)
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
     table = columns(*heads, *(["left"] if limited else []), left=2)
+    rows = totals(audit, entries, delta, privacy)
+    for row in rows:
+        known = row["events"] is not None
+        told = [
+            row["whose"],
+            "all runs" if row["run"] is None else row["run"],
+            str(row["releases"]),
+            str(row["without_guarantee"]),
+            up(row["epsilon"]) if known else "not known",
+        ]
+        if limited and row["whose"] == DATA:
+            told.append(down(row["budget_epsilon_left"]) if known else "not known")
+        table.add_row(*told)
+    console.print(table)
+    if privacy is not None and limited:
+        console.print(f"Budgets, by {privacy.accountant.upper()}: {'; '.join(budgets(privacy))}.")
+    for payer in dict.fromkeys(row["whose"] for row in rows):
+        spent = audit.spent(payer, ALL)
+        prices, bare = events(spent.total), spent.bare_total
+        told = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
+        told += [f"{counted(bare, 'release')} without guarantee"] if bare else []
+        console.print(f"Paid in all for {payer}: {', '.join(told) or 'nothing'}.")
+
+
+def _limited(privacy: PrivacyConfig | None) -> bool:
+    """Whether an owner has set a budget."""
+    return privacy is not None and math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
+
+
+def totals(
+    audit: AuditLog, entries: list[dict[str, Any]], delta: float, privacy: PrivacyConfig | None
+) -> list[dict[str, Any]]:
+    """What each run, and all runs of a payer (run: None), have cost; arguments as :func:`print_totals`.
+
+    Each has ``events`` and how often each was paid for (None: an edited entry, of which nothing is known),
+    ``epsilon`` at ``delta`` (None: no guarantee), and what is left of the owner's budget, at the budget's own
+    delta (None: there is no budget, or it is not known).
+    """
+    from fedstill.node.audit_entries import ALL, DATA, RELEASES
+    from fedstill.privacy.accounting import epsilon
+    from fedstill.privacy.budget_text import left
+    from fedstill.privacy.events import from_text
+
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
     runs: dict[str, list[str]] = {}
     for payer, run in audit.sums.spent:
         if run != ALL:
             runs.setdefault(payer, []).append(run)
-    paid: list[str] = []
+    rows = []
     for payer, names in runs.items():
-        own = privacy if limited and payer == DATA else None
+        own = privacy if payer == DATA and _limited(privacy) else None
         for run in names if len(names) == 1 and own is None else [*names, ALL]:
             spent = audit.spent(payer, run)
             price, bare = (spent.run, spent.bare_run) if run else (spent.total, spent.bare_total)
-            count = gone[payer, run] if run else sum(gone[payer, name] for name in names)
+            known: dict[str, int] | None = dict(price)
+            cost = kept = None
             try:
-                said = "no guarantee" if bare else up(epsilon(from_text(price), delta, accountant))
-                kept = "" if own is None else left(own, price, bare, over_all=not run)
-            except ArgumentError:  # an edited entry
-                said = kept = "not known"
-            table.add_row(payer, run or "all runs", str(count), str(bare), said, kept)
-        spent = audit.spent(payer, ALL)
-        prices, bare = events(spent.total), spent.bare_total
-        told = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
-        told += [f"{counted(bare, 'release')} without guarantee"] if bare else []
-        paid.append(f"Paid in all for {payer}: {', '.join(told) or 'nothing'}.")
-    console.print(table)
-    if privacy is not None and limited:
-        console.print(f"Budgets, by {accountant.upper()}: {'; '.join(budgets(privacy))}.")
-    for line in paid:
-        console.print(line)
+                cost = None if bare else epsilon(from_text(price), delta, accountant)
+                kept = None if own is None else left(own, price, bare, over_all=not run)
+            except ArgumentError:
+                known = None
+            rows.append(
+                {
+                    "whose": payer,
+                    "run": run or None,
+                    "releases": gone[payer, run] if run else sum(gone[payer, name] for name in names),
+                    "without_guarantee": bare,
+                    "events": known,
+                    "epsilon": cost,
+                    "delta": delta,
+                    "budget_epsilon_left": kept,
+                }
+            )
+    return rows

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, leave, number
+from fedstill.cli.console import print_json
 from fedstill.cli.run import changed, in_full, out_folder, resumable
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
@@ -147,6 +147,6 @@ def _print_json(folder: Path) -> None:
     comparison = read_folder(folder)
     write_comparison(folder, comparison)
     files = {place.folder: folder / place.folder / "result.json" for place in comparison.places()}
-    print(json.dumps({place: read_object(file) for place, file in files.items() if file.exists()}, indent=2))
+    print_json({place: read_object(file) for place, file in files.items() if file.exists()})
     if lacking := [place for place, file in files.items() if not file.exists()]:
         leave(f"not all methods ran: {', '.join(lacking)}", 1)

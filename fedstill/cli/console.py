@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from fedstill.core.json_text import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,17 +49,9 @@ def columns(*heads: str | None, gap: int = 2, left: int | None = None, **first: 
     return table
 
 
-def print_json(told: Mapping[str, Any]) -> None:
+def print_json(told: Any) -> None:
     """One JSON document for scripts; JSON has no infinity, so what is without bound or end is null."""
-    print(json.dumps(_finite(told), indent=2, allow_nan=False))
-
-
-def _finite(told: Any) -> Any:
-    if isinstance(told, Mapping):
-        return {str(name): _finite(value) for name, value in told.items()}
-    if isinstance(told, (list, tuple)):
-        return [_finite(value) for value in told]
-    return None if isinstance(told, float) and not math.isfinite(told) else told
+    print(json_text(told))
 
 
 def print_facts(console: Console, facts: Mapping[str, str | Sequence[str]], indent: str = "  ") -> None:

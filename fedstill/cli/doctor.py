@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.cli.arguments import Given
+from fedstill.cli.console import plain, print_facts, print_json
 from fedstill.core.version import __version__
 
 # By extra: what it is for, and the modules that come with it.
@@ -42,10 +42,8 @@ def doctor(given: Given) -> None:
     """All of it, or as JSON."""
     told = examined()
     if "--json" in given:
-        print(json.dumps(told, indent=2))
+        print_json(told)
         return
-    from fedstill.cli.console import plain, print_facts
-
     versions = ", ".join(f"{name} {value}" for name, value in told["versions"].items())
     missing = {
         extra: f"{EXTRAS[extra][0]}: pip install 'fedstill[{extra}]' (missing: {', '.join(names)})"
@@ -90,11 +88,17 @@ def examined() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cores": cores,
         "data_folders": [
-            f"{folder}{'' if folder.is_dir() else ' (not there)'}" for folder in usual_folders()
+            f"{_shown(folder)}{'' if folder.is_dir() else ' (not there)'}" for folder in usual_folders()
         ],
         "free_gb": shutil.disk_usage(Path.cwd()).free / 1e9,
         "missing": {extra: names for extra, names in lacking.items() if names},
     }
+
+
+def _shown(folder: Path) -> str:
+    """A folder without the name of whose home it is in, as people paste all this where others read it."""
+    home = Path.home()
+    return str("~" / folder.relative_to(home)) if folder.is_relative_to(home) else str(folder)
 
 
 def _version(name: str) -> str:

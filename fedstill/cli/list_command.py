@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given
-from fedstill.cli.console import columns, print_facts, whole_rows
+from fedstill.cli.console import columns, print_facts, print_json, whole_rows
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.runs import presets
 
@@ -34,7 +33,7 @@ def names(given: Given) -> None:
 
     console, what = whole_rows(), given.places[0] if given.places else None
     if "--json" in given:
-        print(json.dumps(_told(what), indent=2))
+        print_json(_told(what))
     elif what is None:
         _print_names(console)
     elif what == "presets":

@@ -52,6 +52,8 @@ def check(given: Given) -> None:
     known = (asking.spec, asking.config.task) if asking else (None, None)
     found = owner_folder.examine(folder, known[0], task=known[1])
     if found.file is None:
+        if "--json" in given:
+            print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})
         leave_faulty(folder, found.faults)
     told = _node(folder, found.file, found)
     if asking is not None:

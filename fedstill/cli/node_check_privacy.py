@@ -17,7 +17,7 @@ from fedstill.node.privacy_forecast import forecast, objection
 from fedstill.node.protection import unit_notes, wanted
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import within
-from fedstill.privacy.budget_text import left, up
+from fedstill.privacy.budget_text import down, left, up
 from fedstill.privacy.events import from_text, total
 from fedstill.privacy.statement import state
 from fedstill.protocol.questions import NodeSide
@@ -42,7 +42,7 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
     if told is not None and told.trouble is not None:
         lines.append(f"nothing can be charged: {told.trouble}")
     elif told is not None and math.isfinite(config.over_all[0]):
-        lines[-1] += f", of which {left(config, told.events, told.bare, over_all=True)} is left"
+        lines[-1] += f", of which {down(left(config, told.events, told.bare, over_all=True))} is left"
     if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
         again = f"the server names runs, and each may cost {config.epsilon:g} anew"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")

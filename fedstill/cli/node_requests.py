@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Given
-from fedstill.cli.console import plain, print_facts, print_table
+from fedstill.cli.console import plain, print_facts, print_json, print_table
 from fedstill.core.fingerprints import grouped
 from fedstill.core.text_format import clip
 
@@ -33,7 +33,7 @@ def requests(given: Given) -> None:
             sha256: {**asdict(each), "description": json.loads(each.description)}
             for sha256, each in known.items()
         }
-        print(json.dumps(told, indent=2))
+        print_json(told)
         return
     console = plain()
     if not known:
@@ -72,7 +72,7 @@ def log(given: Given) -> None:
         told = "the folder was put back to before it, or this is another log"
         fault = f"no line has the hash that you noted; {told}"
     if "--json" in given:
-        print(json.dumps({"fault": fault, "lines": lines}, indent=2))
+        print_json({"fault": fault, "lines": lines})
         sys.exit(2 if fault else 0)
     rows = []
     for line in lines[-LAST:]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import FedstillError, UnknownName
+from fedstill.core.json_text import json_text
 from fedstill.core.text_format import human_seconds
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def audit(given: Given) -> None:
     else:
         _say(found)
     if out is not None:
-        out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        out.write_text(json_text(told) + "\n", encoding="utf-8")
     refuted = [f"{finding.mechanism} ({finding.on})" for finding in found if finding.refuted]
     if refuted:
         raise FedstillError(f"claims that are refuted: {', '.join(refuted)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from fedstill.node.audit_file import Balance
 from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget_text import up
+from fedstill.privacy.budget_text import down, up
 from fedstill.privacy.events import Price, as_text, from_text
 
 if TYPE_CHECKING:
@@ -69,14 +69,13 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
     if len(plans) > 1:
         _print_nodes(console, plans)
     _print_lines(console, most)
-    print_facts(console, _budgets(most))
+    print_facts(console, _budget_facts(most))
     _print_levels(console, plans, folder)
 
 
 def told(run: Run, plans: Sequence[Plan]) -> dict[str, Any]:
     """The same for scripts."""
     most = _speaker(plans)
-    heads = ("question", "for", "price", "times", "alone")
     return {
         "run": run.name,
         "method": run.method.title,
@@ -93,7 +92,8 @@ def told(run: Run, plans: Sequence[Plan]) -> dict[str, Any]:
             for plan in plans
         ],
         "of": most.place.name,
-        "questions": [dict(zip(heads, row, strict=True)) for row in _lines(most)],
+        "delta": most.mechanism.config.delta,
+        "questions": _lines(most),
         "budgets": _budgets(most),
         "noise to fix": _new_levels(plans),
     }
@@ -167,63 +167,96 @@ def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
 
 def _print_lines(console: Console, plan: Plan) -> None:
     console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
-    print_table(console, ["question", "for", "price", "times", "alone"], _lines(plan), left=3)
+    rows = []
+    for line in _lines(plan):
+        times, price, alone = line["times"], line["events"], line["epsilon"]
+        told = "no guarantee" if price is None else "\n".join(events(price)) or "free"
+        often = "any" if times is None else f"{times:,}"  # as a method that does not say how often
+        each = " each" if times is None and price else ""
+        rows.append([line["question"], line["for"], told, often, f"{up(alone)}{each}"])
+    print_table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
 
 
-def _lines(plan: Plan) -> list[list[str]]:
-    """What the node pays for, each as if it were all."""
+def _lines(plan: Plan) -> list[dict[str, Any]]:
+    """What the node pays for, each as if it were all: epsilon of all times, or of one where these are not
+    known (None)."""
     config, rows = plan.mechanism.config, []
     for line in plan.cost.lines:
-        each, alone = "no guarantee", None
+        price = alone = None
         if line.price is not None:
-            each = "\n".join(events(as_text(line.price)))
+            price = as_text(line.price)
             times = Price({event: count * max(line.times, 1) for event, count in line.price.items()})
             alone = epsilon(times, config.delta, config.accountant)
-        told = up(alone) if line.times or alone is None else f"{up(alone)} each"
-        rows.append([line.what, line.pays, each, _often(line.times), told])
-    free = [
-        name for name in plan.mechanism.side.questions if name not in {line.what for line in plan.cost.lines}
-    ]
-    for name in free:
-        rows.append([name, "nothing", "free", _often(plan.mechanism.side.questions[name].times), "0"])
+        rows.append(_line(line.what, line.pays, price, line.times, alone))
+    paid = {line.what for line in plan.cost.lines}
+    for name, question in plan.mechanism.side.questions.items():
+        if name not in paid:
+            rows.append(_line(name, "nothing", {}, question.times, 0.0))
     return rows
 
 
-def _often(times: int) -> str:
-    return f"{times:,}" if times else "any"  # as a method that does not say how often
+def _line(
+    what: str, pays: str, price: Mapping[str, int] | None, times: int, alone: float | None
+) -> dict[str, Any]:
+    return {"question": what, "for": pays, "events": price, "times": times or None, "epsilon": alone}
 
 
-def _budgets(plan: Plan) -> dict[str, str]:
-    """What the whole run costs, and what is left of the budgets."""
+def _budgets(plan: Plan) -> dict[str, Any]:
+    """What the whole run costs, and what is left of the budgets after it; None: no guarantee, no budget, or
+    an audit log that does not say what was spent."""
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
-    refused = refusal(plan.mechanism, place.spent)
-    if cost.price is None:
-        told = "no guarantee" if refused is None else f"no guarantee, and REFUSED: {refused}"
-        return {"whole run": told}
-    facts = {"whole run": f"epsilon {up(cost.pld)} (PLD), {up(cost.rdp)} (RDP)"}
-    if endless := [name for name, asked in plan.mechanism.side.questions.items() if not asked.times]:
-        facts[""] = f"and what {', '.join(endless)} costs each time, as often as there is budget for it"
-    facts["of the run"] = _left(config.epsilon, config.delta, cost.by(config.accountant), "")
-    if place.spent.trouble is not None or (place.spent.bare and refused is not None):
-        facts["of the data"] = f"REFUSED: {refused}"
-    else:
-        most, delta = config.over_all
+    before = after = None
+    if place.spent.trouble is None and not place.spent.bare:
         spent = from_text(place.spent.events)
-        after = epsilon(spent + cost.price, delta, config.accountant)
-        told = f"{up(epsilon(spent, delta, config.accountant))} spent before, " if spent else ""
-        facts["of the data"] = _left(most, delta, after, told)
+        before = epsilon(spent, config.over_all[1], config.accountant)
+        if cost.price is not None:
+            after = epsilon(spent + cost.price, config.over_all[1], config.accountant)
+    return {
+        "epsilon_pld": cost.pld,
+        "epsilon_rdp": cost.rdp,
+        "and_each_time": [name for name, asked in plan.mechanism.side.questions.items() if not asked.times],
+        "of_the_run": _budget(config.epsilon, config.delta, 0.0, cost.by(config.accountant)),
+        "of_the_data": _budget(*config.over_all, before, after),
+        "refused": refusal(plan.mechanism, place.spent),
+    }
+
+
+def _budget(most: float, delta: float, before: float | None, after: float | None) -> dict[str, float | None]:
+    left = None if math.isinf(most) or after is None else max(0.0, most - after)
+    return {
+        "epsilon": most,
+        "delta": delta,
+        "epsilon_before": before,
+        "epsilon_after": after,
+        "epsilon_left": left,
+    }
+
+
+def _budget_facts(plan: Plan) -> dict[str, str | Sequence[str]]:
+    """The same in words."""
+    told, refused = _budgets(plan), ""
+    if told["refused"] is not None:
+        refused = f"REFUSED: {told['refused']}"
+    if plan.cost.price is None:
+        return {"whole run": f"no guarantee, and {refused}" if refused else "no guarantee"}
+    lines = [f"epsilon {up(told['epsilon_pld'])} (PLD), {up(told['epsilon_rdp'])} (RDP)"]
+    if endless := told["and_each_time"]:
+        lines.append(f"and what {', '.join(endless)} costs each time, as often as there is budget for it")
+    facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(told["of_the_run"])}
+    spent = plan.place.spent
+    unknown = spent.trouble is not None or (spent.bare and refused)
+    facts["of the data"] = refused if unknown else _left(told["of_the_data"])
     return facts
 
 
-def _left(budget: float, delta: float, reached: float | None, told: str) -> str:
-    """What a budget has left after the run."""
-    if math.isinf(budget) or reached is None:
+def _left(budget: Mapping[str, Any]) -> str:
+    """What a budget has left after the run, in words."""
+    most, reached = budget["epsilon"], budget["epsilon_after"]
+    told = f"{up(budget['epsilon_before'])} spent before, " if budget["epsilon_before"] else ""
+    if math.isinf(most) or reached is None:
         return f"no budget; {told}{up(reached)} after it" if told else "no budget"
-    kept = f"{told}{up(reached)} after it"
-    if reached > budget:
-        return f"budget {budget:g} at delta {delta:g}: {kept}, so it is REFUSED"
-    left = math.floor(1000 * (budget - reached)) / 1000
-    return f"budget {budget:g} at delta {delta:g}: {kept}, {left:g} left"
+    kept = f"budget {most:g} at delta {budget['delta']:g}: {told}{up(reached)} after it"
+    return f"{kept}, so it is REFUSED" if reached > most else f"{kept}, {down(budget['epsilon_left'])} left"
 
 
 def _new_levels(plans: Sequence[Plan]) -> dict[str, float]:

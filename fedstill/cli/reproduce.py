@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, leave, number
+from fedstill.cli.console import columns, print_json, whole_rows
 from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def reproduce(given: Given) -> None:
 
 def _list() -> None:
     """What each shows, the data that it needs, the small scale's minutes a seed, when it was recorded."""
-    from fedstill.cli.console import columns, whole_rows
     from fedstill.compare.compact_form import SMALL
     from fedstill.compare.reproduction import reproductions
     from fedstill.core.text_format import counted
@@ -63,7 +63,6 @@ def _list() -> None:
 
 def _print_json() -> None:
     """The same list, with what was recorded, as JSON."""
-    import json
     from dataclasses import asdict
 
     from fedstill.compare.reproduction import reproductions
@@ -74,7 +73,7 @@ def _print_json() -> None:
         records = {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
         kept = {scale: asdict(record) for scale, record in records.items()}
         told.append({"name": entry.name, **about, "data": list(entry.data), "records": kept})
-    print(json.dumps(told, indent=2))
+    print_json(told)
 
 
 def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, folder: Path) -> Record:

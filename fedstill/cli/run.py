@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, leave
+from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
 
     report = write_report(folder)
     if as_json:
-        print(json.dumps(result, indent=2))
+        print_json(result)
         return
     print_table(result, Console())
     for note in result.get("notes", ()):

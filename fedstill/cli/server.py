@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from fedstill.cli.arguments import Command, Given, dispatch, number
 from fedstill.cli.console import print_json
 from fedstill.core import kit_certificates
 from fedstill.core.errors import ArgumentError, DeployError, nearest
+from fedstill.core.json_text import json_text
 from fedstill.core.text_format import human_seconds
 
 HELP = """\
@@ -121,7 +121,7 @@ def _status(given: Given) -> None:
 
 def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """All runs, the newest first; of the jobs the newest comes first, and a resumed run has several."""
-    from datetime import datetime
+    from datetime import datetime, timezone
 
     from fedstill.federation.run_status import outcome
 
@@ -135,7 +135,7 @@ def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         told.append(
             {
                 "run": name,
-                "begun": f"{datetime.fromtimestamp(begun[name]):%Y-%m-%d %H:%M}",
+                "begun": datetime.fromtimestamp(begun[name], timezone.utc).isoformat(timespec="seconds"),
                 "job": job.get("job_id"),
                 "outcome": outcome(folder / "runs" / name, str(job.get("status", "")), since),
             }
@@ -145,11 +145,14 @@ def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
     """What became of the latest runs."""
+    from datetime import datetime
+
     runs = _runs(folder, jobs)
     if runs:
         print("Runs, the newest first:")
     for run in runs[:MOST_RUNS]:
-        print(f"  {run['run']}  {run['begun']}" + (f"  job {run['job']}" if run["job"] else ""))
+        begun = datetime.fromisoformat(run["begun"]).astimezone()  # by this machine's clock
+        print(f"  {run['run']}  {begun:%Y-%m-%d %H:%M}" + (f"  job {run['job']}" if run["job"] else ""))
         print(f"    {run['outcome']}")
     if len(runs) > MOST_RUNS:
         print(f"  and {len(runs) - MOST_RUNS} older, in {folder / 'runs'}")
@@ -208,6 +211,6 @@ def _admit(given: Given, *, command: str, done: str, nothing: str) -> None:
             told = {"error": "NodeFault", "text": f"{node}, which had a part in it, was revoked"}
             run = folder / "runs" / str(job["name"])
             if run.is_dir():  # what FLARE ended says nothing of why
-                write_text(run / STOPPED, json.dumps(told) + "\n")
+                write_text(run / STOPPED, json_text(told, indent=None) + "\n")
             print(f"Ended run {job['name']}, in which it took part.")
             print("  `fedstill run --resume` goes on without it, where link.quorum allows that.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ def evaluate(given: Given) -> None:
     run, data = given.places[0], str(given.get("--data"))
     found = evaluate(run, data, reading(given), given.get("--model"))
     if "--json" in given:
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     from rich.console import Console
 

@@ -17,6 +17,7 @@ from fedstill.compare.comparison import Comparison
 from fedstill.compare.reproduction import Record, Reproduction, Row
 from fedstill.core.config_tables import changed
 from fedstill.core.errors import RunFolderError
+from fedstill.core.json_text import json_text
 from fedstill.core.run_writer import write_text
 from fedstill.core.user_functions import look_in
 from fedstill.runs.run import machine
@@ -100,7 +101,7 @@ def _programmed(
             about = {"runs": runs} if runs is not None else {}
             rows = program.reproduce(root=root, out=out, seed=seed, **about, **arguments)
             kept = {"arguments": arguments, "seconds": time.monotonic() - start, "rows": rows}
-            write_text(out / ROWS, json.dumps(kept, indent=1) + "\n")
+            write_text(out / ROWS, json_text(kept, indent=1) + "\n")
         seconds += kept["seconds"]
         for row in kept["rows"]:
             key = (row.get("setting", ""), row["method"], row["figure"])

@@ -16,6 +16,7 @@ from torch import nn
 
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import RunFolderError
+from fedstill.core.json_text import finite, json_text
 from fedstill.core.locks import lock
 
 STATE = "state.safetensors"
@@ -45,7 +46,7 @@ class Records:
 
     def metric(self, line: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``; it reaches the disk with the next saved state."""
-        self.metrics.append(line)
+        self.metrics.append(finite(line))  # as who goes on from the file reads it
 
     def due(self) -> bool:
         """Whether it is time to save a state."""
@@ -107,7 +108,7 @@ class Records:
             state = student.state_dict()
             weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
             save_file(weights, self.folder / "student.safetensors", dict(header or {}))
-        write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
+        write_text(self.folder / "result.json", json_text(result) + "\n")
         if not keep_state:
             (self.folder / STATE).unlink(missing_ok=True)
 
@@ -132,7 +133,7 @@ class Records:
             return []
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             for line in self.metrics[self._written :]:
-                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                file.write(json_text(line, indent=None) + "\n")
             file.flush()
             os.fsync(file.fileno())  # before the state that counts these lines
         fresh, self._written = self.metrics[self._written :], len(self.metrics)

@@ -21,7 +21,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.requests import Request, Requests
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget_text import left, up
+from fedstill.privacy.budget_text import down, left, up
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import from_text
 
@@ -132,7 +132,7 @@ def _costs(audit: AuditLog, privacy: PrivacyConfig) -> list[Cost]:
         delta = privacy.delta if run else privacy.over_all[1]
         try:
             told = "no guarantee" if bare else up(epsilon(from_text(price), delta, privacy.accountant))
-            costs.append(Cost(run, told, left(privacy, price, bare, over_all=not run)))
+            costs.append(Cost(run, told, down(left(privacy, price, bare, over_all=not run))))
         except ArgumentError:  # an edited entry
             costs.append(Cost(run, "not known", "not known"))
     return costs

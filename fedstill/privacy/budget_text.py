@@ -29,8 +29,13 @@ def budgets(privacy: PrivacyConfig) -> list[str]:
     ]
 
 
-def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool) -> str:
-    """What a budget has left, rounded down.
+def down(value: float) -> str:
+    """What is left of a budget, rounded down; infinity is no budget."""
+    return "no budget" if math.isinf(value) else f"{math.floor(1000 * value) / 1000:g}"
+
+
+def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool) -> float:
+    """Epsilon that a budget has left, at its own delta; inf: there is none.
 
     Args:
         privacy: the owner's.
@@ -43,6 +48,5 @@ def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_al
     """
     most, delta = privacy.over_all if over_all else (privacy.epsilon, privacy.delta)
     if math.isinf(most):
-        return "no budget"
-    kept = 0.0 if bare else Budget(most, delta, privacy.accountant).left(from_text(spent))
-    return f"{math.floor(1000 * kept) / 1000:g}"
+        return math.inf
+    return 0.0 if bare else Budget(most, delta, privacy.accountant).left(from_text(spent))

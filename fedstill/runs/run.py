@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.json_text import json_text
 from fedstill.core.progress import PROGRESS, Noted
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted
@@ -153,7 +154,7 @@ def _go(
 
         figures = submit(config, out, bars, in_lines=not progress)
         result = {**figures, "command": command, **machine_and_date()}
-        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
+        write_text(out / "result.json", json_text(result) + "\n")
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         listeners.start(out, result["title"], over=True)
         listeners.log([json.loads(line) for line in lines])

@@ -84,6 +84,28 @@ def test_show_as_json_tells_entries_without_what_follows_from_records(clinic: Pa
     assert told["sound"]
     assert [(each["run"], each["number"]) for each in told["entries"]] == [("spring", 1), ("autumn", 0)]
     assert not {"content", "after", "left", "hash"} & set(told["entries"][0])
+    assert told["trouble"] is None
+
+
+def test_show_as_json_tells_what_all_cost_at_the_delta_asked_for(clinic: Path, capsys: Capture) -> None:
+    (clinic / "node.toml").write_text('name = "clinic"\n[privacy]\nepsilon = 9.0\n', encoding="utf-8")
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        charge(log, 5, payer=DATA)
+        charge(log, 6, payer=DATA, run="autumn", bare=1)
+    for delta in (1e-5, 1e-9):
+        rows = json.loads(said(capsys, "show", clinic, "--json", "--delta", delta))["totals"]
+        by = {(row["whose"], row["run"]): row for row in rows}
+        cost = epsilon({Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}, delta)
+        one = by[DATA, "spring"]
+        assert (one["releases"], one["without_guarantee"], one["epsilon"]) == (1, 0, pytest.approx(cost))
+        assert one["events"] == {"gaussian(4.0)": 1, "laplace(10.0)": 2}
+        assert one["budget_epsilon_left"] > 0
+        assert by["clinic", None]["releases"] == 3
+        assert by["clinic", None]["budget_epsilon_left"] is None
+        assert (by[DATA, None]["epsilon"], by[DATA, None]["budget_epsilon_left"]) == (None, 0)
+    edit(clinic / "audit.sqlite", "UPDATE entries SET line = replace(line, 'spring', 'x') WHERE entry = 1")
+    told = json.loads(said(capsys, "show", clinic, "--json"))
+    assert (told["sound"], told["trouble"]) == (False, "entry 1 is not as it was written")
 
 
 def test_show_counts_epsilon_for_each_run_and_for_all(

@@ -91,6 +91,16 @@ def test_the_doctor_says_what_is_missing_for_what(command: Main, monkeypatch: py
     assert torch.__version__ in out
 
 
+def test_what_the_doctor_says_can_be_pasted(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the form for a defect asks: without the name of whose home folders are in."""
+    monkeypatch.setenv("FEDSTILL_DATA", os.pathsep.join([str(Path.home() / "sets"), "~/more", "/srv/all"]))
+    for words in (["doctor"], ["doctor", "--json"]):
+        out = command(*words)[1]
+        assert "~/sets (not there)" in out
+        assert "~/more (not there)" in out
+        assert str(Path.home() / "") not in out.replace("/srv/all", "")
+
+
 def test_the_doctor_knows_every_extra() -> None:
     import tomli
 

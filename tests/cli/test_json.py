@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from fedstill import cli
 from fedstill.cli.console import print_json
 from fedstill.federation import admin, flare_kit, flare_site, provision
 from fedstill.node import owner_folder
@@ -66,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("node status node", {"process": 77, "server": "h:1", "answers": True}, {"log"}),
         ("server status server", {"process": 77, "address": "h:1", "nodes": {"north": 3.0}}, {"runs"}),
-        ("audit verify node", {"log": "node/audit.sqlite", "sound": True, "entries": 0}, set()),
+        ("audit verify node", {"log": "node/audit.sqlite", "sound": True, "entries": 0}, {"trouble"}),
         ("node check node digits-fediod", {"node": "north", "faults": []}, {"facts", "exposed", "run"}),
         ("node check node", {"node": "north", "faults": []}, {"facts", "exposed", "methods"}),
         ("privacy price laplace(50.0) 3", {"events": {"laplace(50.0)": 3}, "delta": 1e-5}, {"epsilon"}),
@@ -92,7 +96,9 @@ def test_commands_tell_scripts_what_they_tell_people(
     for lines in told.get("facts", {}).values():
         assert " ".join(lines[0].split())[:30] in text
     for run in told.get("runs", ()):
-        assert f"{run['run']} {run['begun']}" in text
+        begun = datetime.fromisoformat(run["begun"])
+        assert begun.utcoffset() is not None, "a time without its zone is another elsewhere"
+        assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
         assert run["outcome"] in text
     if "epsilon" in told:
         assert f"epsilon {up(told['epsilon']['pld'])} (PLD), {up(told['epsilon']['rdp'])} (RDP)" in text
@@ -112,6 +118,27 @@ def test_what_does_not_run_leaves_with_1_and_a_fault_with_2(
     assert err == f"fedstill: {' '.join(faults[0].split())}\n"
 
 
+def test_trouble_is_a_document_too(folder: Path, command: Main) -> None:
+    """Beside the line on stderr, and with its exit code: whoever reads JSON reads no stderr."""
+    Path("node/audit.sqlite.head").unlink()
+    with closing(AuditLog(Path("node/audit.sqlite"))):
+        Path("node/audit.sqlite.head").write_text("no head")
+    code, out, err = command("audit", "verify", "node", "--json")
+    told = json.loads(out)
+    assert (code, told["sound"]) == (2, False)
+    assert err == f"fedstill: {told['trouble']}\n"
+    Path("node/node.toml").write_text("name = ")
+    code, out, err = command("node", "check", "node", "--json")
+    (fault,) = json.loads(out)["faults"]
+    assert (code, err) == (2, f"fedstill: {' '.join(fault.split())}\n")
+
+
 def test_what_is_without_bound_is_null(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"epsilon": {"pld": float("inf"), "rdp": 1.5}, "rows": (float("nan"), None)})
     assert json.loads(capsys.readouterr().out) == {"epsilon": {"pld": None, "rdp": 1.5}, "rows": [None, None]}
+
+
+def test_no_command_prints_json_by_another_way() -> None:
+    """The standard library's own writes NaN and Infinity, which other programs refuse to read."""
+    files = sorted(Path(cli.__file__).parent.glob("*.py"))
+    assert [file.name for file in files if re.search(r"json\.dumps?\(", file.read_text("utf-8"))] == []

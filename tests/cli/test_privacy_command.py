@@ -188,9 +188,19 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert found["facts"]["found"] == "noise, so that epsilon is at most 2"
     most = max(node["epsilon"]["pld"] for node in found["nodes"])
     assert f"epsilon {up(most)} (PLD)" in told
-    assert f"epsilon {up(most)} (PLD)" in found["budgets"]["whole run"]
+    assert (found["delta"], found["budgets"]["epsilon_pld"]) == (1e-5, most)
+    assert found["budgets"]["of_the_run"] == {
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "epsilon_before": 0.0,
+        "epsilon_after": most,
+        "epsilon_left": 2.0 - most,
+    }
     assert {node["refused"] for node in found["nodes"]} == {None}
-    assert all(f"  {row['question']}  " in told and row["alone"] in told for row in found["questions"])
+    for row in found["questions"]:
+        line = next(line for line in told.splitlines() if line.startswith(f"  {row['question']}  "))
+        assert line.split()[-2:] == [f"{row['times']}", up(row["epsilon"])]
+        assert row["events"] or row["epsilon"] == 0
     path.write_text(path.read_text() + f"training = {{ noise = {level} }}\n")
     again = said(capsys, "plan", str(path))
     assert "found      epsilon, from noise and length" in again

@@ -147,6 +147,20 @@ def test_finish_writes_the_results_and_drops_the_state(tmp_path: Path) -> None:
     assert not (tmp_path / STATE).exists()
 
 
+def test_a_figure_that_is_none_is_null_in_every_file(tmp_path: Path) -> None:
+    """A loss that has grown beyond all bounds, say: NaN and Infinity are no JSON, and others refuse to read
+    them. Who goes on from the file, and who does not, has the same."""
+    records = Records(tmp_path)
+    records.metric({"losses": {"total": float("nan")}, "step": 1})
+    records.save({})
+    again = Records(tmp_path)
+    again.load()
+    assert again.metrics == records.metrics == [{"losses": {"total": None}, "step": 1}]
+    records.finish({"privacy": {"epsilon": float("inf")}}, None)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"losses":{"total":null},"step":1}\n'
+    assert "Infinity" not in (tmp_path / "result.json").read_text()
+
+
 def test_metrics_that_were_lost_stop_a_run_that_would_go_on(tmp_path: Path) -> None:
     records = Records(tmp_path)
     for step in range(3):
