@@ -124,6 +124,9 @@ def test_a_wheel_made_of_the_sdist_brings_the_command_and_all_that_it_reads(tmp_
     [sdist] = (tmp_path / "dist").glob("*.tar.gz")
     shutil.unpack_archive(sdist, tmp_path / "sdist")
     [source] = (tmp_path / "sdist").iterdir()
+    texts = {"constraints.txt", "LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
+    own = {path.name for path in source.iterdir()} - {".gitignore"}  # which hatchling adds
+    assert own == {"fedstill", "experiments", *texts}, "nothing that works in the repository alone"
     subprocess.run([*build, "-t", "wheel"], cwd=source, check=True, capture_output=True)
     [wheel] = (tmp_path / "dist").glob("*.whl")
     assert wheel.name == f"fedstill-{fedstill.__version__}-py3-none-any.whl"
