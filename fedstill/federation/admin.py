@@ -20,7 +20,7 @@ from typing import Any
 from fedstill.core.errors import DeployError, RunFolderError
 from fedstill.core.progress import Note
 from fedstill.federation.provision import require_flare
-from fedstill.federation.run_status import PROGRESS_TOPIC
+from fedstill.federation.run_status import METRICS, PROGRESS_TOPIC
 
 PATIENCE = 10.0  # seconds to reach the server
 
@@ -112,13 +112,19 @@ class Admin:
         with self._refusals():
             return str(self._session.get_job_status(job))
 
-    def progress(self, job: str) -> Note | None:
-        """How far a job's run is; None where the job does not say."""
+    def progress(self, job: str, known: int = 0) -> tuple[Note | None, list[dict[str, Any]]]:
+        """How far a job's run is, None where the job does not say; and what it has measured since.
+
+        Args:
+            job: its id.
+            known: lines of ``metrics.jsonl`` that the caller has; of the next some come, if there are many.
+        """
         with contextlib.suppress(DeployError, RunFolderError):  # it is not at work yet, or no more
             with self._refusals():
-                told = self._session.do_app_command(job, PROGRESS_TOPIC, None)["note"]
-            return Note.parse(str(told), Path(job)) if told else None
-        return None
+                told = self._session.do_app_command(job, PROGRESS_TOPIC, {METRICS: known})
+            note, lines = str(told["note"]), told[METRICS]
+            return Note.parse(note, Path(job)) if note else None, lines
+        return None, []
 
     def wait(self, job: str, patience: float, every: float = 0.5) -> str:
         """Wait until a job has ended, and say how.

@@ -10,7 +10,8 @@ from fedstill.core.locks import is_locked
 from fedstill.core.progress import PROGRESS, Note
 
 STOPPED = "stopped.json"  # in a run's folder: why it stopped
-PROGRESS_TOPIC = "progress"  # by which whoever waits for a job asks it that
+PROGRESS_TOPIC = "progress"  # by which whoever waits for a job asks it how far it is
+METRICS = "metrics"  # there, from which line on of metrics.jsonl, and in the answer these
 JOB = "job.lock"  # there too: held by the one job that is at work on the run
 RESULT = "result.json"  # there too, once it is done
 REFUSED = ("QuestionRefused", "MethodRefused")

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import tomli_w
 
 from fedstill.core.errors import DataError, DeployError, FedstillError
 from fedstill.core.fingerprints import grouped
+from fedstill.core.json_text import json_text
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, write_text
 from fedstill.data.loader import load
@@ -28,6 +29,7 @@ from fedstill.federation.node_order import natural
 from fedstill.federation.run_status import STOPPED, stop
 from fedstill.protocol.run_description import describe
 from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
+from fedstill.track.listeners import Listeners
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
@@ -45,7 +47,7 @@ def reach(kit: Path) -> None:
         _connected(admin)
 
 
-def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool) -> dict[str, Any]:
+def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool, listeners: Listeners) -> dict[str, Any]:
     """Run at a deployed federation, with the nodes that are there; data, models and policies are theirs.
 
     The nodes with which a run begins are those with which it goes on: a node that has come since has no part
@@ -56,6 +58,7 @@ def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool) -> dict[str
         out: the run's folder, into which all results are fetched.
         bars: show what goes on.
         in_lines: say it in a line now and then, too.
+        listeners: hear its metrics as they come; that it is over is the caller's to tell them.
 
     Returns:
         What the server found out, as ``result.json`` holds it.
@@ -69,14 +72,47 @@ def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool) -> dict[str
     with holding(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
         run = run_name(config, out)
         _end_jobs(admin, run)
-        job = _begin(admin, config, run, out)
         try:
-            with bars:
-                status = _waited(admin, job, bars, in_lines)
-            fetched = admin.download(job, out / "fetched")
-        except DeployError as error:
-            raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
-        return _taken_home(fetched, out, f"job {job} ended as {status} and left no result")
+            listeners.start(out, config.method.title)
+            job = _begin(admin, config, run, out)
+            heard = Heard(out / "metrics.jsonl", listeners)
+            try:
+                with bars:
+                    status = _waited(admin, job, bars, in_lines, heard)
+                fetched = admin.download(job, out / "fetched")
+            except DeployError as error:
+                raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
+            result = _taken_home(fetched, out, f"job {job} ended as {status} and left no result")
+            heard.rest()
+        except BaseException:  # Ctrl-C, too
+            listeners.close(None)
+            raise
+        return result
+
+
+class Heard:
+    """What the server has measured so far: in the run's folder, for its page, and told to its listeners.
+
+    Args:
+        path: the file, of which a new one begins: a run that goes on tells all anew.
+        listeners: who hear it.
+    """
+
+    def __init__(self, path: Path, listeners: Listeners) -> None:
+        self._path, self._listeners, self.known = path, listeners, 0
+        path.unlink(missing_ok=True)
+
+    def take(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Some more lines."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json_text(line, indent=None) + "\n" for line in lines)
+        self.known += len(lines)
+        self._listeners.log(lines)
+
+    def rest(self) -> None:
+        """What the file has now beside these, the server's own having taken its place."""
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        self._listeners.log([json.loads(line) for line in lines[self.known :]])
 
 
 def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
@@ -137,7 +173,7 @@ def _end_jobs(admin: Admin, run: str) -> None:
                 admin.wait(str(job["job_id"]), ENDING)
 
 
-def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool) -> str:
+def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool, heard: Heard) -> str:
     """Wait for a job, and say how it does, ``in_lines`` where no bars are seen; whoever stops waiting ends
     it."""
     since, said, asked, told = time.monotonic(), "", 0.0, 0.0
@@ -146,7 +182,8 @@ def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool) -> str:
             late = status == "SUBMITTED" and time.monotonic() - since > SLOW
             now = "waiting: FLARE begins once all these nodes are there and free" if late else status.lower()
             if now == "running" and time.monotonic() - asked > EVERY:
-                noted, asked = admin.progress(job), time.monotonic()
+                (noted, lines), asked = admin.progress(job, heard.known), time.monotonic()
+                heard.take(lines)
                 if noted is not None:
                     bars.follow(noted)
                     if in_lines and asked - told > RARELY:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nvflare.collab import collab
 
@@ -16,12 +17,13 @@ from fedstill.core.locks import lock
 from fedstill.core.progress import PROGRESS, Note, Noted
 from fedstill.core.run_writer import write_text
 from fedstill.federation.flare import RUNS, FlareLink, environment
-from fedstill.federation.run_status import JOB, PROGRESS_TOPIC, STOPPED
+from fedstill.federation.run_status import JOB, METRICS, PROGRESS_TOPIC, STOPPED
 from fedstill.runs.config import read_toml
 from fedstill.runs.remote_run import Served
 
 logger = logging.getLogger("fedstill.server")
 DESCRIPTION = "description.json"  # in a run's folder: what nodes' owners were asked to approve
+MANY = 500  # lines of metrics in one answer to whoever waits for the run
 UNFORESEEN = "it failed where it should not: the server's log says how"
 
 
@@ -36,6 +38,7 @@ class ServerProgram:
 
     def __init__(self, config: str, run: str, nodes: Sequence[str] = ()) -> None:
         self.config, self.run_name, self.nodes = config, run, list(nodes)
+        self._at_work: Served | None = None
 
     @collab.main  # type: ignore[untyped-decorator,unused-ignore]
     def main(self) -> None:
@@ -43,9 +46,10 @@ class ServerProgram:
         folder = Path(environment(RUNS)) / self.run_name
         engine = collab.fl_ctx.get_engine()
 
-        def told(topic: str, data: object, fl_ctx: object) -> dict[str, str]:
-            noted = Note.read(folder / PROGRESS)
-            return {"note": "" if noted is None else noted.text()}
+        def told(topic: str, asked: Mapping[str, int], fl_ctx: object) -> dict[str, Any]:
+            noted, known = Note.read(folder / PROGRESS), asked[METRICS]
+            lines = [] if self._at_work is None else self._at_work.records.metrics[known : known + MANY]
+            return {"note": "" if noted is None else noted.text(), METRICS: lines}
 
         engine.register_app_command(PROGRESS_TOPIC, told)
         kept = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
@@ -94,7 +98,7 @@ class ServerProgram:
             logger.info("run %s: %s", self.run_name, noted.words())
 
         bars = Noted(folder / PROGRESS, then=tell, pace=60.0)
-        run = Served(config, link, self.run_name)
+        run = self._at_work = Served(config, link, self.run_name)
         write_text(folder / DESCRIPTION, run.description.text)
         logger.info("run %s begins; it is %s", self.run_name, grouped(run.description.sha256))
         figures = run.run(folder, bars=bars)

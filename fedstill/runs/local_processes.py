@@ -49,6 +49,7 @@ from fedstill.runs.deployed import job_of, raise_if_stopped, run_name
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
 
+METRICS = "metrics.jsonl"
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
 
 
@@ -83,6 +84,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
         started = time.monotonic()
         served = home / "runs" / run
         if not (served / "result.json").exists():
+            _show_metrics(served, out)
             with following(served / PROGRESS, bars):
                 if config.engine.name == "flare":
                     _simulate(config, run, names, home)
@@ -91,6 +93,12 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
             raise_if_stopped(served, out)
         seconds = time.monotonic() - started
         return _looked_into(simulation, out, served, home / "nodes", run, seconds)
+
+
+def _show_metrics(served: Path, out: Path) -> None:
+    """Have what the server measures in the run's own folder, for its page, while it goes on."""
+    (out / METRICS).unlink(missing_ok=True)
+    (out / METRICS).symlink_to(served.relative_to(out) / METRICS)
 
 
 # --- a rehearsal's nodes ------------------------------------------------------------------------------
@@ -168,7 +176,8 @@ def _looked_into(
             for optimisers in (states[node.name]["optimisers"], *states[node.name]["teachers"]):
                 optimisers.pop("model", None)
     live = json.loads((served / "result.json").read_text(encoding="utf-8"))
-    for name in (FILE, "metrics.jsonl"):
+    (out / METRICS).unlink(missing_ok=True)  # which is the server's until now
+    for name in (FILE, METRICS):
         shutil.copy2(served / name, out / name)
     figures = simulation.adopt(out, saved, states)
     figures["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}

@@ -29,7 +29,7 @@ from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import Plan, fingerprint
 from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.remote_run import Served
-from fedstill.runs.run import COMMAND, check_folder, machine_and_date
+from fedstill.runs.run import COMMAND, check_folder, machine_and_date, note_failures
 from fedstill.runs.setting import check_method
 from fedstill.track.listeners import Listeners
 
@@ -130,6 +130,7 @@ def distil(
     result = {**run.about(), **figures, "files": told, "command": command, **machine_and_date()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     run.finish(result)
+    note_failures(listeners, result, out)
     return result
 
 

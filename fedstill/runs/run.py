@@ -152,13 +152,11 @@ def _go(
     if made is None:
         from fedstill.runs.deployed import submit
 
-        figures = submit(config, out, bars, in_lines=not progress)
+        figures = submit(config, out, bars, not progress, listeners)
         result = {**figures, "command": command, **machine_and_date()}
         write_text(out / "result.json", json_text(result) + "\n")
-        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        listeners.start(out, result["title"], over=True)
-        listeners.log([json.loads(line) for line in lines])
         listeners.close(result)
+        note_failures(listeners, result, out)
         (out / PROGRESS).unlink(missing_ok=True)
         return result
     simulation, about = made
@@ -205,8 +203,18 @@ def finish(
     """
     result = {**about, **figures, **machine_and_date()}
     simulation.finish(result)
+    note_failures(simulation.listeners, result, out)
     (out / PROGRESS).unlink(missing_ok=True)
     return result
+
+
+def note_failures(listeners: Listeners, result: dict[str, Any], out: Path) -> None:
+    """Add to a result that is written which listeners failed as they were told of it, or of the last metrics
+    before it."""
+    said = result.get("notes", [])
+    if late := [note for note in listeners.notes if note not in said]:
+        result["notes"] = [*said, *late]
+        write_text(out / "result.json", json_text(result) + "\n")
 
 
 def machine_and_date() -> dict[str, Any]:

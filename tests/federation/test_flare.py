@@ -172,7 +172,10 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
-            until(lambda: (noted := admin.progress(job)) and re.fullmatch(waits, noted.words()), 20, 0.1)
+            until(lambda: (noted := admin.progress(job)[0]) and re.fullmatch(waits, noted.words()), 20, 0.1)
+            _, lines = admin.progress(job)  # it waits, and measures nothing meanwhile
+            assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+            assert admin.progress(job, 2)[1] == lines[2:] != []
         code, printed = run.end(200)
         told_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed

@@ -42,6 +42,7 @@ from fedstill.protocol.run_description import describe
 from fedstill.runs.config import from_dict
 from fedstill.runs.deployed import submit
 from fedstill.runs.remote_run import plan_of
+from fedstill.track.listeners import Listeners
 from tests.federation.sites import until
 
 pytestmark = pytest.mark.waits
@@ -686,7 +687,7 @@ def test_owners_decide_which_runs_begin(
     out = tmp_path / "run"
     out.mkdir()
     with pytest.raises(FedstillError) as refused:
-        submit(replace(config, method=replace(config.method, epochs=2)), out, Bars(False), in_lines=False)
+        submit(replace(config, method=replace(config.method, epochs=2)), out, Bars(False), False, Listeners())
     told = str(refused.value)
     assert "east' refuses question 'join' by rule minimum_records: 5, and here are fewer" in told
     assert "north' refuses question 'join' by rule approve: run" in told

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,9 +28,11 @@ from fedstill.report import write_report
 from fedstill.runs import assemble, deployed, local_processes, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
+from fedstill.track.listeners import Listeners
 from tests.federation.test_remote import Away, tiny
 from tests.loopback import Loopback
 
+TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
 RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"name": "flare"}}
 
 
@@ -47,6 +49,7 @@ class Server:
         self.ended: list[str] = []
         self.interrupted = False
         self.at_work: list[str] = []  # statuses before the end
+        self.measured = 0  # turns of the run
 
     def admin(self, kit: Path, patience: float = 0.0) -> Server:
         if kit.name != "admin":
@@ -83,8 +86,10 @@ class Server:
             return self.at_work.pop(0)
         return "FINISHED:COMPLETED"
 
-    def progress(self, job: str) -> Note:
-        return Note("distillation", 3, 60, since=time.time() - 12, waits_for=("node-2",))
+    def progress(self, job: str, known: int = 0) -> tuple[Note, list[dict[str, Any]]]:
+        note = Note("distillation", 3, 60, since=time.time() - 12, waits_for=("node-2",))
+        self.measured += 2
+        return note, TURNS[known : self.measured]
 
     def abort(self, job: str) -> None:
         self.ended.append(job)
@@ -97,7 +102,7 @@ class Server:
         place.mkdir(parents=True)
         for name, told in self.left.items():
             (place / name).write_text(json.dumps(told))
-        (place / "metrics.jsonl").touch()
+        (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TURNS))
         return to / job
 
 
@@ -299,7 +304,7 @@ def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
     experiment, _ = assemble.prepare(config)
     for start in (
         lambda: local_processes.rehearse(config, experiment, Path("out"), Bars(False)),
-        lambda: deployed.submit(config, Path("out"), Bars(False), False),
+        lambda: deployed.submit(config, Path("out"), Bars(False), False, Listeners()),
     ):
         with pytest.raises(RunFolderError, match="out is in use: another process is at work on this run"):
             start()
@@ -441,23 +446,62 @@ def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
     assert not any(word in deployed.servers_part(config) for word in ("mine:make", "policy", "models"))
 
 
-class Broken(Tracker):
-    """Cannot begin."""
+class Hears(Tracker):
+    """Keeps what it hears, and how much of it the run's page could show by then."""
+
+    heard: ClassVar[list[Any]] = []
+    fails: ClassVar[str] = ""
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
-        raise OSError("the server of trackers is gone")
+        if self.fails == "start":
+            raise OSError("the server of trackers is gone")
+        self.file = folder / "metrics.jsonl"
+        self.heard[:] = [about["method"]]
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        pytest.fail("it has not begun")
+        self.heard.append((len(self.file.read_text().splitlines()), list(lines)))
 
     def close(self, result: Mapping[str, Any] | None) -> None:
-        pytest.fail("it has not begun")
+        if self.fails == "close":
+            raise OSError("the server of trackers is gone")
+        self.heard.append(result and result["accuracy"])
 
 
-def test_a_tracker_that_cannot_begin_costs_no_result_of_a_run_that_is_over(
-    server: Server, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def hears(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(deployed, "EVERY", 0.0)
+    monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
+    return f"{__name__}:Hears"
+
+
+def test_metrics_come_home_as_they_are_measured(server: Server, hears: str) -> None:
+    """And of a run that goes on all of them come anew, in place of those that may be void."""
+    server.at_work = ["RUNNING", "RUNNING"]
+    server.left = {"stopped.json": {"error": "NodeFault", "text": "x"}}
+    with pytest.raises(FedstillError):
+        begin("--track", hears)
+    parts = [(2, TURNS[:2]), (4, TURNS[2:4])]
+    assert Hears.heard == ["FedAvg", *parts, None]
+    server.at_work, server.measured, server.left = ["RUNNING", "RUNNING"], 0, {"result.json": RESULT}
+    run.resume(Path("out"), progress=False)
+    assert Hears.heard == ["FedAvg", *parts, (5, TURNS[4:]), 80.0]
+    assert [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()] == TURNS
+
+
+def test_a_tracker_that_cannot_begin_stops_a_run_before_a_job_is_handed_in(
+    server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin("--track", f"{__name__}:Broken")
+    monkeypatch.setattr(Hears, "fails", "start")
+    with pytest.raises(FedstillError, match="cannot begin: the server of trackers is gone"):
+        begin("--track", hears)
+    assert server.handed_in == []
 
-    assert json.loads(Path("out/result.json").read_text())["accuracy"] == 80.0
-    assert "tracker 'tests.runs.test_local_processes:Broken' failed and was let go" in capsys.readouterr().err
+
+def test_a_tracker_that_fails_as_it_is_told_of_the_end_is_in_the_result(
+    server: Server, hears: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hears, "fails", "close")
+    begin("--track", hears)
+    told = json.loads(Path("out/result.json").read_text())
+    assert told["accuracy"] == 80.0
+    assert told["notes"] == [f"tracker {hears!r} failed and was let go: the server of trackers is gone"]

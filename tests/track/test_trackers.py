@@ -17,7 +17,7 @@ import pytest
 import fedstill
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.run_writer import Records
-from fedstill.runs.config import from_dict
+from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.run import resume, run
 from fedstill.track import TRACKERS, Tracker, numbers
 from fedstill.track.listeners import Listeners
@@ -136,11 +136,8 @@ class Stops(Tracker):
         self.heard.append(result)
 
 
-def test_a_run_that_goes_on_tells_all_its_metrics_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Records, "due", lambda self: True)
-    config = from_dict(
+def tiny_run(tracker: str) -> RunConfig:
+    return from_dict(
         {
             "data": {"name": "digits", "train_limit": 100},
             "split": {"nodes": 2},
@@ -149,9 +146,16 @@ def test_a_run_that_goes_on_tells_all_its_metrics_once(
             "public": {"name": "held-out"},
             "method": {"name": "fedkd", "epochs": 30},
             "evaluation": {"centralised": False},
-            "track": [f"{__name__}:Stops"],
+            "track": [tracker],
         }
     )
+
+
+def test_a_run_that_goes_on_tells_all_its_metrics_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Records, "due", lambda self: True)
+    config = tiny_run(f"{__name__}:Stops")
     monkeypatch.setattr(Stops, "stops", True)
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "run", command="", progress=False)
@@ -190,8 +194,37 @@ def test_one_that_fails_is_let_go_and_one_that_cannot_begin_stops_the_run(
     listeners = Listeners([other])
     with pytest.raises(FedstillError, match="tracker 'Stops' cannot begin: division by zero"):
         listeners.start(tmp_path, "FedIOD")
+    listeners.start(tmp_path, "FedIOD", over=True)  # all has been trained, and the result is worth more
+    assert listeners.notes == ["tracker 'Stops' failed and was let go: division by zero"]
     listeners.close(None)
     assert other.heard[1:] == [turn(1), turn(2)]  # what has not begun is not told of an end
+
+
+class FailsLast(Stops):
+    """Its disk is full as it is told of the last metrics, or of the end."""
+
+    at: ClassVar[str] = ""
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        if self.at == "log":
+            raise OSError("no space left")
+
+    def close(self, result: Mapping[str, Any] | None) -> None:
+        raise OSError("no space left")
+
+
+@pytest.mark.parametrize("at", ["log", "close"])
+def test_one_that_fails_at_the_end_is_in_the_result(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told of metrics here before the run is over, as no state is saved."""
+    monkeypatch.setattr(FailsLast, "at", at)
+    monkeypatch.setattr(Records, "due", lambda self: False)
+    result = run(tiny_run(f"{__name__}:FailsLast"), tmp_path / "run", command="", progress=False)
+    told = json.loads((tmp_path / "run" / "result.json").read_text())
+    note = f"tracker '{__name__}:FailsLast' failed and was let go: no space left"
+    assert note in told["notes"]
+    assert told["notes"] == result["notes"]
 
 
 @pytest.mark.parametrize(
