@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from fedstill.data.splits import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
+from fedstill.report.run_files import Metrics
 from fedstill.runs import assemble, deployed, local_processes, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
@@ -360,6 +362,27 @@ def test_a_rehearsal_is_deployed_anew_each_time(
             (home / "nodes/node-1/kit").rmdir()
     assert made == ["kit 0", "kit 1", "kit 2"]
     assert (home / "runs/run/result.json").exists()  # behind a link, and not thrown away with it
+
+
+def test_the_page_of_a_rehearsal_shows_what_its_server_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out, shown = tiny("fedavg"), tmp_path / "out", []
+    config = replace(config, engine=replace(config.engine, name="flare"))
+    out.mkdir()
+
+    def stop(config: object, run: str, names: object, home: Path) -> None:
+        (home / "runs" / run).mkdir(parents=True, exist_ok=True)
+        with (home / "runs" / run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(TURNS[len(shown)]) + "\n")
+        shown.append(Metrics.read(out / "metrics.jsonl").central)
+        raise DeployError("stopped")
+
+    monkeypatch.setattr(local_processes, "_simulate", stop)
+    for _ in range(2):
+        with pytest.raises(DeployError, match="stopped"):
+            local_processes.rehearse(config, assemble.prepare(config)[0], out, Bars(False))
+    assert shown == [{1.0: 10.0}, {1.0: 10.0, 2.0: 20.0}]
 
 
 def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
