@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedstill.core.text_format import percent
+from fedstill.federation.node_order import natural
 from fedstill.report import drawing
 from fedstill.report.drawing import ACCENT, CARD, MUTED, PAPER, Points
 from fedstill.report.result_parts import ConfidenceBin
@@ -123,7 +124,7 @@ Losses = Mapping[str, Mapping[float, float | None]]  # by name, by step; None is
 def local_of(run: RunFiles) -> Losses:
     """Losses of local training by node, as reports write their names, and of the centralised model."""
     kept = run.metrics
-    found = {run.result.written(name): values for name, values in kept.local.items()}
+    found = {run.result.written(name): kept.local[name] for name in sorted(kept.local, key=natural)}
     return {**found, "centralised": kept.centralised} if kept.centralised else found
 
 

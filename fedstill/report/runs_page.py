@@ -56,7 +56,8 @@ def page(folder: Path, runs: Mapping[str, Path], served: str) -> str:
         table=_table({name: (place, "") for name, place in runs.items()}),
         empty="None yet.",
     )
-    return live_page.html(folder.resolve().name, "fedstill \u00b7 runs", str(folder), [], [section], served)
+    here = folder.resolve()
+    return live_page.html(here.name, "fedstill \u00b7 runs", f"The runs in {here}.", [], [section], served)
 
 
 def run(runs: Mapping[str, Path], path: str, served: str) -> str | None:
@@ -95,11 +96,12 @@ def server_page(server: ServerView, served: str) -> str:
 def _table(runs: Mapping[str, tuple[Path, str]]) -> Table:
     rows = [_row(name, place, told) for name, (place, told) in runs.items()]
     heads = [
+        Column("Method", "model"),
         Column("State", ""),
         Column("Done", "bar"),
         Column("Reached"),
         Column("Time left"),
-        Column("A message"),
+        Column("Round of messages"),
     ]
     return Table("Runs", "Run", heads, rows, style="price", none=MISSING)
 
@@ -113,16 +115,17 @@ def _row(name: str, place: Path, became: str) -> Row:
             value = (
                 None if result.value is None else f"{result.metric.title} {told(result.metric, result.value)}"
             )
-            return Row(link, [Cell(became), Cell(bar(("bar", 100.0))), Cell(value), NOTHING, NOTHING])
+            whole = Cell(bar(("bar", 100.0)))
+            return Row(link, [Cell(result.method_title), Cell(became), whole, Cell(value), NOTHING, NOTHING])
         run = SoFar.read(place)
         if became.startswith("running"):  # how far is in the other cells
             became = ", ".join(filter(None, ("running", run.note.waiting(), run.note.missing())))
         cells = [
             Cell(run.bar, run.done),
-            Cell(run.reached),
+            Cell(f"{run.note.about.get('figure', '')} {run.reached}".strip() if run.reached else None),
             Cell(run.left) if run.left else NOTHING,
             Cell(run.message) if run.message else NOTHING,
         ]
-        return Row(link, [Cell(clip(became, 500)), *cells])
+        return Row(link, [Cell(run.note.about.get("title", "")), Cell(clip(became, 500)), *cells])
     except RunFolderError as error:
-        return Row(clip(name), [Cell(clip(str(error))), *[NOTHING] * 4])
+        return Row(clip(name), [NOTHING, Cell(clip(str(error))), *[NOTHING] * 4])

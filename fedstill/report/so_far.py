@@ -61,7 +61,7 @@ class SoFar:
         """The main figure so far, in words."""
         told, newest = self.metrics.central, self.note.note.strip()
         if newest:  # what was measured is in its file with the next saved state
-            return newest.removeprefix(f"{self.note.about.get('metric')} ")
+            return newest.removeprefix(f"{self.note.about.get('metric')} ").replace(" %", "%")
         return self._told(told[max(told)]) if told else None
 
     @property

@@ -24,7 +24,7 @@ def section(folder: Path, result: Result) -> Table | None:
         note = {schema.target: "the target", schema.event: "whether it was reached"}.get(column.name, "")
         rows.append(Row(column.name, [Cell(column.allowed), *values], note))
     heads = [Column("Allowed", ""), *(Column(f"made {number}") for number in range(1, len(made) + 1))]
-    return Table("Columns of the table", "Column", heads, rows)
+    return Table("Columns of the table", "Column", heads, rows, style="columns")
 
 
 def last_made(folder: Path) -> list[Array]:

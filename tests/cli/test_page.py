@@ -147,7 +147,8 @@ def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
         link = next(link for link in page.attributes("href") if link.startswith("run/later"))
         later = Page(ask(server, f"/{server.token}/{link}")[2])
     assert "done" in page.text
-    assert "Accuracy 93.4%" in page.text
+    assert "FedIOD done Accuracy 93.4%" in page.text
+    assert f"The runs in {runs.resolve()}." in page.text
     assert "distillation 31 of 400" in page.text
     assert "ended before it was done; fedstill run --resume goes on with it" in page.text
     assert HOSTILE in page.text
@@ -211,7 +212,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
             assert ask(server, f"/{server.token}/run/two")[0] == 404
     assert "It runs as process 77." in page.text
     assert "north 3.0 s ago" in page.text
-    assert "one running, waits for north for " in page.text
+    assert "one FedIOD running, waits for north for " in page.text
     assert ", goes on without west" in page.text
     assert "distillation 31 of 400" in page.text
     assert f"refused: {HOSTILE}" in page.text

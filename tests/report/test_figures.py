@@ -61,12 +61,15 @@ def test_losses_have_a_plot_each_with_every_step(tmp_path: Path) -> None:
     run = a_folder(tmp_path, a_result())
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "distillation", "step": 5, "losses": {"gan": NaN, "student": 0.25}}\n')
+        for node in ("ward-10", "ward-2"):  # in the order in which they were trained
+            file.write(f'{{"phase": "local", "node": "{node}", "step": 50, "loss": 0.5}}\n')
     axes = figures.losses(run).axes
     shown = {each.get_title(loc="left"): each.lines[0].get_xydata().tolist() for each in axes}
     assert shown["gan"] == [[k, 0.7] for k in (1, 2, 3, 4)]  # what is not finite is left out
     assert shown["student"] == [*([k, 1.5 / k] for k in (1, 2, 3, 4)), [5, 0.25]]
     local = figures.local_losses(run).axes
-    assert [axes.get_title(loc="left") for axes in local] == ["north", "south", "centralised"]
+    names = ["north", "south", "ward-2", "ward-10", "centralised"]
+    assert [axes.get_title(loc="left") for axes in local] == names
     assert {axes.get_ylim() for axes in local} == {(0.0, 2.0)}  # one scale
 
 

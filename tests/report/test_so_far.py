@@ -33,7 +33,7 @@ def test_it_says_how_far_the_run_is_and_what_it_reaches(tmp_path: Path) -> None:
     ]
     lines[-1] |= {"link_seconds_each": 0.12, "link_link": 3.0, "link_waiting": 0.0}
     page = read(measured(going_on(tmp_path), lines))
-    assert "Accuracy so far 82.0 %" in read(going_on(tmp_path, note="accuracy 82.0 %")).text  # newer
+    assert "Accuracy so far 82.0%" in read(going_on(tmp_path, note="accuracy 82.0 %")).text  # newer
     assert "not finished" in page.text
     assert "goes on without west" in read(going_on(tmp_path, without=["west"])).text
     assert "31 of 400" in page.text
@@ -91,7 +91,7 @@ def test_a_run_writes_it_as_it_goes_on_and_says_what_it_is(tmp_path: Path) -> No
 
     out = tmp_path / "out"
     run.run(tiny("fedavg", {"rounds": 2}), out, command="", progress=False, report=report)
-    assert seen == [False]  # too quick for a second one
+    assert set(seen) == {False}  # while it goes on, and not once there is a result
     assert "FedAvg" in (out / "report.html").read_text()
     assert "not finished" in (out / "report.html").read_text()
     assert not (out / PROGRESS).exists()
