@@ -64,7 +64,7 @@ usage:
   fedstill --version
 
 options of `run` beside those of the preset:
-  --out DIR       the run's folder (default: runs/NAME-seedSEED)
+  --out DIR       the run's folder (default: runs/NAME-seedSEED; where one is done there already, -2, -3, ...)
   --resume DIR    go on with the run in this folder, to the figures that it would have reached
   --quiet         no progress bars
   --json          the result as JSON in place of the table; so have list, compare, reproduce (its list),

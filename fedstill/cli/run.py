@@ -87,9 +87,12 @@ def figures(given: Given) -> None:
 
 
 def out_folder(given: Given, default: str, what: str = "run") -> Path:
-    """Where results go; that it is the default is said."""
+    """Where results go; that it is the default is said, which of runs is the first in which none is done."""
     folder: Path = given.path("--out", default)
     if "--out" not in given:
+        number = 2
+        while what == "run" and (folder / "result.json").exists():
+            folder, number = Path(f"{default}-{number}"), number + 1
         print(f"The {what}'s folder is {folder}; --out DIR chooses another.", file=sys.stderr)
     return folder
 

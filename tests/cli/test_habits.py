@@ -20,6 +20,7 @@ from fedstill.cli.arguments import read
 from fedstill.cli.completion import completed
 from fedstill.cli.doctor import EXTRAS
 from fedstill.cli.main import COMMANDS, ROOMS
+from fedstill.cli.run import out_folder
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.data.raw import from_arrays
 from fedstill.models import MLP
@@ -75,6 +76,21 @@ def test_a_method_may_be_named_from_python_and_labels_may_be_a_column() -> None:
     assert outcome.figures["method"] == "standalone"
     arrays = {"images": np.zeros((3, 8, 8), dtype=np.uint8), "labels": np.array([[1], [0], [1]])}
     assert from_arrays(Path("x.npz"), arrays, "class").labels.tolist() == [1, 0, 1]
+
+
+def test_a_run_that_is_done_is_in_no_other_runs_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options are tried one after the other; one that was stopped waits to go on."""
+    given, default = read("run", "PRESET", ["demo"]), tmp_path / "demo-seed0"
+    for folder in (default, tmp_path / "demo-seed0-2", tmp_path / "demo-seed0-3"):
+        assert out_folder(given, str(default)) == folder
+        assert f"The run's folder is {folder};" in capsys.readouterr().err
+        folder.mkdir()
+        (folder / "config.toml").touch()
+        assert out_folder(given, str(default)) == folder, "it is not done"
+        (folder / "result.json").touch()
+    assert out_folder(given, str(default), "comparison") == default, "which takes up what is done"
 
 
 def test_the_doctor_says_what_is_missing_for_what(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
