@@ -13,10 +13,11 @@ from fedstill.attacks import membership_inference
 from fedstill.attacks.attack import Target
 from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.gradient_inversion import GradientInversion
+from fedstill.attacks.heard import Heard
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.attacks.outsider import federation, outsider
-from fedstill.attacks.rerun import Heard, Overheard, Replay
+from fedstill.attacks.rerun import Overheard, Replay
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.node.local_training import predict
 from fedstill.protocol.summing import SUM
