@@ -38,7 +38,7 @@ def test_each_of_a_labs_own_is_one_short_file_and_stands_whole_on_its_page(
 
 
 def typed(folder: Path, *words: str) -> None:
-    code, printed = Command(words, folder, [ROOT]).end(110)
+    code, printed = Command(words, folder, [ROOT]).end(250)
     assert code == 0, printed
 
 
