@@ -144,8 +144,10 @@ def clipped_sum(
         factors, sound = kept(norms, clip).float(), norms.isfinite()
         if not sound.all():
             rows = [torch.where(sound.unsqueeze(1), row, 0.0) for row in rows]
-        for own, row in zip(sums, rows, strict=True):
-            own += factors @ row
+        # A product rounded to bfloat16 moves by several clips with one record.
+        with torch.autocast(inputs.device.type, enabled=False):
+            for own, row in zip(sums, rows, strict=True):
+                own += factors @ row
     return torch.cat(sums), losses / max(len(inputs), 1)
 
 

@@ -19,7 +19,7 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 from torch import nn
 
-from fedstill.core.compute import Compute
+from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.models import build
 from fedstill.node import dp_training, local_training
@@ -149,6 +149,18 @@ def test_one_record_more_or_less_moves_a_real_step_by_at_most_the_clip(
     by = [(full - stepped([r for r in range(n) if r != row])).norm().item() for row in range(n)]
     assert max(by) <= clip * (1 + 1e-3)  # parameters are float32: a step of them rounds
     assert max(by) > 0.9 * clip, "what is charged is what one record can do"
+
+
+def test_a_sum_is_not_rounded_to_the_precision_that_a_run_computes_in() -> None:
+    generator = torch.Generator().manual_seed(0)
+    node = made("random-conv:16", n=1000)
+    alike = torch.randn(1, *SHAPE, generator=generator) + 0.02 * torch.randn(1000, *SHAPE, generator=generator)
+    node.data = TensorData(alike, torch.zeros(1000, dtype=torch.int64))
+    node.data.inputs[0] = torch.randn(SHAPE, generator=generator)
+    low = Compute(EngineConfig(precision="bfloat16"))
+    with low.autocast():
+        by = (total(node, 0.25) - total(node, 0.25, range(1, 1000))).norm().item()
+    assert 0.9 * 0.25 < by <= 0.25 * (1 + 1e-3)
 
 
 # --- augmentation ---------------------------------------------------------------------------------
