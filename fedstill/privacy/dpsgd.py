@@ -123,6 +123,8 @@ def clipped_sum(
         trained: its parameters in training, by name.
         inputs, targets: ``(B, ...)``; B may be 0.
     """
+    if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
+        return _of_linear(module, private_loss, inputs, targets, clip)
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
     bound = _Bound(module, lambda *args: private_loss(*args)[0])
@@ -149,6 +151,33 @@ def clipped_sum(
             for own, row in zip(sums, rows, strict=True):
                 own += factors @ row
     return torch.cat(sums), losses / max(len(inputs), 1)
+
+
+def _of_linear(
+    layer: nn.Linear, private_loss: PrivateLoss, f: torch.Tensor, targets: torch.Tensor, clip: float
+) -> tuple[torch.Tensor, float]:
+    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``, without a vector of P numbers for each
+    example.
+
+    An example's gradient is the outer product of r, the loss's gradient by the outputs, and f, so its norm
+    is ``|r| |f|``; a bias is one more feature, 1 (Goodfellow, "Efficient Per-Example Gradient Computations",
+    2015, arXiv:1510.01799).
+    """
+
+    def one(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return private_loss(nn.Identity(), z.unsqueeze(0), y.unsqueeze(0))[0]
+
+    with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
+        f = f.float()
+        z = layer(f)  # (B, C)
+        r, losses = vmap(grad_and_value(one), randomness="error")(z, targets) if len(f) else (z, z[:, 0])
+        size = lengths(f) if layer.bias is None else lengths(f).square().add(1).sqrt()
+        norms = lengths(r) * size  # (B,) float64
+        if not (sound := norms.isfinite()).all():
+            r, f = (torch.where(sound.unsqueeze(1), each, 0.0) for each in (r, f))
+        r = r * kept(norms, clip).float().unsqueeze(1)
+        sums = [(r.T @ f).flatten()] + ([] if layer.bias is None else [r.sum(0)])
+    return torch.cat(sums), losses.sum().item() / max(len(f), 1)
 
 
 class _Bound(nn.Module):
