@@ -144,18 +144,18 @@ def _behind_fixed_layers(node: Node) -> Node:
     Each example is a batch of one here too, whatever the layers.
     """
     model, data = node.model, node.data
-    if type(model).forward is not nn.Sequential.forward or not len(data):
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         return node
     learning = {id(own) for name, own in model.named_parameters() if name not in node.frozen["model"]}
     layers = list(model)
     learns = [any(id(own) in learning for own in layer.parameters()) for layer in layers]
-    at = learns.index(True) if learning else 0
+    at = learns.index(True) if learning and len(data) else 0
     fixed, head = nn.Sequential(*layers[:at]), nn.Sequential(*layers[at:])
     each, training = vmap(lambda x: fixed(x.unsqueeze(0))[0], randomness="error"), model.training
     with torch.no_grad():
         fixed.train()  # as in a step
         fits = at and len(data) * each(data.inputs[:1]).numel() <= KEPT
-        features = torch.cat([each(piece) for piece in data.inputs.split(PIECE)]) if fits else None
+        features = torch.cat([each(piece) for piece in torch.split(data.inputs, PIECE)]) if fits else None
         fixed.train(training)
     if features is None:
         return node

@@ -156,8 +156,7 @@ def clipped_sum(
 def _of_linear(
     layer: nn.Linear, private_loss: PrivateLoss, f: torch.Tensor, targets: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, float]:
-    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``, without a vector of P numbers for each
-    example.
+    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``; no example's P numbers are written out.
 
     An example's gradient is the outer product of r, the loss's gradient by the outputs, and f, so its norm
     is ``|r| |f|``; a bias is one more feature, 1 (Goodfellow, "Efficient Per-Example Gradient Computations",
@@ -167,16 +166,17 @@ def _of_linear(
     def one(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return private_loss(nn.Identity(), z.unsqueeze(0), y.unsqueeze(0))[0]
 
+    biased = len(list(layer.parameters())) == 2
     with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
         f = f.float()
         z = layer(f)  # (B, C)
         r, losses = vmap(grad_and_value(one), randomness="error")(z, targets) if len(f) else (z, z[:, 0])
-        size = lengths(f) if layer.bias is None else lengths(f).square().add(1).sqrt()
+        size = (lengths(f).square() + biased).sqrt()
         norms = lengths(r) * size  # (B,) float64
         if not (sound := norms.isfinite()).all():
             r, f = (torch.where(sound.unsqueeze(1), each, 0.0) for each in (r, f))
         r = r * kept(norms, clip).float().unsqueeze(1)
-        sums = [(r.T @ f).flatten()] + ([] if layer.bias is None else [r.sum(0)])
+        sums = [(r.T @ f).flatten(), *([r.sum(0)] if biased else [])]
     return torch.cat(sums), losses.sum().item() / max(len(f), 1)
 
 
