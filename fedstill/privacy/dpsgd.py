@@ -156,7 +156,7 @@ def clipped_sum(
 def _of_linear(
     layer: nn.Linear, private_loss: PrivateLoss, f: torch.Tensor, targets: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, float]:
-    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``; no example's P numbers are written out.
+    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``, no example's P numbers written out.
 
     An example's gradient is the outer product of r, the loss's gradient by the outputs, and f, so its norm
     is ``|r| |f|``; a bias is one more feature, 1 (Goodfellow, "Efficient Per-Example Gradient Computations",
