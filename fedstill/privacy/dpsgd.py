@@ -98,7 +98,9 @@ def price(dp: PrivateSteps, n: int, batch: int, steps: int) -> Price | None:
 
 
 def sample(data: TensorData, rate: float, draws: Draws) -> TensorData:
-    """Records drawn each by itself (Poisson sampling): none, some or all of them."""
+    """Records drawn each by itself (Poisson sampling): none, some or all of them, which are not copied."""
+    if rate == 1:
+        return data
     chosen = (draws.uniform((len(data),)) < rate).nonzero().flatten()
     return data.subset(chosen.to(data.inputs.device))
 
