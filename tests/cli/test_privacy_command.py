@@ -234,7 +234,7 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
 def test_fediods_gradients_alone_cost_what_the_paper_counts_and_more_with_each_question(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """20 teachers, 8 inputs: noise 10 is 10 * 20 / (2 * sqrt(8)) sensitivities, which Balle and Wang price."""
+    """20 teachers, 8 inputs: noise 10 is 10 * 20 / (2 * sqrt(8)) sensitivities; Balle and Wang's price."""
     path = str(write(tmp_path, FEDIOD, privacy("pate", more="pate = { teachers = 20 }\n")))
     for steps in (4, 64):
         noise = "--noise=pate=40,critic=3,gradients=10"
