@@ -32,7 +32,8 @@ from torch import nn
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.generative_metrics import Extractor, frechet, penultimate
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
-from fedstill.attacks.rerun import Overheard, Release
+from fedstill.attacks.heard import Release
+from fedstill.attacks.rerun import Overheard
 from fedstill.attacks.updates import Observed, gradients
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData

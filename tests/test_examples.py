@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.audited import entries
+from tests.forked import Command
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,18 +37,28 @@ def test_each_of_a_labs_own_is_one_short_file_and_stands_whole_on_its_page(
     assert not page or f"```python\n{code}```" in (ROOT / "docs" / f"{page}.md").read_text()
 
 
+def typed(folder: Path, *words: str) -> None:
+    code, printed = Command(words, folder, [ROOT]).end(250)
+    assert code == 0, printed
+
+
 @pytest.mark.waits
 @pytest.mark.timeout(300)
-def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(tmp_path: Path) -> None:
+def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes on by itself, FLARE's sites, are processes as anybody starts them; commands that end are
+    forked from one that has imported all that they need."""
     pytest.importorskip("nvflare")
     from fedstill.federation.provision import free_port
 
     home = tmp_path / "hospitals"
-    script = ROOT / "examples" / "hospitals" / "hospitals.py"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, str(script), str(home), str(free_port())]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(sys, "argv", ["hospitals.py", str(home), str(free_port())])
+    script = runpy.run_path(str(ROOT / "examples" / "hospitals" / "hospitals.py"))
+    for name, here in (("fedstill", typed), ("PATIENCE", 180.0)):
+        monkeypatch.setitem(script["main"].__globals__, name, here)
+    script["main"]()
 
     result = json.loads((home / "university" / "result" / "result.json").read_text())
     assert (home / "university" / "result" / "report.html").stat().st_size > 10_000

@@ -148,7 +148,7 @@ def wait_for_nodes(university: Path) -> None:
             return
         if time.monotonic() > end:
             sys.exit(f"the hospitals did not join within {PATIENCE:g} s:\n{seen}")
-        time.sleep(1.0)
+        time.sleep(3.0)
 
 
 def command(*words: str) -> list[str]:

@@ -1,8 +1,8 @@
 """What an adversary gets of private data from what has left a node.
 
 Audits of privacy mechanisms (``mechanism_audits``, ``worlds``) are by somebody who knows all records but one.
-Attacks on runs: ``attack`` says what one is, ``rerun`` does the run once more and hears what left,
-``attack_runner`` tries those that a ``config`` names, ``leakage_rows`` tell what each got and
+Attacks on runs: ``attack`` says what one is, ``rerun`` does the run once more, ``heard`` is what left
+meanwhile, ``attack_runner`` tries those that a ``config`` names, ``leakage_rows`` tell what each got and
 ``leakage_file`` keeps it. There are four:
 
 - ``gradient_inversion``: images whose update is the one that was released. ``victims`` release it,

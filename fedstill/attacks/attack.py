@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from fedstill.attacks.heard import Heard, Release
 from fedstill.attacks.leakage_rows import Column, Pictures, Row, Strip
-from fedstill.attacks.rerun import Heard, Overheard, Release, Replay
+from fedstill.attacks.rerun import Overheard, Replay
 from fedstill.core.checked import check
 from fedstill.core.registry import Registered, Registry
 from fedstill.node.node import Node

@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 
 from fedstill.attacks.attack import Attack, Found, Target
 from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.heard import Release
 from fedstill.attacks.leakage_file import FILE
-from fedstill.attacks.rerun import Release, hear, replay
+from fedstill.attacks.rerun import hear, replay
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, read_result, write_text

@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 
 from fedstill.attacks.candidates import Candidates
+from fedstill.attacks.heard import Heard
 from fedstill.attacks.membership_scores import confidence
-from fedstill.attacks.rerun import Heard, Overheard, Replay
+from fedstill.attacks.rerun import Overheard, Replay
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import numpy_generator

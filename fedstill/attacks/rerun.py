@@ -1,7 +1,5 @@
 """A finished run, done once more to hear what left its nodes: all that attacks on it are given.
 
-Heard is every release as it left its node's gate, and what had been asked.
-
 A simulation follows from its configuration, so it can be repeated. Whether the repetition is the run is
 checked twice: it let out what the run's own audit log counts, node by node and kind by kind, and where there
 is a student, it came to the same one.
@@ -10,9 +8,9 @@ is a student, it came to the same one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from fedstill.attacks.heard import Hear, Heard, Release
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import read_result
@@ -31,7 +30,6 @@ from fedstill.federation.inprocess import InProcess
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.node import Node
-from fedstill.protocol.kinds import INDICES, INPUTS, kind_named
 from fedstill.protocol.summing import SUM, SumCall, read_sums, total
 from fedstill.protocol.wire_format import refine
 from fedstill.runs.assemble import assemble, divide
@@ -39,33 +37,6 @@ from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.run import REHEARSED
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
-
-
-@dataclass(frozen=True, eq=False)
-class Release:
-    """One release, with the question that it answers.
-
-    Args:
-        number: of the question.
-        part: ``"answer"`` or ``"gradient"``.
-        kinds: the kind of each tensor that left.
-        sent: what had come down, by name.
-        asked: the kind of each tensor of the question; empty for what was pulled back.
-        moved: whether it is about inputs that the node moved before it answered.
-    """
-
-    node: str
-    number: int
-    question: str
-    part: str
-    kinds: Mapping[str, str]
-    tensors: Tensors
-    sent: Tensors
-    asked: Mapping[str, str]
-    moved: bool = False
-
-
-Hear = Callable[[Release], Any]
 
 
 class Enough(Exception):
@@ -278,75 +249,3 @@ def _apart(network: nn.Module, state: Mapping[str, torch.Tensor]) -> float:
     pairs = [(own[name].cpu().double(), value.double()) for name, value in state.items()]
     length = sum(float(value.square().sum()) for _, value in pairs)
     return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs) / max(length, 1e-30))
-
-
-@dataclass(eq=False)
-class Heard:
-    """What the server of a run saw, as far as attacks use it.
-
-    Args:
-        most: rows of questions and answers that are kept, the last ones.
-        counts: label counts as each node told them first, ``(C,)``.
-        taught: nodes of which something was heard beside how much they hold.
-        made: whether the server made what it asked about, by itself.
-    """
-
-    most: int
-    counts: dict[str, torch.Tensor] = field(default_factory=dict)
-    taught: set[str] = field(default_factory=set)
-    made: bool = False
-    _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the question
-    _told: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
-
-    def take(self, release: Release, public: Public | None) -> None:
-        """Hear one release."""
-        kinds = {name: kind_named(kind) for name, kind in release.kinds.items()}
-        if any(kind.of != "counts" for kind in kinds.values()):
-            self.taught.add(release.node)
-        counted = [release.tensors[name] for name, kind in kinds.items() if kind.by_class]
-        if counted:  # by class, and perhaps their sum
-            self.counts.setdefault(release.node, max(counted, key=torch.Tensor.numel).flatten())
-        logits = next((release.tensors[name] for name, kind in kinds.items() if kind.of == "scores"), None)
-        about = None if logits is None else _about(release, public, len(logits))
-        if logits is None or about is None or len(logits) != len(about):
-            return
-        if not self._asked or self._asked[-1][0] != release.number:
-            self._asked.append((release.number, about))
-            self.made = self.made or INPUTS in release.asked.values()
-            self._forget()
-        self._told.setdefault(release.node, {})[release.number] = logits
-
-    def _forget(self) -> None:
-        """Keep as many questions as are needed for the rows that are wanted."""
-        while len(self._asked) > 1 and sum(len(about) for _, about in self._asked[1:]) >= self.most:
-            number, _ = self._asked.pop(0)
-            for told in self._told.values():
-                told.pop(number, None)
-
-    @property
-    def inputs(self) -> torch.Tensor | None:
-        """What nodes were asked about ``(Q, ...)``, on the CPU; None where they were asked about nothing."""
-        return torch.cat([about.cpu() for _, about in self._asked])[-self.most :] if self._asked else None
-
-    def answers(self, node: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What a node was asked about ``(Q, ...)`` and what it answered ``(Q, classes)``; None: nothing."""
-        told = self._told.get(node, {})
-        if not told:
-            return None
-        inputs = torch.cat([about.cpu() for number, about in self._asked if number in told])
-        outputs = torch.cat([told[number].cpu().float() for number, _ in self._asked if number in told])
-        return inputs[-self.most :], outputs[-self.most :]
-
-
-def _about(release: Release, public: Public | None, answers: int) -> torch.Tensor | None:
-    """The inputs that so many answers are about; None where they were moved."""
-    for name, kind in release.asked.items():
-        if kind == INPUTS and name in release.sent:
-            return release.sent[name]
-    rows = [name for name, kind in release.asked.items() if kind == INDICES and name in release.sent]
-    if not rows or public is None or release.moved:
-        return None
-    told = release.sent[rows[-1]].long().cpu()
-    if len(told) == 2 and int(told[1] - told[0]) == answers:  # from one row up to another
-        return public.inputs[int(told[0]) : int(told[1])]
-    return public.inputs[told.to(public.inputs.device)]

@@ -19,9 +19,10 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.gradient_matching import SEARCHES, invert
+from fedstill.attacks.heard import Release
 from fedstill.attacks.layerwise_inversion import invert_layers
 from fedstill.attacks.recovered_images import Pixels, Recovered
-from fedstill.attacks.rerun import Enough, Overheard, Release, Replay
+from fedstill.attacks.rerun import Enough, Overheard, Replay
 from fedstill.attacks.updates import Observed, Part, Schedule, shared
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError

@@ -80,7 +80,6 @@ def plan(
     base: str | None = None,
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, Table] | None = None,
-    name: str = "compare",
     leakage: bool = False,
 ) -> Comparison:
     """A comparison from names.
@@ -92,7 +91,6 @@ def plan(
         base: the preset or file that gives everything else; None is digits over 5 nodes, Dirichlet alpha 0.5.
         changes: options of a run that change the base, by dotted name.
         options: of one method each, by its label.
-        name: of the comparison.
         leakage: attack each run, with the attack's default options.
 
     Raises:
@@ -112,7 +110,7 @@ def plan(
     if base is not None:
         below = presets.read(base, RunConfig)
         table["base"] = {key: value for key, value in below.items() if key not in PRESETS_OWN}
-    return _comparison(table, name, changes or {})
+    return _comparison(table, "compare", changes or {})
 
 
 def read(

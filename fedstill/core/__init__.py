@@ -4,7 +4,8 @@
   their types, ``toml`` and ``commented_toml`` read and write files, ``registry`` finds things by name, the
   package's own and those of others, and ``user_functions`` a user's own function.
 - Computing: ``compute`` is device and precision, ``workers`` do independent work at once, ``seeds`` names
-  every random draw, ``deadline`` ends what takes too long, ``dataset`` is data as tensors.
+  every random draw, ``bootstrap`` draws cases, ``deadline`` ends what takes too long, ``dataset`` is data as
+  tensors.
 - A run's files: ``run_writer`` writes them, ``checkpoint`` is a state to go on from, ``clock`` counts its
   seconds, ``progress`` is what a person sees meanwhile, ``file_permissions`` keeps others out; ``hash_chain``
   shows what was changed in a log, ``fingerprints`` are what people compare, ``locks`` keep others waiting.

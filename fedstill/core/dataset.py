@@ -148,6 +148,17 @@ def check_labels(
         )
 
 
+def check_numbers(targets: torch.Tensor, width: int, what: str) -> None:
+    """Refuse anything but so many numbers for each example, ``(N, width)`` float32.
+
+    Raises:
+        DataError: another type or shape.
+    """
+    wanted = (len(targets), width)
+    if targets.dtype != torch.float32 or targets.shape != wanted:
+        raise DataError(f"{what}: targets are {_form(targets)}: allowed is float32 of shape {wanted}")
+
+
 def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
     """Refuse inputs that no network can take, whatever the targets mean.
 

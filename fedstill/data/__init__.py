@@ -5,7 +5,7 @@ A data set is one class below ``config.DataConfig``: ``vision`` and ``builtin_ta
 (docs/own-data.md), ``user_data`` reads paths, ``hugging_face`` data sets of that library. Each form of file
 has a reader (``csv_tables``, ``parquet_tables``, ``image_folders``, ``nifti``; ``images`` for a single one),
 which ``user_data`` chooses, and all end as ``raw``, but for rows of a table, which ``tables`` checks against
-their schema;
+their schema, and of which ``row_features`` are what models take;
 ``preparation`` makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on
 ``split_base``; ``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data
 aside.

@@ -24,6 +24,7 @@ from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
 from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import as_column, rows, told_part
 from fedstill.data.parquet_tables import SUFFIX, read_parquet
+from fedstill.data.row_features import RowFeatures
 
 SCHEMA = "schema.toml"
 EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
@@ -104,43 +105,30 @@ def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where
     >>> data.inputs.tolist(), data.targets.tolist()
     ([[0.5, 0.0], [0.0, 1.0]], [1, 0])
     """
-    for column in schema.columns:
-        if column.name not in cells:
-            raise DataError(f"{what}: has no column {column.name!r}: allowed are those of the schema")
-    parts = [_features(cells[column.name], column, where) for column in schema.inputs]
-    inputs = torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32))
-    return TensorData(inputs, _targets(cells, schema, where))
+    _require(cells, schema.columns, what)
+    inputs = _features(cells, schema.inputs, where)
+    return TensorData(inputs.float(), _targets(cells, schema, where))
 
 
 def _targets(cells: Mapping[str, Sequence[Any]], schema: Schema, where: Where) -> torch.Tensor:
-    target = torch.from_numpy(_features(cells[schema.target], schema.answer, where))
+    target = _features(cells, [schema.answer], where)
     if schema.answer.categories:
         return target.argmax(1)
     if not schema.event:
         return target.float()
     event = next(column for column in schema.columns if column.name == schema.event)
-    came = torch.from_numpy(_features(cells[schema.event], event, where))[:, 1:]
+    came = _features(cells, [event], where)[:, 1:]
     # Rounded to float32 only now: a time at which two intervals meet is a whole number of them.
     return torch.cat([(target + 1) / 2 * schema.intervals, came], 1).float()
 
 
-def _features(cells: Sequence[Any], column: SchemaColumn, where: Where) -> Floats:
-    """One column's features, ``(N, features)``."""
-    made = np.zeros((len(cells), len(column.features)))
-    numbers = column.type == "number"
-    place = {name: number for number, name in enumerate(column.categories)}
-    for row, cell in enumerate(cells):
-        text = _text(cell)
-        if text not in place and text.lower() in EMPTY:
-            if not column.missing:
-                raise _wrong(row, column, "nothing", where)
-            made[row, -1] = 1
-        elif numbers:
-            made[row, 0] = _scaled(text, row, column, where)
-        elif text in place:
-            made[row, place[text]] = 1
-        else:
-            raise _wrong(row, column, repr(text), where)
+def _features(
+    cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], where: Where
+) -> torch.Tensor:
+    """Features of some columns, ``(N, features)`` float64."""
+    made: torch.Tensor = RowFeatures(columns, torch.float64)(
+        torch.from_numpy(_numbers(cells, columns, where))
+    )
     return made
 
 
@@ -152,23 +140,46 @@ def coded(
 
     Arguments and errors as :func:`encoded`.
     """
-    parts = []
-    for column in schema.inputs:
+    _require(cells, schema.inputs, what)
+    return _numbers(cells, schema.inputs, where).astype(np.float32)
+
+
+def _require(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], what: str) -> None:
+    for column in columns:
         if column.name not in cells:
             raise DataError(f"{what}: has no column {column.name!r}: allowed are those of the schema")
-        features = _features(cells[column.name], column, where)
-        own = features[:, : len(column.features) - column.missing]
-        if column.categories:
-            value = own.argmax(1).astype(np.float32)
-        else:
-            value = np.array([_number(cell) for cell in cells[column.name]], dtype=np.float32)
-        parts.append(np.where(features[:, -1] == 1, np.float32(np.nan), value) if column.missing else value)
-    return np.stack(parts, axis=1)
 
 
-def _number(cell: Any) -> float:
+def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], where: Where) -> Floats:
+    """``(N, columns)``, as :func:`coded` says."""
+    return np.stack(
+        [
+            [_number(cell, row, column, where) for row, cell in enumerate(cells[column.name])]
+            for column in columns
+        ],
+        axis=1,
+        dtype=np.float64,
+    )
+
+
+def _number(cell: Any, row: int, column: SchemaColumn, where: Where) -> float:
     text = _text(cell)
-    return math.nan if text.lower() in EMPTY else float(text)
+    if text in column.categories:
+        return column.categories.index(text)
+    if text.lower() in EMPTY:
+        if not column.missing:
+            raise _wrong(row, column, "nothing", where)
+        return math.nan
+    if column.type != "number":
+        raise _wrong(row, column, repr(text), where)
+    least, most = column.range
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise _wrong(row, column, text, where)
+    return value
 
 
 def _text(cell: Any) -> str:
@@ -178,17 +189,6 @@ def _text(cell: Any) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()
-
-
-def _scaled(text: str, row: int, column: SchemaColumn, where: Where) -> float:
-    (least, most), (low, high) = column.range, column.span
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not least <= value <= most:
-        raise _wrong(row, column, text, where)
-    return 2 * (min(max(value, low), high) - low) / (high - low) - 1
 
 
 def _wrong(row: int, column: SchemaColumn, found: str, where: Where) -> DataError:

@@ -120,7 +120,7 @@ class Admin:
             return Note.parse(str(told), Path(job)) if told else None
         return None
 
-    def wait(self, job: str, patience: float, every: float = 0.5) -> str:
+    def wait(self, job: str, patience: float) -> str:
         """Wait until a job has ended, and say how.
 
         Raises:
@@ -130,7 +130,7 @@ class Admin:
         while not (status := self.status(job)).startswith("FINISHED"):
             if time.monotonic() > end:
                 raise DeployError(f"job {job} has not ended after {patience:g} s: {status}")
-            time.sleep(every)
+            time.sleep(0.5)
         return status
 
     def abort(self, job: str) -> bool:

@@ -85,11 +85,11 @@ def heartbeat(site: Site) -> float:
     return seconds
 
 
-def reaches(address: str, seconds: float = 5.0) -> bool:
+def reaches(address: str) -> bool:
     """Whether anybody accepts a connection at ``host:port``; that it is the server is for TLS to tell."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=seconds):
+        with socket.create_connection((host, int(port)), timeout=5.0):
             return True
     except OSError:
         return False

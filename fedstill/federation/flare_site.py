@@ -130,15 +130,15 @@ def running(site: Site) -> int | None:
     return None
 
 
-def end_jobs(site: Site, grace: float = 1.0) -> None:
-    """End the processes of the site's jobs: SIGTERM first, SIGKILL after `grace` seconds."""
+def end_jobs(site: Site) -> None:
+    """End the processes of the site's jobs: SIGTERM first, SIGKILL after a second."""
     import psutil
 
     jobs = list(jobs_of(site))
     for job in jobs:
         with contextlib.suppress(psutil.NoSuchProcess):
             job.terminate()
-    for job in psutil.wait_procs(jobs, timeout=grace)[1]:
+    for job in psutil.wait_procs(jobs, timeout=1.0)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             job.kill()
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.methods import ArgumentError, Group, Node, NodeSetting, Tensors, question
+from fedstill.methods import Group, Node, NodeSetting, Tensors, question
 from fedstill.methods._student import StudentOptions
 from fedstill.models.batch_norm import remembered
 from fedstill.protocol.kinds import INPUTS, LOGITS, Kind
@@ -42,15 +42,8 @@ class Examines(StudentOptions):
 
     steps: PositiveInt = 400
     """Batches of inputs, from each of which the student learns."""
-    batch: PositiveInt = 64
-    """Inputs x in a question."""
     bn: NonNegativeFloat = 0.0
     """Weight of the distance of inputs to what the nodes' batch norm has kept; 0: none is told."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.memory < self.batch:
-            raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
     @property
     def turns(self) -> int:

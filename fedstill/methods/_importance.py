@@ -15,7 +15,7 @@ import torch
 from fedstill.methods import Answers, ArgumentError, CountsLabels, Group, Node, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
-from fedstill.methods._public import heard
+from fedstill.methods._public import Votes, heard
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
 from fedstill.protocol.questions import NodeSetting, question
@@ -39,7 +39,7 @@ def odds(d: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance(CountsLabels, CriticOptions, StudentOptions):
+class Importance(CountsLabels, Votes, CriticOptions, StudentOptions):
     """Nodes tell label counts, and their critics how well they know an input, where that is wanted."""
 
     importance: Literal["counts", "fakeness", "realness", "odds", "size"] = "counts"
@@ -87,9 +87,8 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
         Raises:
             ArgumentError: options by which nodes are compared with each other.
         """
-        nothing = torch.zeros(1, 1, at.task.classes, 1)
-        at.task.added(nothing, self.ensemble)  # they refuse what cannot be added
-        at.task.parts(nothing)
+        self.require_sums(at)
+        at.task.parts(torch.zeros(1, 1, at.task.classes, 1))  # refuses what has none
         if self.rated:
             allowed = "counts or size where link.sums: others compare the nodes' critics"
             raise ArgumentError("method.importance", self.importance, allowed)
@@ -106,10 +105,6 @@ class Importance(CountsLabels, CriticOptions, StudentOptions):
             return {}
         real = nodes.bench("critic")(self.critics(nodes.at).own(nodes, nodes.number, x.shape[1]))
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
-
-    def voted(self, at: NodeSetting, z: torch.Tensor) -> torch.Tensor:
-        """z_k as it is, or what of it is added over nodes."""
-        return at.task.added(z, self.ensemble) if at.sums else z
 
     @question(
         sends=lambda self, at: {

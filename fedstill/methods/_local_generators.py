@@ -118,7 +118,7 @@ class LocalGenerators(FeatureGenerators, ABC):
     def generator_work(self, nodes: Group, t: int) -> Work:
         """A step of G_i in round ``t``, with F_i and D_i as the round has left them."""
 
-    def train_generators(self, nodes: Group, span: Span, work: Work, steps: int | None = None) -> None:
+    def train_generators(self, nodes: Group, span: Span, work: Work) -> None:
         """A round's part, ``span``, of the training of a group's generators, on the nodes' own data."""
         at = nodes.at
         local_training.train(
@@ -127,7 +127,6 @@ class LocalGenerators(FeatureGenerators, ABC):
             replace(at.local, lr=self.generator_lr, lr_end=self.generator_lr),
             at.compute,
             span=span,
-            steps=steps,
             work=work,
             roles=self.roles,
             purpose="generator",

@@ -42,11 +42,24 @@ class Weighed:
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
 
 
-class WeighsNodes(CountsLabels, Method):
+class Votes(Method):
+    """Nodes answer with logits, which are ensembled as ``ensemble`` says."""
+
+    ensemble: Ensemble
+
+    def voted(self, at: NodeSetting, z: torch.Tensor) -> torch.Tensor:
+        """Logits as they are, or what of them is added over nodes."""
+        return at.task.added(z, self.ensemble) if at.sums else z
+
+    def require_sums(self, at: NodeSetting) -> None:
+        """Raise an ArgumentError where the ensemble is no weighted mean, which sums over nodes would tell."""
+        at.task.added(torch.zeros(1, 1, at.task.classes), self.ensemble)
+
+
+class WeighsNodes(CountsLabels, Votes):
     """Nodes are weighed by their shares of each class's examples, which they then tell, or equally."""
 
     weights: Literal["counts", "equal"]
-    ensemble: Ensemble
 
     def questions(self, at: NodeSetting) -> Iterable[Question]:
         """Without label counts, where nobody is weighed by them."""
@@ -66,17 +79,13 @@ class WeighsNodes(CountsLabels, Method):
         z = torch.cat([Group([node]).bench("model")(x.unsqueeze(0)) for node in nodes])
         return {"logits": self.voted(at, z)}
 
-    def voted(self, at: NodeSetting, z: torch.Tensor) -> torch.Tensor:
-        """Logits as they are, or what of them is added over nodes."""
-        return at.task.added(z, self.ensemble) if at.sums else z
-
     def summed(self, at: NodeSetting) -> Mapping[str, Added]:
         """How logits are added where the server is to see sums only.
 
         Raises:
             ArgumentError: an ensemble that is no weighted mean.
         """
-        at.task.added(torch.zeros(1, 1, at.task.classes), self.ensemble)
+        self.require_sums(at)
         return {"logits": "counts" if self.by_counts else "mean"}
 
     def gather(self, server: Server, state: Any) -> None:

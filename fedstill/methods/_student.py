@@ -27,6 +27,8 @@ class StudentOptions(Method):
     know the classes that an input shows, or one of your own."""
     tau: PositiveOrInf = 1.0
     """Temperature of S's distance to the ensemble; inf is its l2 limit (FedIOD Eq. 10)."""
+    batch: PositiveInt = 64
+    """Inputs x in a question."""
     memory: int = 100_000
     """Remembered inputs with their ensembled answers; at least one batch."""
     student_steps: PositiveInt = 5
@@ -40,6 +42,11 @@ class StudentOptions(Method):
     """Adam's learning rate for S, falling on a cosine to student_lr_end."""
     student_lr_end: NonNegativeFloat = 1e-6
     """Learning rate of S's last step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory < self.batch:
+            raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
 
 class Student:

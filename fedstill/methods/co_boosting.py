@@ -19,11 +19,13 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.checked import NonNegativeFloat, PositiveOrInf, Share
+from fedstill.core.checked import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import Answers, Needs, Server, torch_generator
 from fedstill.methods._recognised_inputs import Recognises, Recognising
 from fedstill.methods._student import Known
 from fedstill.tasks import Ensemble
+
+DECAY = 0.99  # of mu, from batch to batch
 
 
 @dataclass(kw_only=True)
@@ -45,9 +47,8 @@ class CoBoosting(Recognises):
     hardness: NonNegativeFloat = 1.0
     """Power of 1 - p_y(x), by which inputs count in G's loss; 0: all alike."""
     mu: NonNegativeFloat = 0.01
-    """Step of the ensemble's weights w, which lie in 0..1, after each batch; 0: they stay equal."""
-    mu_decay: Share = 0.99
-    """Of mu, from batch to batch."""
+    """Step of the ensemble's weights w, which lie in 0..1, after each batch, falling by 1 % a
+    batch; 0: they stay equal."""
     epsilon: NonNegativeFloat = 8 / 255
     """How far inputs are moved before the student learns from them, of a pixel's range; 0: not at all."""
     tau: PositiveOrInf = 4.0
@@ -115,4 +116,4 @@ class CoBoosting(Recognises):
         w = state.w[places].requires_grad_()
         with torch.enable_grad():
             (slope,) = torch.autograd.grad(F.cross_entropy(self.weighed(server, z, w), y), w)
-        state.w[places] = (w.detach() - self.mu * self.mu_decay**t * slope.sign()).clamp(0, 1)
+        state.w[places] = (w.detach() - self.mu * DECAY**t * slope.sign()).clamp(0, 1)

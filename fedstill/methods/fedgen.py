@@ -65,8 +65,6 @@ class FedGEN(FeatureGenerators):
     """Of alpha and beta from round to round (published code: 0.98)."""
     diversity: Diversity = "div0"
     """The generator's diversity loss: none, div0 (FedMD-CG's Eq. 7), or FedMD-CG's own div1 and div2."""
-    eta: NonNegativeFloat = 1.0
-    """Weight of the diversity loss."""
 
     @property
     def part(self) -> str:
@@ -155,7 +153,7 @@ class FedGEN(FeatureGenerators):
             z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
             with server.compute.step(server.seed, "student", t, turn):
                 losses = self.generator_loss(server.task, state.G, uploads, z, y, n_y)
-            descend(state.adam, losses[0] + self.eta * losses[1])
+            descend(state.adam, losses[0] + losses[1])
         state.G.eval()
         return dict(zip(("generator", "diversity"), losses.tolist(), strict=True))
 

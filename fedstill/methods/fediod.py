@@ -86,8 +86,6 @@ class FedIOD(Importance, FromNoise, Imagines):
             raise ArgumentError("method.mimic", self.mimic, allowed)
         if self.through and self.directions:
             raise ArgumentError("method.directions", self.directions, "0 where through = true")
-        if self.memory < self.batch:
-            raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
     def needs(self) -> Needs:
         return Needs(makes=True, no_maps=True)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
+from fedstill.methods import Group, Needs, Server, cosine, descend, question, set_lr
 from fedstill.methods._generated_inputs import FromLabels, Imagines
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._public import WeighsNodes, heard
@@ -71,11 +71,6 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
     """beta_2, weight of L_div."""
     balance: NonNegativeFloat = 1.0
     """beta_3, weight of L_info."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.memory < self.batch:
-            raise ArgumentError("method.memory", self.memory, f"at least method.batch ({self.batch})")
 
     def needs(self) -> Needs:
         return Needs(makes=True, one_label=True)

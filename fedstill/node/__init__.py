@@ -15,8 +15,8 @@
   ``audit_totals``, an ``audit_head`` and an ``audit_database``; ``audit_file`` finds it in the owner's
   folder.
 
-- Sums: ``summand`` is what a node adds where a server sees sums only, ``sum_masks`` what covers it,
-  ``kit_identity`` who is who, and ``cohort`` with whom it adds.
+- Sums: ``summand`` is what a node adds where a server sees sums only, ``sum_masks`` what covers it, under
+  which ``masked_handler`` answers, ``kit_identity`` who is who, and ``cohort`` with whom it adds.
 
 May import privacy, protocol and what lies below. A newcomer rarely changes anything here; read ``gate``
 first.

@@ -35,16 +35,16 @@ def make_optimiser(trained: Sequence[nn.Parameter], config: LocalConfig) -> torc
     return torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
-def prepare(nodes: Sequence[Node], config: LocalConfig, role: str = "model") -> None:
-    """Give each node a new optimiser for its network of a role.
+def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
+    """Give each node a new optimiser for its model.
 
-    A node whose network is frozen as a whole has nothing to train and gets none.
+    A node whose model is frozen as a whole has nothing to train and gets none.
     """
     for node in nodes:
-        named = node.modules[role].named_parameters()
-        trained = [parameter for name, parameter in named if name not in node.frozen[role]]
+        named, frozen = node.model.named_parameters(), node.frozen["model"]
+        trained = [parameter for name, parameter in named if name not in frozen]
         if trained:
-            node.optimisers[role] = make_optimiser(trained, config)
+            node.optimisers["model"] = make_optimiser(trained, config)
 
 
 def train(

@@ -13,7 +13,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.fingerprints import digits
 
 LEAST_MEMORY = 50_000_000  # bytes
-POLICY, EACH_RUN, LISTED = "policy", "each run", "listed"
+POLICY, EACH_RUN = "policy", "each run"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]"
 HOURS = f"{_TIME}-{_TIME}"
 

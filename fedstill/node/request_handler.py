@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch, QuestionRefused
+from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
 from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, signature, stack
 from fedstill.node.run_budgets import Budgets
-from fedstill.node.sum_masks import SumMasks
 from fedstill.node.summand import Adding
-from fedstill.protocol.digests import chained, digest, fingerprint
+from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.summing import SumCall, spread, weight_of
@@ -29,7 +28,7 @@ KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
 
 
 @dataclass
-class _Exchange:
+class Exchange:
     """One question and what is answered, from its arrival until it is forgotten."""
 
     question: Question
@@ -59,8 +58,6 @@ class RequestHandler:
     Args:
         last: the last number that each node has served, by name; shared by all that may serve a node, so
             that it takes none twice.
-        masks: of a node whose server is elsewhere, for sums of its answers; None: they leave unmasked, which
-            changes no sum.
     """
 
     def __init__(
@@ -70,17 +67,15 @@ class RequestHandler:
         compute: Compute,
         last: dict[str, int] | None = None,
         wire: WireConfig | None = None,
-        masks: SumMasks | None = None,
     ) -> None:
-        self.masks = masks
         self.group, self.side, self.compute = group, side, compute
         # What is frozen learns nothing and draws nothing, so that no network that learns is like it.
         first = group.nodes[0]
         self.kind = tuple((signature(module), first.frozen[role]) for role, module in first.modules.items())
         self.wire = wire or WireConfig()
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
-        self._answered: OrderedDict[int, _Exchange] = OrderedDict()
-        self._received: _Exchange | None = None
+        self._answered: OrderedDict[int, Exchange] = OrderedDict()
+        self._received: Exchange | None = None
         self._spoilt = ""  # the question at which a network may have learned half of what it should
 
     def require_whole(self, what: str) -> None:
@@ -158,15 +153,9 @@ class RequestHandler:
         asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
         for node, here in zip(self.group.nodes, asked, strict=True):
             node.gate.admit(here, question, tensors)
-        bits = ""
-        if self.masks is not None:
-            (node,) = self.group.nodes
-            # A node that comes back has not heard all that others have.
-            before = "" if call is not None and call.recover else node.heard
-            bits = fingerprint(arrived, name, str(number), str(differentiable), before)
-        if question.sums and self.masks is not None:
-            call = self.masks.admit(name, call)
-        self._received = _Exchange(question, content, asked, tensors, differentiable, bits=bits, call=call)
+        bits = self._bits(name, number, arrived, differentiable, call)
+        call = self._admit(question, call)
+        self._received = Exchange(question, content, asked, tensors, differentiable, bits=bits, call=call)
 
     def compute_answers(self, number: int) -> None:
         """Compute the answers to what was received, unless they are there already."""
@@ -194,20 +183,32 @@ class RequestHandler:
                     kept.question,
                     kept.tensors,
                     self.wire,
-                    self._adding(node, kept.call, kept, ""),
+                    self._adding(node, kept.call, kept),
                 )
             )
         kept.tensors = {}
         return kept.releases
 
-    def _adding(self, node: Node, call: SumCall | None, kept: _Exchange, pulled: str) -> Adding | None:
+    # What a node does more whose answers leave under masks (:mod:`fedstill.node.masked_handler`); without
+    # any, in the server's own process, no sum is another.
+
+    def _bits(
+        self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumCall | None
+    ) -> str:
+        """A fingerprint of a question and of what was asked before."""
+        return ""
+
+    def _admit(
+        self, question: Question, call: SumCall | None, pulls: Iterable[Tensors] = ()
+    ) -> SumCall | None:
+        """The sum that an answer, or gradients pulled back, may become a part of."""
+        return call
+
+    def _adding(
+        self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None
+    ) -> Adding | None:
         """How a node's answer or gradient becomes a part of a sum; None: it leaves by itself."""
-        if not kept.question.sums or call is None:
-            return None
-        if self.masks is None:
-            return Adding(node.told)
-        mask = self.masks.mask(call, kept.question.name, (kept.bits, pulled))
-        return Adding(node.told, mask, self.masks.fail)
+        return Adding(node.told) if kept.question.sums and call is not None else None
 
     def pull_back(
         self, number: int, pulls: Mapping[str, Tensors], call: SumCall | None = None
@@ -250,11 +251,7 @@ class RequestHandler:
             if pulled != kept.pulled or call != kept.call_back:
                 raise QuestionMismatch(first, name, number)
             return
-        if kept.question.sums and self.masks is not None:
-            if any(refine(pull).keys() != kept.question.sums.keys() for pull in pulls.values()):
-                rule = f"sums: gradients of {', '.join(kept.question.sums)}, and of nothing else"
-                raise QuestionRefused(first, name, rule)
-            call = self.masks.admit(name, call)
+        call = self._admit(kept.question, call, pulls.values())
         arrived = {node.name: self._weighed(node, kept.question, pulls) for node in self.group.nodes}
         arrived = {node: pull for node, pull in arrived.items() if pull}
         sample = next(iter(arrived.values()))
@@ -281,8 +278,7 @@ class RequestHandler:
             if node.name in pulls and node.name not in kept.gradients:
                 own = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
                 asked = kept.pulled[node.name]
-                bits = "" if self.masks is None else fingerprint(pulls[node.name])
-                adding = self._adding(node, kept.call_back, kept, bits)
+                adding = self._adding(node, kept.call_back, kept, pulls[node.name])
                 kept.gradients[node.name] = node.gate.release(
                     asked, GRADIENT, own, kept.question, {}, self.wire, adding
                 )
@@ -298,7 +294,7 @@ class RequestHandler:
                 pull[name] = pull[name] * spread(weight, pull[name]).to(pull[name])
         return pull
 
-    def _learn(self, budgets: Budgets, now: _Exchange) -> None:
+    def _learn(self, budgets: Budgets, now: Exchange) -> None:
         """Compute where a network learns privately first, and that is charged.
 
         What was learned before, as before a stop, is learned again with the same draws, and costs nothing
@@ -320,7 +316,7 @@ class RequestHandler:
         self._spoilt = ""
         now.asked = [asked]
 
-    def _compute(self, now: _Exchange, attempt: int = 0) -> None:
+    def _compute(self, now: Exchange, attempt: int = 0) -> None:
         """A handler's inputs and outputs, ``(G, ...)`` each."""
         question, number = now.question, now.asked[0].number
         arrived = question.take(now.tensors)
@@ -362,7 +358,7 @@ class RequestHandler:
         each = tensor.detach().unsqueeze(0).expand(len(self.group), *tensor.shape)
         return each.requires_grad_() if differentiable else each
 
-    def _remember(self, number: int, kept: _Exchange) -> None:
+    def _remember(self, number: int, kept: Exchange) -> None:
         for older in self._answered.values():  # their graphs
             older.inputs, older.outputs = {}, {}
         self._answered[number] = kept

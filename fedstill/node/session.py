@@ -40,6 +40,7 @@ from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
+from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.message_limits import Sizes, limited
 from fedstill.node.network_limits import within_parameters
 from fedstill.node.network_setup import architecture, fitted
@@ -332,8 +333,8 @@ class Session:
         return SumMasks(plan, self.node.name, identity, self._file.policy, cohort)
 
     def _new_handler(self) -> RequestHandler:
-        own = (self.compute, self._last, self.plan.wire, self.masks)
-        return RequestHandler(Group([self.node]), self.side, *own)
+        about = (Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
+        return RequestHandler(*about) if self.masks is None else MaskedHandler(self.masks, *about)
 
     def _log(self, name: str, number: int, release: Tensors, start: float) -> None:
         left, seconds = sum(map(size, release.values())), time.perf_counter() - start

@@ -99,13 +99,13 @@ def sheet(
     return figure, axes
 
 
-def grid(panels: int, columns: int = 3, panel: tuple[float, float] = (200, 130)) -> tuple[Figure, list[Axes]]:
-    """A figure of several small axes, for papers."""
+def grid(panels: int) -> tuple[Figure, list[Axes]]:
+    """A figure of several small axes, up to three in a row, for papers."""
     from matplotlib.figure import Figure
 
-    columns = min(columns, panels)
+    columns = min(3, panels)
     rows = math.ceil(panels / columns)
-    figure = Figure(figsize=(panel[0] * columns / 72, panel[1] * rows / 72), dpi=72, layout="constrained")
+    figure = Figure(figsize=(200 * columns / 72, 130 * rows / 72), dpi=72, layout="constrained")
     return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(panels)]
 
 
@@ -168,14 +168,14 @@ def save(figure: Figure, path: Path) -> Path:
 # --- axes -------------------------------------------------------------------------------------------------
 
 
-def percent_axis(axes: Axes, values: Sequence[float], axis: str = "y", least: float = 1.0) -> None:
-    """An axis in percent from a round value to a round value, ``least`` points high, none below 0."""
+def percent_axis(axes: Axes, values: Sequence[float], axis: str = "y") -> None:
+    """An axis in percent from a round value to a round value, a point high at least, none below 0."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    low = max(0.0, min(min(values), max(values) - least))
+    low = max(0.0, min(min(values), max(values) - 1))
     most = 5 if axis == "y" else max(5, round(axes.get_window_extent().width / 110))
     locator = MaxNLocator(most, steps=[1, 2, 5, 10])
-    ticks = locator.tick_values(low, max(max(values), low + least))
+    ticks = locator.tick_values(low, max(max(values), low + 1))
     getattr(axes, f"set_{axis}lim")(max(0.0, ticks[0]), ticks[-1])
     kept = getattr(axes, f"{axis}axis")
     kept.set_major_locator(locator)

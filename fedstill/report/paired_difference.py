@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedstill.core import bootstrap
 from fedstill.core.errors import ArgumentError
 from fedstill.report.result import Result
 
@@ -45,7 +46,6 @@ def paired_difference(
     second: Sequence[str | Path],
     of: Model = "central",
     than: Model = "central",
-    seed: int = 0,
 ) -> Difference:
     """How much better a model of some runs is than one of others, by a bootstrap over their common cases.
 
@@ -59,7 +59,6 @@ def paired_difference(
             two models of a run beside each other.
         of: which model of the first: central, ensemble (the teachers') or centralised (the mark).
         than: which of the second.
-        seed: of the draws.
 
     Raises:
         RunFolderError: a folder holds no finished run.
@@ -78,9 +77,10 @@ def paired_difference(
         raise ArgumentError(
             "first", list(map(str, first)), "runs with a case that both models have a score of"
         )
-    drawn = np.random.default_rng(seed).integers(len(apart), size=(DRAWS, len(apart)))
-    low, high = np.percentile(apart[drawn].mean(1), [2.5, 97.5])
-    return Difference(float(apart.mean()), float(low), float(high), len(apart))
+    draws = bootstrap.drawn(len(apart), DRAWS, np.random.default_rng(0))
+    between = bootstrap.interval(apart[draws].mean(1))
+    assert between is not None  # of finite scores
+    return Difference(float(apart.mean()), *between, len(apart))
 
 
 def _scores(folders: Sequence[str | Path], model: Model) -> tuple[tuple[str, ...], npt.NDArray[np.float64]]:

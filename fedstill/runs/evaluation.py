@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedstill.core import bootstrap
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.run_writer import Records
@@ -146,7 +147,7 @@ class Evaluation:
             return None
         weights = resampling.weights(of)
 
-        def drawn(outputs: torch.Tensor | None, node: str | None = None) -> resampling.Floats | None:
+        def drawn(outputs: torch.Tensor | None, node: str | None = None) -> bootstrap.Floats | None:
             if outputs is None:
                 return None
             return self.task.resampled(outputs, self._asked_of(node).targets, self.test.cases, weights)
@@ -160,8 +161,8 @@ class Evaluation:
         if judged is None:
             return None
         records.keep_draws(torch.from_numpy(judged))
-        ends = {who: None if draws is None else resampling.interval(draws) for who, draws in found.items()}
-        about = {"level": resampling.LEVEL, "draws": resampling.DRAWS, "cases": int(of.max()) + 1}
+        ends = {who: None if draws is None else bootstrap.interval(draws) for who, draws in found.items()}
+        about = {"level": bootstrap.LEVEL, "draws": resampling.DRAWS, "cases": int(of.max()) + 1}
         return {**about, **{who: None if pair is None else list(pair) for who, pair in ends.items()}}
 
     def portray(

@@ -17,6 +17,7 @@ from torch import nn
 from fedstill.core.errors import DataError, MethodRefused
 from fedstill.core.text_format import times
 from fedstill.data.input_spec import InputSpec
+from fedstill.data.row_features import RowFeatures
 from fedstill.data.tables import coded, is_frame
 from fedstill.data.text_data import HASH, code
 
@@ -116,12 +117,6 @@ class RawRows(RawInputs):
     """
 
     called = "rows"
-    place: torch.Tensor
-    numeric: torch.Tensor
-    missing: torch.Tensor
-    low: torch.Tensor
-    high: torch.Tensor
-    code: torch.Tensor
     empty: torch.Tensor
     least: torch.Tensor
     most: torch.Tensor
@@ -136,25 +131,9 @@ class RawRows(RawInputs):
             f"rows (N, {len(columns)}), float32: {names}; numbers in their own unit, categories by their "
             "place in the schema from 0, NaN for nothing"
         )
-        place: list[int] = []  # of each feature: its column, whether it says a number or that there is none,
-        numeric, missing, low, high, code = ([] for _ in range(5))  # what becomes -1 and 1, and the category
-        for number, column in enumerate(columns):
-            width = len(column.features)
-            numbers = column.type == "number"
-            place += [number] * width
-            missing += [False] * (width - column.missing) + [True] * column.missing
-            numeric += [numbers] * width
-            low += [column.span[0] if numbers else 0.0] * width
-            high += [column.span[1] if numbers else 1.0] * width
-            code += [float(each) for each in range(width)]
-        tensors: dict[str, Any] = {
-            "place": place,
-            "numeric": numeric,
-            "missing": missing,
-            "low": low,
-            "high": high,
-            "code": code,
-            "empty": [column.missing for column in columns],  # of each column: what its cells may be
+        self.features = RowFeatures(columns)
+        tensors: dict[str, Any] = {  # of each column: what its cells may be
+            "empty": [column.missing for column in columns],
             "least": [column.range[0] if column.range else 0.0 for column in columns],
             "most": [column.range[1] if column.range else len(column.categories) - 1.0 for column in columns],
             "whole": [column.type == "category" for column in columns],
@@ -163,13 +142,9 @@ class RawRows(RawInputs):
             self.register_buffer(name, torch.tensor(values))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features ``(N, F)``, as :class:`fedstill.core.table_schema.Schema` makes them."""
-        cells = x[:, self.place]
-        none = cells.isnan()
-        scaled = (2 * (cells - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
-        scaled = torch.where(none, 0.0, scaled)
-        own = torch.where(self.numeric, scaled, (cells == self.code).to(x.dtype))
-        return torch.where(self.missing, none.to(x.dtype), own)
+        """Features ``(N, F)``, as the nodes' rows have them."""
+        features: torch.Tensor = self.features(x)
+        return features
 
     def sound(self, x: torch.Tensor) -> torch.Tensor:
         """Those whose cells the schema allows."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.core.dataset import Cases, TensorData, check_inputs
+from fedstill.core.dataset import Cases, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.numbers import Numbers
@@ -48,9 +48,7 @@ class Regression(Numbers):
         """
         check_inputs(data, what, self.form)
         targets = data.targets
-        if targets.dtype != torch.float32 or targets.shape != (len(data), 1):
-            found = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
-            raise DataError(f"{what}: targets are {found}: allowed is float32 of shape ({len(data)}, 1)")
+        check_numbers(targets, 1, what)
         if not bool(targets.isfinite().all()):
             raise DataError(f"{what}: targets hold NaN or infinity")
 

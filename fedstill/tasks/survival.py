@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.dataset import Cases, TensorData, check_inputs
+from fedstill.core.dataset import Cases, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import DataError
 from fedstill.tasks import formulas, survival_metrics
 from fedstill.tasks.config import TaskConfig
@@ -55,9 +55,7 @@ class Survival(MultiLabel):
         """
         check_inputs(data, what, self.form)
         targets = data.targets
-        if targets.dtype != torch.float32 or targets.shape != (len(data), 2):
-            found = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
-            raise DataError(f"{what}: targets are {found}: allowed is float32 of shape ({len(data)}, 2)")
+        check_numbers(targets, 2, what)
         time, event = targets.unbind(1)
         if not bool(((time >= 0) & (time <= self.classes)).all()):
             raise DataError(f"{what}: holds a time that is no number of intervals from 0 to {self.classes}")

@@ -100,8 +100,7 @@ def test_cosine_with_signed_adam_gets_nearer_with_more_steps_and_keeps_the_range
 # --- several steps --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("count", "momentum"), [(2, 0.0), (4, 0.9)])
 def test_simulating_all_steps_gets_more_than_taking_them_for_one(count: int, momentum: float) -> None:
     inputs, targets = digits(count)
     model = build("sigmoid-lenet", DIGIT, 10, 0)

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import binomtest
+from torch import nn
 
 from fedstill.attacks import membership_inference
 from fedstill.attacks.attack import Target
 from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.gradient_inversion import GradientInversion
+from fedstill.attacks.heard import Heard
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.attacks.outsider import federation, outsider
-from fedstill.attacks.rerun import Heard, Overheard, Replay
+from fedstill.attacks.rerun import Overheard, Replay
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.node.local_training import predict
 from fedstill.protocol.summing import SUM
@@ -113,13 +115,21 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
     shape = {**HEART, "nodes": {**LOCAL, "policy": {}}, "data": {"name": "digits", "train_limit": 400}}
     again = replay(plain, outputs_only=True, public=public, **shape)
     experiment, heard = done(again, 500)
+    # Of what follows only answers matter, and shadows are the same each time.
+    monkeypatch.setattr(membership_inference, "_central", lambda target, how: {})
+    shadows = membership_inference.together
+    made: list[list[nn.Module]] = []
+
+    def once(*given: Any, **named: Any) -> list[nn.Module]:
+        made.extend([] if made else [shadows(*given, **named)])
+        return made[0]
+
+    monkeypatch.setattr(membership_inference, "together", once)
     _, answers = section(again, experiment, heard, FEW)
     largest = max(experiment.nodes, key=lambda node: len(node.data))
     assert answers["of"] == f"answers of {largest.name}"
     assert answers["sees"].startswith("200 questions to it")
     assert answers["learned"] == answers["members"] == len(largest.data)
-    # Of what follows only answers matter.
-    monkeypatch.setattr(membership_inference, "_central", lambda target, how: {})
     told = heard._told[largest.name]
     for number, logits in told.items():
         told[number] = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedstill.attacks.rerun import Enough, Heard, Overheard, Release, hear, replay
+from fedstill.attacks.heard import Heard, Release
+from fedstill.attacks.rerun import Enough, Overheard, hear, replay
 from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.federation.link_config import LinkConfig

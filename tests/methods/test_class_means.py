@@ -21,7 +21,7 @@ from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.simulation import Simulation
 from tests.methods import digits_world, small_world
-from tests.methods.small_world import CLASSES, World, kinds_of, made, make_nodes, run, same
+from tests.methods.small_world import CLASSES, World, few, kinds_of, made, make_nodes, run, same
 from tests.privacies import protected
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -34,11 +34,9 @@ P = 5
 def world(
     config: Method, *, specs: Sequence[str] = ("mlp:8",) * 3, sizes: Sequence[int] = (6, 11, 16, 21)
 ) -> World:
-    """The first node holds records of class 0 alone, the second of 0 and 1, all others of all."""
     parted = config.needs().split
     models = [made(spec, index, parted=parted).eval() for index, spec in enumerate(specs)]
-    classes = lambda index: min(index + 1, CLASSES)  # noqa: E731
-    nodes = make_nodes(models, sizes=sizes, classes=classes)
+    nodes = make_nodes(models, sizes=sizes, classes=few)
     student = made("mlp:8", "student", parted=parted)
     return small_world.world(config, nodes, student, local=LOCAL, kinds=kinds_of(nodes))
 

@@ -35,7 +35,7 @@ SPECS = ("resnet8:4", "mlp:8", "resnet8:4")
 
 def world(config: Any = SMALL, policy: PolicyConfig | None = None) -> World:
     models = [disagreeing(made(spec, index)) for index, spec in enumerate(SPECS)]
-    nodes = make_nodes(models, sizes=(6, 11, 16), policy=policy or PolicyConfig())
+    nodes = make_nodes(models, policy=policy or PolicyConfig())
     return small_world.world(config, nodes, made("mlp:8", "student"), local=LocalConfig())
 
 

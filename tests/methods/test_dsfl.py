@@ -38,7 +38,7 @@ ALL = replace(CONFIG, subset=N)
 
 def world(config: DSFL, *, specs: Sequence[str] = MIXED) -> World:
     models = [made(spec, index).eval() for index, spec in enumerate(specs)]
-    nodes = make_nodes(models, sizes=(6, 11, 16, 21), policy=PolicyConfig())
+    nodes = make_nodes(models, policy=PolicyConfig())
     given: dict[str, Any] = {"public": public_data(N)}
     return small_world.world(config, nodes, made("mlp:8", "student"), local=LOCAL, **given)
 

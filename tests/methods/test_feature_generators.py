@@ -400,7 +400,7 @@ def test_averages_are_weighed_by_data_and_hold_the_running_statistics() -> None:
     here = served(replace(MDCG, aggregation="ave"), nodes_of(3))
     here.server.step()
     generators = [node.modules["generator"] for node in here.nodes]
-    sizes = torch.tensor([9.0, 14.0, 19.0])
+    sizes = torch.tensor([6.0, 11.0, 16.0])
     for name, tensor in here.server.state.G.state_dict().items():
         own = torch.stack([G.state_dict()[name].float() for G in generators])
         expected = torch.tensordot(sizes / sizes.sum(), own, 1)

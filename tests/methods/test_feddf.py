@@ -51,7 +51,7 @@ COUNTS = replace(CONFIG, weights="counts", ensemble="consensus")
 def world(
     config: FedDF, *, specs: Sequence[str] = ALIKE, student: str = "mlp:8", stacked: bool = True
 ) -> World:
-    nodes = make_nodes([made(spec, index) for index, spec in enumerate(specs)], sizes=(6, 11, 16, 21, 26))
+    nodes = make_nodes([made(spec, index) for index, spec in enumerate(specs)])
     kinds = copy.deepcopy(kinds_of(nodes))
     first = made(student, "student")
     given: dict[str, Any] = {"local": LOCAL, "stacked": stacked, "public": public_data(N), "kinds": kinds}

@@ -27,7 +27,7 @@ from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes
+from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, few, made, make_nodes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -68,8 +68,7 @@ def world(
     student: str = "resnet8:4",
 ) -> World:
     models = [disagreeing(made(spec, index)) for index, spec in enumerate(specs)]
-    # Few classes each.
-    nodes = make_nodes(models, sizes=(6, 11, 16), classes=lambda index: min(index + 1, CLASSES))
+    nodes = make_nodes(models, classes=few)
     for index, node in enumerate(nodes):
         node.gate.policy = (policies or {}).get(index, PolicyConfig())
     first = made(student, "student")

@@ -33,6 +33,7 @@ from tests.methods.small_world import (
     TASK,
     World,
     disagreeing,
+    few,
     made,
     make_nodes,
     public_data,
@@ -59,8 +60,7 @@ def world(
     secret: int = 0,
 ) -> World:
     models = [disagreeing(made(spec, index)) for index, spec in enumerate(specs)]
-    classes = lambda index: min(index + 1, CLASSES)  # noqa: E731  few classes each
-    nodes = make_nodes(models, sizes=(6, 11, 16, 21), classes=classes, policy=policy or PolicyConfig())
+    nodes = make_nodes(models, classes=few, policy=policy or PolicyConfig())
 
     def protected(side: Any, at: Any) -> None:
         for node in nodes if privacy else ():

@@ -17,7 +17,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, TASK, World, made, make_nodes, public_data, run, same
+from tests.methods.small_world import CLASSES, TASK, World, few, made, make_nodes, public_data, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -36,8 +36,7 @@ def world(
     frozen: int | None = None,
 ) -> World:
     models = [made(spec, index).eval().requires_grad_(index != frozen) for index, spec in enumerate(specs)]
-    classes = lambda index: min(index + 1, CLASSES)  # noqa: E731
-    nodes = make_nodes(models, sizes=(6, 11, 16, 21), classes=classes, policy=PolicyConfig())
+    nodes = make_nodes(models, classes=few, policy=PolicyConfig())
     given: dict[str, Any] = {"stacked": stacked, "public": public_data(N)}
     return small_world.world(config, nodes, made("mlp:8", "student"), local=local, **given)
 

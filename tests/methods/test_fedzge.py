@@ -43,7 +43,7 @@ TO = Interface(Classification(3), tuple("abc"), SHAPE)  # what a model that is n
 
 
 def world(config: Any, *models: nn.Module) -> World:
-    nodes = make_nodes(models or [disagreeing(made(f"mlp:{8 + k}", k)) for k in range(3)], sizes=(6, 11, 16))
+    nodes = make_nodes(models or [disagreeing(made(f"mlp:{8 + k}", k)) for k in range(3)])
     return small_world.world(config, nodes, made("mlp:8", "student"), local=LocalConfig())
 
 

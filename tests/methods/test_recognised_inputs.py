@@ -22,7 +22,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes, same
+from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, few, made, make_nodes, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -49,7 +49,7 @@ def world(config: Any, specs: tuple[str, ...] = SPECS, policy: PolicyConfig = sm
                 draw = torch.Generator().manual_seed(len(layer.running_mean))
                 layer.running_mean.normal_(generator=draw)
                 layer.running_var.uniform_(0.5, 2.0, generator=draw)
-    nodes = make_nodes(models, sizes=(6, 11, 16), classes=lambda index: index + 1, policy=policy)
+    nodes = make_nodes(models, classes=few, policy=policy)
     kinds = small_world.kinds_of(nodes)
     return small_world.world(config, nodes, made("resnet8:4", "student"), local=LocalConfig(), kinds=kinds)
 

@@ -72,7 +72,7 @@ def world(method: Method, sums: bool) -> World:
     split = method.needs().split
     models = [disagreeing(made(spec, index, parted=split)) for index, spec in enumerate(specs)]
     # Of the last class only one node has examples, of which few.
-    nodes = make_nodes(models, sizes=(6, 11, 16, 21), classes=lambda index: 2 if index else CLASSES)
+    nodes = make_nodes(models, classes=lambda index: 2 if index else CLASSES)
     setting: dict[str, Any] = {"public": public_data(12)} if method.needs().public else {}
     student = made("mlp:8", "student", parted=split)
     return small_world.world(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,20 @@ from fedstill.core.errors import DataError
 from fedstill.data.tables import read_folder, read_schema
 from fedstill.models import MLP
 from tests import survivors
+from tests.runs.small_run import result_of, small_run
 
 
 def run(out: Path, *words: str, method: str) -> dict[str, Any]:
     """What ``result.json`` says of a run with a node for each site."""
-    survivors.write(out / "hospitals")
-    (out / "run.toml").write_text(
-        f"""
-task = {{ name = "survival" }}
-data = {{ name = "{out / "hospitals"}" }}
-split = {{ how = "column", column = "site", nodes = 0 }}
-public = {{ name = "noise", limit = 200 }}
-student = {{ model = "mlp:16" }}
-method = {{ name = "{method}" }}
-[nodes]
-models = ["mlp:16"]
-local = {{ epochs = 30, lr = 0.01, batch = 16 }}
-policy = {{ outputs_only = false }}
-[evaluation]
-centralised = true
-every = 0
-""",
-        encoding="utf-8",
-    )
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["run", str(out / "run.toml"), *words, "--engine.threads", "1", "--out", str(out / "run")])
-    assert exit.value.code == 0
-    result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
-    return result
+    tables = {
+        "data": {"name": str(survivors.write(out / "hospitals"))},
+        "split": {"how": "column", "column": "site", "nodes": 0},
+        "public": {"name": "noise", "limit": 200},
+        "evaluation": {"centralised": True, "every": 0},
+    }
+    local = {"epochs": 30, "lr": 0.01, "batch": 16}
+    assert small_run(out, *words, task="survival", method=method, model="mlp:16", local=local, **tables) == 0
+    return result_of(out)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +16,14 @@ from fedstill.data.loader import load
 from fedstill.data.tables import check_rows
 from fedstill.models import MLP, Linear
 from fedstill.tasks.classification import TabularConfig
+from tests.runs.small_run import result_of, small_run
 
 
 def run(out: Path, *words: str, method: str, model: str = "mlp:16") -> int:
-    """The exit code of the command line, in this process."""
-    (out / "run.toml").write_text(
-        f"""
-task = {{ name = "tabular" }}
-data = {{ name = "wine" }}
-split = {{ nodes = 3, alpha = 5.0 }}
-public = {{ name = "held-out", share = 0.4 }}
-student = {{ model = "{model}" }}
-method = {{ name = "{method}" }}
-[nodes]
-models = ["{model}"]
-local = {{ epochs = 20, lr = 0.02, batch = 8 }}
-policy = {{ outputs_only = false }}
-[evaluation]
-centralised = false
-every = 0
-""",
-        encoding="utf-8",
+    local = {"epochs": 20, "lr": 0.02, "batch": 8}
+    return small_run(
+        out, *words, task="tabular", method=method, model=model, local=local, data={"name": "wine"}
     )
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["run", str(out / "run.toml"), *words, "--engine.threads", "1", "--out", str(out / "run")])
-    assert isinstance(exit.value.code, int)
-    return exit.value.code
-
-
-def result_of(out: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
-    return result
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedstill.cli import main as cli
+from tests.runs.small_run import result_of, small_run
 
 GOOD, BAD = ["fine", "warm", "bright", "sharp"], ["dull", "flat", "slow", "cold"]
 FILLERS = ["the", "film", "is", "a", "story", "of", "two", "days"]
@@ -32,34 +30,9 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(reviews: Path, out: Path, *words: str, method: str = "fedkd", model: str = "bag:16") -> int:
-    """The exit code of the command line, in this process."""
-    (out / "run.toml").write_text(
-        f"""
-task = {{ name = "text" }}
-split = {{ nodes = 3, alpha = 5.0 }}
-public = {{ name = "held-out", share = 0.4 }}
-student = {{ model = "{model}" }}
-method = {{ name = "{method}" }}
-data = {{ name = "{reviews}", length = 8, words = 500 }}
-[nodes]
-models = ["{model}"]
-local = {{ epochs = 12, lr = 0.02, batch = 8 }}
-policy = {{ outputs_only = false }}
-[evaluation]
-centralised = false
-every = 0
-""",
-        encoding="utf-8",
-    )
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["run", str(out / "run.toml"), *words, "--engine.threads", "1", "--out", str(out / "run")])
-    assert isinstance(exit.value.code, int)
-    return exit.value.code
-
-
-def result_of(out: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
-    return result
+    data = {"name": str(reviews), "length": 8, "words": 500}
+    local = {"epochs": 12, "lr": 0.02, "batch": 8}
+    return small_run(out, *words, task="text", method=method, model=model, local=local, data=data)
 
 
 @pytest.mark.parametrize(

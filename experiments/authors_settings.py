@@ -1,0 +1,163 @@
+"""FD and FedProto where their authors measured them, on MNIST: the figures stand in docs/authors-figures.md.
+
+    python experiments/authors_settings.py FOLDER fd|fedproto [--seeds 3] [--methods fd standalone]
+
+FOLDER has mnist.npz. Splits, steps and networks are the papers', as that page tells, but that FD's network
+has a quarter of the width.
+
+fd: 2 nodes of 2,000 images, each with only 5 of each of three classes; 16 rounds of 250 steps of 64. A node
+is judged on all test images.
+
+fedproto: 20 nodes of 2 to 5 classes, 99 or 100 images of each; 100 rounds of one epoch in steps of 8. A node
+is judged on the test images of its own classes, by its head, and by the nearest mean prototype of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedstill
+from fedstill.core.seeds import numpy_generator
+from fedstill.data import named
+from fedstill.data.loader import load
+from fedstill.methods._class_means import means
+from fedstill.protocol.method import METHODS
+from fedstill.tasks import TASKS
+
+CLASSES, MEAN, STD = 10, 0.1307, 0.3081
+SGD: dict[str, Any] = {"optimiser": "sgd", "lr": 0.01, "lr_end": 0.01, "smoothing": 0.0}
+
+
+class TwoAndTwo(nn.Module):
+    """Two convolutions without padding and two linear layers; features are what the last of these gets."""
+
+    def __init__(self, extractor: Sequence[nn.Module], features: int, *, drop: float) -> None:
+        super().__init__()
+        self.extractor = nn.Sequential(*extractor)
+        self.head = nn.Sequential(nn.Dropout(drop), nn.Linear(features, CLASSES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images ``(B, 1, 28, 28)`` to logits."""
+        z: torch.Tensor = self.head(self.extractor(x))
+        return z
+
+
+def fedproto_network() -> nn.Module:
+    """5 x 5 convolutions of 10 and 20 channels, each pooled, and 50 features."""
+    layers = [nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d()]
+    layers += [nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(320, 50), nn.ReLU()]
+    return TwoAndTwo(layers, 50, drop=0.5)
+
+
+def fd_network() -> nn.Module:
+    """3 x 3 convolutions, one pooling: a quarter of what has the paper's 1,199,648 parameters."""
+    layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return TwoAndTwo([*layers, nn.Linear(16 * 144, 32), nn.ReLU()], 32, drop=0.0)
+
+
+@dataclass
+class Work:
+    """A setting's nodes: their images, their networks, how they train."""
+
+    parts: list[tuple[torch.Tensor, torch.Tensor]]
+    models: list[nn.Module]
+    rounds: int
+    local: fedstill.LocalConfig
+
+
+def fd(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Work:
+    """Images are drawn evenly, then most of three classes are dropped."""
+    order, parts = draw.permutation(len(y)), []
+    for node in range(2):
+        mine = torch.from_numpy(order[2000 * node : 2000 * (node + 1)])
+        for c in draw.choice(CLASSES, 3, replace=False):
+            dropped = (y[mine] == int(c)).nonzero()[5:, 0]
+            mine = mine[~torch.isin(torch.arange(len(mine)), dropped)]
+        parts.append((x[mine], y[mine]))
+    steps = fedstill.LocalConfig(epochs=0, least_steps=4000, batch=64, momentum=0.0, **SGD)
+    return Work(parts, [fd_network() for _ in parts], 16, steps)
+
+
+def fedproto(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Work:
+    """Each node's images of a class are other ones than those of other nodes."""
+    parts = []
+    for node in range(20):
+        known = draw.choice(CLASSES, draw.integers(2, 6), replace=False)
+        count = int(draw.integers(99, 101))
+        mine = torch.cat([(y == int(c)).nonzero()[110 * node : 110 * node + count, 0] for c in known])
+        parts.append((x[mine], y[mine]))
+    epochs = fedstill.LocalConfig(epochs=100, batch=8, momentum=0.5, **SGD)
+    return Work(parts, [fedproto_network() for _ in parts], 100, epochs)
+
+
+def own(work: Work, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
+    """Of each node how many test images of its classes are right, by head and by prototype, in percent."""
+    held = torch.stack([F.one_hot(labels, CLASSES).any(0) for _, labels in work.parts])  # (K, C)
+    nodes = zip(work.models, work.parts, strict=True)
+    told = torch.stack([means(model.extractor(i), labels, CLASSES) for model, (i, labels) in nodes])
+    C = told.sum(0) / held.sum(0).clamp_min(1).unsqueeze(1)  # a plain mean, as in the published code (C, p)
+    found: dict[str, list[float]] = {"head": [], "prototypes": []}
+    for model, mine in zip(work.models, held, strict=True):
+        at = mine[y]
+        f = model.extractor(x[at])
+        far = torch.cdist(f, C).masked_fill(~mine, torch.inf)
+        for by, said in (("head", model.head(f).argmax(1)), ("prototypes", far.argmin(1))):
+            found[by].append(100 * (said == y[at]).float().mean().item())
+    return {by: np.array(values) for by, values in found.items()}
+
+
+def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray]:
+    """Of each node its accuracy, by name of the way in which it is measured."""
+    data = load(named("mnist", root=root), TASKS["classification"]())
+    x, x_test = ((part.inputs / 2 + 0.5 - MEAN) / STD for part in (data.train, data.test))
+    y, y_test = data.train.targets, data.test.targets
+    torch.manual_seed(seed)
+    work = {"fd": fd, "fedproto": fedproto}[setting](x, y, numpy_generator(seed, "authors' split"))
+    outcome = fedstill.distil(
+        work.parts,
+        work.models,
+        fd_network() if setting == "fd" else fedproto_network(),
+        (x_test, y_test),
+        CLASSES,
+        method=METHODS[method](**({} if method == "standalone" else {"rounds": work.rounds})),
+        local=work.local,
+        engine=fedstill.EngineConfig(threads=1),
+        policies=[fedstill.PolicyConfig(outputs_only=False)] * len(work.parts),  # prototypes cross
+        mean=(MEAN,),
+        std=(STD,),
+        seed=seed,
+        every=0,
+    )
+    if setting == "fd":
+        return {"all classes": np.array(outcome.figures["local"]["accuracy"]["per_node"])}
+    with torch.no_grad():
+        for model in work.models:
+            model.eval()
+        return own(work, x_test, y_test)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("setting", choices=["fd", "fedproto"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=[])
+    given = parser.parse_args()
+    for name in given.methods or [given.setting, "standalone"]:
+        reached: dict[str, list[float]] = {}
+        for seed in range(given.seeds):
+            for by, values in run(given.setting, name, given.folder, seed).items():
+                reached.setdefault(by, []).append(values.mean())
+                spread = f"nodes \u00b1 {values.std(ddof=1):.2f}"
+                print(f"{name}, seed {seed}, {by}: {values.mean():.2f} ({spread})", flush=True)
+        for by, means_of in reached.items():
+            each = ", ".join(f"{mean:.2f}" for mean in means_of)
+            print(f"{name}, {by}: {np.mean(means_of):.2f} of {each}", flush=True)

@@ -1,0 +1,31 @@
+"""The bootstrap (Efron 1979): cases are drawn with replacement; a figure lies where most draws have it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+LEVEL = 95  # percent
+
+
+def drawn(count: int, draws: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Of ``count`` cases as many again, with replacement, ``draws`` times: ``(draws, count)``."""
+    return generator.integers(count, size=(draws, count))
+
+
+def interval(figures: Floats) -> tuple[float, float] | None:
+    """Between which values the middle :data:`LEVEL` percent of the draws' figures ``(draws,)`` lie; None
+    where they cannot be said.
+
+    >>> interval(np.arange(401.0))
+    (10.0, 390.0)
+    """
+    known = figures[~np.isnan(figures)]
+    if not len(known):
+        return None
+    low, high = np.percentile(known, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
+    return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None

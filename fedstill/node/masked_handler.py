@@ -1,0 +1,56 @@
+"""The request handler of a node whose answers leave under masks, as parts of sums over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fedstill.core.errors import QuestionRefused
+from fedstill.node.node import Node
+from fedstill.node.request_handler import Exchange, RequestHandler
+from fedstill.node.sum_masks import SumMasks
+from fedstill.node.summand import Adding
+from fedstill.protocol.digests import fingerprint
+from fedstill.protocol.questions import Question
+from fedstill.protocol.summing import SumCall
+from fedstill.protocol.wire_format import Tensors, refine
+
+
+class MaskedHandler(RequestHandler):
+    """Answers questions for one node.
+
+    Args:
+        masks: the node's.
+        about: as :class:`RequestHandler` has it; the group is of one.
+    """
+
+    def __init__(self, masks: SumMasks, *about: Any) -> None:
+        super().__init__(*about)
+        self.masks = masks
+
+    def _bits(
+        self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumCall | None
+    ) -> str:
+        (node,) = self.group.nodes
+        # A node that comes back has not heard all that others have.
+        before = "" if call is not None and call.recover else node.heard
+        return fingerprint(arrived, name, str(number), str(differentiable), before)
+
+    def _admit(
+        self, question: Question, call: SumCall | None, pulls: Iterable[Tensors] = ()
+    ) -> SumCall | None:
+        if not question.sums:
+            return call
+        if any(refine(pull).keys() != question.sums.keys() for pull in pulls):
+            rule = f"sums: gradients of {', '.join(question.sums)}, and of nothing else"
+            raise QuestionRefused(self.group.nodes[0].name, question.name, rule)
+        return self.masks.admit(question.name, call)
+
+    def _adding(
+        self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None
+    ) -> Adding | None:
+        adding = super()._adding(node, call, kept)
+        if adding is None or call is None:
+            return None
+        told = (kept.bits, "" if pull is None else fingerprint(pull))
+        return Adding(node.told, self.masks.mask(call, kept.question.name, told), self.masks.fail)
