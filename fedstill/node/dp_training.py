@@ -5,10 +5,13 @@ What training reports of its losses is for the node's owner alone.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from torch.func import vmap
 
 from fedstill.core.compute import Compute, as_laid_out
 from fedstill.data.augment import augmented
@@ -31,6 +34,8 @@ from fedstill.tasks import Task
 # Inputs (B, C, H, W), each changed by itself, as it is and as the draws of the step say.
 Augment = Callable[[torch.Tensor, torch.Tensor, Draws], tuple[torch.Tensor, torch.Tensor]]
 Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes still at work, steps done, losses
+KEPT = 2**27  # numbers of all examples' features that are kept while a network learns (512 MiB)
+PIECE = 250  # examples whose features are computed at once
 
 
 def step(
@@ -109,6 +114,9 @@ def train(
     total = max(config.steps(len(node.data)), span.of)
     numbers = span.steps(total)
     end = len(numbers) if steps is None else min(len(numbers), start + steps)
+    if config.augment == "none" and start < end:
+        with compute.autocast():
+            node = _behind_fixed_layers(node)
     q = rate(len(node.data), config.batch)
     for number in numbers[start:end]:
         set_lr(node.optimisers["model"], cosine(number, total, config.lr, config.lr_end))
@@ -127,6 +135,36 @@ def train(
         if report is not None:
             report([node], number - numbers[0] + 1, torch.tensor([loss]))
     return end
+
+
+def _behind_fixed_layers(node: Node) -> Node:
+    """The node with its network's layers from the first that learns on, and for data what the layers before
+    make of its inputs, which is computed once; as it is, where layers do not simply follow one another.
+
+    Each example is a batch of one here too, whatever the layers.
+    """
+    model, data = node.model, node.data
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+        return node
+    learning = {id(own) for name, own in model.named_parameters() if name not in node.frozen["model"]}
+    layers = list(model)
+    learns = [any(id(own) in learning for own in layer.parameters()) for layer in layers]
+    at = learns.index(True) if learning and len(data) else 0
+    fixed, head = nn.Sequential(*layers[:at]), nn.Sequential(*layers[at:])
+    each, training = vmap(lambda x: fixed(x.unsqueeze(0))[0], randomness="error"), model.training
+    with torch.no_grad():
+        fixed.train()  # as in a step
+        fits = at and len(data) * each(data.inputs[:1]).numel() <= KEPT
+        features = torch.cat([each(piece) for piece in torch.split(data.inputs, PIECE)]) if fits else None
+        fixed.train(training)
+    if features is None:
+        return node
+    twin = copy.copy(node)
+    twin.data = dataclasses.replace(data, inputs=features)
+    twin.modules = {"model": head[0] if len(head) == 1 else head}
+    still = (name for name, own in twin.model.named_parameters() if id(own) not in learning)
+    twin.frozen = {"model": frozenset(still)}
+    return twin
 
 
 def _losses(task: Task, config: LocalConfig) -> PrivateLoss:

@@ -98,7 +98,9 @@ def price(dp: PrivateSteps, n: int, batch: int, steps: int) -> Price | None:
 
 
 def sample(data: TensorData, rate: float, draws: Draws) -> TensorData:
-    """Records drawn each by itself (Poisson sampling): none, some or all of them."""
+    """Records drawn each by itself (Poisson sampling): none, some or all of them, which are not copied."""
+    if rate == 1:
+        return data
     chosen = (draws.uniform((len(data),)) < rate).nonzero().flatten()
     return data.subset(chosen.to(data.inputs.device))
 
@@ -123,6 +125,8 @@ def clipped_sum(
         trained: its parameters in training, by name.
         inputs, targets: ``(B, ...)``; B may be 0.
     """
+    if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
+        return _of_linear(module, private_loss, inputs, targets, clip)
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
     bound = _Bound(module, lambda *args: private_loss(*args)[0])
@@ -144,9 +148,38 @@ def clipped_sum(
         factors, sound = kept(norms, clip).float(), norms.isfinite()
         if not sound.all():
             rows = [torch.where(sound.unsqueeze(1), row, 0.0) for row in rows]
-        for own, row in zip(sums, rows, strict=True):
-            own += factors @ row
+        # A product rounded to bfloat16 moves by several clips with one record.
+        with torch.autocast(inputs.device.type, enabled=False):
+            for own, row in zip(sums, rows, strict=True):
+                own += factors @ row
     return torch.cat(sums), losses / max(len(inputs), 1)
+
+
+def _of_linear(
+    layer: nn.Linear, private_loss: PrivateLoss, f: torch.Tensor, targets: torch.Tensor, clip: float
+) -> tuple[torch.Tensor, float]:
+    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``, no example's P numbers written out.
+
+    An example's gradient is the outer product of r, the loss's gradient by the outputs, and f, so its norm
+    is ``|r| |f|``; a bias is one more feature, 1 (Goodfellow, "Efficient Per-Example Gradient Computations",
+    2015, arXiv:1510.01799).
+    """
+
+    def one(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return private_loss(nn.Identity(), z.unsqueeze(0), y.unsqueeze(0))[0]
+
+    biased = len(list(layer.parameters())) == 2
+    with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
+        f = f.float()
+        z = layer(f)  # (B, C)
+        r, losses = vmap(grad_and_value(one), randomness="error")(z, targets) if len(f) else (z, z[:, 0])
+        size = (lengths(f).square() + biased).sqrt()
+        norms = lengths(r) * size  # (B,) float64
+        if not (sound := norms.isfinite()).all():
+            r, f = (torch.where(sound.unsqueeze(1), each, 0.0) for each in (r, f))
+        r = r * kept(norms, clip).float().unsqueeze(1)
+        sums = [(r.T @ f).flatten(), *([r.sum(0)] if biased else [])]
+    return torch.cat(sums), losses.sum().item() / max(len(f), 1)
 
 
 class _Bound(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 from sklearn.datasets import load_digits
 
 from fedstill.attacks.mechanism_audits import AUDITS
@@ -237,6 +239,22 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
         cost = epsilon(spent, 1e-5, accountant)  # type: ignore[arg-type]
         assert cost <= float(reached) <= cost + 0.001
     assert "of the run   no budget" in told
+
+
+def test_fediods_gradients_alone_cost_what_the_paper_counts_and_more_with_each_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 teachers, 8 inputs: noise 10 is 10 * 20 / (2 * sqrt(8)) sensitivities; Balle and Wang's price."""
+    path = str(write(tmp_path, FEDIOD, privacy("pate", more="pate = { teachers = 20 }\n")))
+    for steps in (4, 64):
+        noise = "--noise=pate=40,critic=3,gradients=10"
+        found = json.loads(said(capsys, "plan", path, "--epsilon=inf", noise, f"--steps={steps}", "--json"))
+        (alone,) = (float(row["alone"]) for row in found["questions"] if row["for"] == "gradients")
+        mu = math.sqrt(steps) * 2 * math.sqrt(8) / (10 * 20)
+        for at, reached in ((alone, True), (alone - 0.002, False)):
+            lost = ndtr(mu / 2 - at / mu) - math.exp(at) * ndtr(-mu / 2 - at / mu)
+            assert bool(lost <= 1e-5) is reached
+        assert max(node["epsilon"]["pld"] for node in found["nodes"]) > 2 * alone, "all else is charged too"
 
 
 def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:

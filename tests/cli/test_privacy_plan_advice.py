@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from fedstill.cli.privacy_plan_advice import RECORDED, advice
+from fedstill.cli.privacy_plan_advice import MODEL, RECORDED, Recorded, advice
+from fedstill.runs import config
 from fedstill.tasks import TASKS
+
+DIGITS, FASHION = RECORDED
 
 
 @pytest.mark.parametrize(
-    ("records", "epsilon", "row", "budget", "word"),
+    ("records", "epsilon", "of", "row", "budget", "word"),
     [
-        (230, 3.0, 230, 3.0, "about"),
-        (5700, 20.0, 230, 8.0, "about"),
-        (229, 7.9, 115, 3.0, "about"),
-        (57, 8.0, 58, 8.0, "less than"),
-        (400, 0.5, 230, 1.0, "less than"),
+        (230, 3.0, DIGITS, 230, 3.0, "about"),
+        (11_399, 20.0, DIGITS, 230, 8.0, "about"),
+        (229, 7.9, DIGITS, 115, 3.0, "about"),
+        (57, 8.0, DIGITS, 58, 8.0, "less than"),
+        (400, 0.5, DIGITS, 230, 1.0, "less than"),
+        (11_400, 7.9, FASHION, 11_400, 3.5, "about"),
+        (100_000, 8.0, FASHION, 11_400, 3.5, "about"),
+        (100_000, 3.0, FASHION, 11_400, 3.5, "less than"),
     ],
 )
 def test_a_node_is_held_against_what_was_recorded_with_no_more(
-    records: int, epsilon: float, row: int, budget: float, word: str
+    records: int, epsilon: float, of: Recorded, row: int, budget: float, word: str
 ) -> None:
     told = " ".join(advice(TASKS["classification"](), records, epsilon))
-    assert f"{word} {RECORDED[row][budget]:.0f} %" in told
-    assert f"measured with {row} records a node at epsilon {budget:g}" in told
+    assert f"{word} {of.percent[row][budget]:.0f} % on {of.data}" in told
+    assert f"measured with {row:,} records a node at epsilon {budget:g}" in told
+    assert f"as in {of.preset} " in told
+
+
+@pytest.mark.parametrize("one", RECORDED)
+def test_presets_have_the_model_that_is_recommended(one: Recorded) -> None:
+    run = config.load(one.preset)
+    assert list(run.nodes.models) == [MODEL]
+    assert run.nodes.privacy.called == "dp-sgd"
+    assert run.data.called == one.data.lower()
 
 
 def test_nothing_is_recommended_for_what_was_not_measured() -> None:

@@ -19,7 +19,7 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 from torch import nn
 
-from fedstill.core.compute import Compute
+from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.models import build
 from fedstill.node import dp_training, local_training
@@ -149,6 +149,93 @@ def test_one_record_more_or_less_moves_a_real_step_by_at_most_the_clip(
     by = [(full - stepped([r for r in range(n) if r != row])).norm().item() for row in range(n)]
     assert max(by) <= clip * (1 + 1e-3)  # parameters are float32: a step of them rounds
     assert max(by) > 0.9 * clip, "what is charged is what one record can do"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_layers_sum_is_that_of_gradients_written_out(bias: bool) -> None:
+    torch.manual_seed(0)
+    layer, f, y = (
+        nn.Linear(50, 3, bias=bias),
+        10 ** torch.randn(40, 1) * torch.randn(40, 50),
+        torch.arange(40) % 3,
+    )
+    f[1, 0], f[2] = math.nan, 1e30
+    for clip in (0.1, 1.0, 30.0):
+        for rows in (slice(0), slice(2, 3), slice(None)):
+            args = (dict(layer.named_parameters()), entropy, f[rows], y[rows], clip)
+            quick, loss = clipped_sum(layer, *args)
+            written, as_written = clipped_sum(Behind(layer), *args)  # a kind of its own: no short cut
+            torch.testing.assert_close(quick, written, rtol=1e-5, atol=1e-5 * clip)
+            assert loss == pytest.approx(as_written, rel=1e-4, nan_ok=True)
+        assert clipped_sum(layer, args[0], entropy, f[2:3], y[2:3], clip)[0].double().norm() <= clip
+
+
+class Behind(nn.Linear):
+    """A linear layer by another class; its parameters are those of the one that it is given."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(1, 1)
+        self.weight, self.bias = layer.weight, layer.bias
+
+
+class Fixed(nn.Module):
+    """Layers that have nothing to learn, look at the whole batch, and count how often they are asked."""
+
+    asked = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Fixed.asked += 1
+        x = x.flatten(1)
+        return x - 0.5 * x.mean(0)
+
+
+class Whole(nn.Sequential):
+    """Layers of which nobody but they know that they follow one another."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        return out
+
+
+def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = LocalConfig(epochs=1, least_steps=5, batch=64, optimiser="sgd", lr=0.5, smoothing=0.0)
+
+    def learned(kind: type[nn.Sequential]) -> tuple[torch.Tensor, int]:
+        torch.manual_seed(0)
+        frozen = nn.Linear(64, 9).requires_grad_(False)
+        node = made(kind(Fixed(), frozen, nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)), n=24)
+        local_training.prepare([node], config)
+        before, Fixed.asked = vector(node.model), 0
+        assert dp_training.train(node, TASK, config, COMPUTE, dp=private(clip=0.3)) == 5
+        moved = vector(node.model) - before
+        assert not moved[: 64 * 9 + 9].any()
+        return moved, Fixed.asked
+
+    step_by_step, often = learned(Whole)
+    monkeypatch.setattr(dp_training, "PIECE", 24)
+    at_once, seldom = learned(nn.Sequential)
+    torch.testing.assert_close(at_once, step_by_step, rtol=1e-3, atol=1e-5)
+    assert (often, seldom) == (5, 2), "one example to know the size, and all"
+    monkeypatch.setattr(dp_training, "KEPT", 24 * 9)
+    assert learned(nn.Sequential)[1] == 2
+    monkeypatch.setattr(dp_training, "KEPT", 24 * 9 - 1)
+    assert learned(nn.Sequential)[1] == 1 + 5
+
+
+def test_a_sum_is_not_rounded_to_the_precision_that_a_run_computes_in() -> None:
+    generator = torch.Generator().manual_seed(0)
+    node = made("random-conv:16", n=1000)
+    alike = torch.randn(1, *SHAPE, generator=generator) + 0.02 * torch.randn(
+        1000, *SHAPE, generator=generator
+    )
+    node.data = TensorData(alike, torch.zeros(1000, dtype=torch.int64))
+    node.data.inputs[0] = torch.randn(SHAPE, generator=generator)
+    low = Compute(EngineConfig(precision="bfloat16"))
+    with low.autocast():
+        by = (total(node, 0.25) - total(node, 0.25, range(1, 1000))).norm().item()
+    assert 0.9 * 0.25 < by <= 0.25 * (1 + 1e-3)
 
 
 # --- augmentation ---------------------------------------------------------------------------------
