@@ -274,7 +274,9 @@ def _training(
 
 def _tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> TensorData:
     try:
-        tensors = load_file(path)
+        # Copied to where tensors of one's own begin: a file's begin anywhere, and some processors add up
+        # in another order there, so that a node's figures would hang on where its data lie.
+        tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise DataError(f"{what}: cannot be read as safetensors ({first_line(error)})") from error
     wanted = {"inputs", "targets", *([config.group] if config.group else [])}
