@@ -89,7 +89,7 @@ def _unrolled(size: int) -> torch.Tensor:
 class Scattering(nn.Sequential):
     """A linear layer on scattering coefficients, normalised in groups and then to unit norm.
 
-    ``width`` is the number of angles. Ten times as slow as ``random-conv``: 2 ms an image of 28 x 28.
+    ``width`` is the number of angles. An image of 28 x 28 takes 1.6 ms, where ``random-conv`` takes 0.5.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 8) -> None:
