@@ -69,7 +69,8 @@ def morlet(height: int, width: int, j: int, turn: int, angles: int) -> torch.Ten
     wave = bell * torch.exp(0.75j * math.pi / 2**j * along)
     copies = 2 * COPIES + 1
     bell, wave = (each.view(copies, height, copies, width).sum((0, 2)) for each in (bell, wave))
-    return (wave - wave.sum() / bell.sum() * bell) * slant / (2 * math.pi * sigma**2)
+    psi: torch.Tensor = (wave - wave.sum() / bell.sum() * bell) * slant / (2 * math.pi * sigma**2)
+    return psi
 
 
 def averages(size: int) -> torch.Tensor:
@@ -90,6 +91,7 @@ class Scattering(nn.Sequential):
     """A linear layer on scattering coefficients, normalised in groups and then to unit norm.
 
     ``width`` is the number of angles. An image of 28 x 28 takes 1.6 ms, where ``random-conv`` takes 0.5.
+    Its Fourier transforms have no form in ONNX.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 8) -> None:

@@ -17,7 +17,8 @@ DIGITS, FASHION = RECORDED
     ("records", "epsilon", "of", "row", "budget", "word"),
     [
         (230, 3.0, DIGITS, 230, 3.0, "about"),
-        (11_399, 20.0, DIGITS, 230, 8.0, "about"),
+        (1_999, 20.0, DIGITS, 230, 8.0, "about"),
+        (11_399, 20.0, FASHION, 2_000, 3.5, "about"),
         (229, 7.9, DIGITS, 115, 3.0, "about"),
         (57, 8.0, DIGITS, 58, 8.0, "less than"),
         (400, 0.5, DIGITS, 230, 1.0, "less than"),
