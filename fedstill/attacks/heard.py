@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fedstill.data.public import Public
-from fedstill.federation.federation import Tensors
 from fedstill.protocol.kinds import INDICES, INPUTS, kind_named
+from fedstill.protocol.wire_format import Tensors
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.meter import Meter
 from fedstill.federation.replies import About, Hello, Progress, read, read_about
 from fedstill.federation.sum_exchange import SumExchange
+from fedstill.federation.summed import Sent
 from fedstill.federation.transport import Delivery, Link, LinkError, Reply
 from fedstill.node.audit_entries import ANSWER, Entry
 from fedstill.node.audit_log import AuditLog
@@ -152,27 +153,16 @@ class Remote(Federation):
     def _limit(self, node: str) -> int | None:
         return self.about[node].most_questions
 
-    def _answer(
-        self,
-        asked: tuple[str, ...],
-        question: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None,
-    ) -> Mapping[str, Tensors]:
+    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         self._welcome()
-        header: dict[str, Any] = {
-            "do": "answer",
-            "question": question,
-            "number": number,
-            "differentiable": differentiable,
-        }
+        question, number, call = sent.question, sent.number, sent.call
+        header: dict[str, Any] = {"do": "answer", "question": question, "number": number}
+        header["differentiable"] = sent.differentiable
         if call is not None:
             header["sum"] = call.to_dict()
-        message = self._send.pack(header, tensors)
-        down = sizes(tensors, self.questions[question].sends)
-        content = digest(question, {name: tensor.cpu() for name, tensor in tensors.items()})
+        message = self._send.pack(header, sent.tensors)
+        down = sizes(sent.tensors, self.questions[question].sends)
+        content = digest(question, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
         replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
         for node, reply in replies.items():
             self._count(node, number, question, ANSWER, content, down, reply)
