@@ -144,8 +144,8 @@ def read_public(plan: Plan, tensors: Mapping[str, Any], most: int) -> Public | N
     """
     public = None
     if "inputs" in tensors:
-        inputs = tensors["inputs"].clone()  # a message's begin anywhere, and sums hang on that (node_data)
-        public = Public(plan.public_note[0], inputs, tensors.get("labels"), plan.public_note[1])
+        name, note = plan.public_note
+        public = Public(name, tensors["inputs"], tensors.get("labels"), note)
         check_public(public, plan.spec, most)
     if fingerprint(public) != plan.public:
         raise DataError("the public data that came are not those of the plan")
