@@ -12,9 +12,10 @@ from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.summed import Sent
 from fedstill.models import PREDICTS, carries_gradient
+from fedstill.node.exchanges import KEPT
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike, multiplies_only, signature
-from fedstill.node.request_handler import KEPT, RequestHandler
+from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import Tensors
