@@ -113,11 +113,7 @@ def spaces(images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str
 
 
 def apart(
-    images: torch.Tensor,
-    experiment: Simulation,
-    space: Extractor,
-    seed: int,
-    skipped: list[tuple[str, str]],
+    images: torch.Tensor, experiment: Simulation, space: Extractor, seed: int, skipped: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
     """FID and KID from each node's own images in one space; None where there is none, which is told."""
     task, test = experiment.task, experiment.test

@@ -91,11 +91,7 @@ class Schedule:
 
 
 def gradients(
-    model: nn.Module,
-    parameters: Tensors,
-    inputs: torch.Tensor,
-    labels: torch.Tensor,
-    smoothing: float = 0.0,
+    model: nn.Module, parameters: Tensors, inputs: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> dict[str, torch.Tensor]:
     """Gradients of the mean cross-entropy in training mode, by the parameters' names, differentiable.
 

@@ -266,11 +266,7 @@ def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> No
 
 
 def _unfit(
-    method: Method,
-    file: NodeFile,
-    found: Examined,
-    questions: Mapping[str, Question],
-    asking: Asking | None,
+    method: Method, file: NodeFile, found: Examined, questions: Mapping[str, Question], asking: Asking | None
 ) -> str | None:
     """Why a node that refuses no question cannot take part, if so."""
     from fedstill.node import owner_model

@@ -105,12 +105,7 @@ class Federation(Summed):
         return (SUM,) if self.link.sums else self.present
 
     def ask(
-        self,
-        question: str,
-        *,
-        of: Sequence[str] | None = None,
-        number: int | None = None,
-        **given: Any,
+        self, question: str, *, of: Sequence[str] | None = None, number: int | None = None, **given: Any
     ) -> Answers:
         """Ask all nodes, or a few, one question.
 

@@ -41,12 +41,7 @@ class Generator(_Normalised):
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int, int],
-        noise: int,
-        width: int,
-        mean: Sequence[float],
-        std: Sequence[float],
+        self, shape: tuple[int, int, int], noise: int, width: int, mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__(mean, std)
         channels, height, side = shape

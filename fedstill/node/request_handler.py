@@ -72,12 +72,7 @@ class RequestHandler:
         return bool(self.group.nodes[0].private)
 
     def answer(
-        self,
-        name: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None = None,
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
     ) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
 
@@ -93,12 +88,7 @@ class RequestHandler:
         return self.release_answers(number)
 
     def receive(
-        self,
-        name: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None = None,
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
     ) -> None:
         """Take a question, if it may be answered.
 

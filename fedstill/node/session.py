@@ -215,12 +215,7 @@ class Session:
             self.kept.save(LEARNING, self._state(self.training.done))
 
     def answer(
-        self,
-        name: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None = None,
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
     ) -> Tensors:
         """What the gate lets out in answer to a question: named tensors.
 

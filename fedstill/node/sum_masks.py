@@ -66,12 +66,7 @@ class SumMasks:
     """
 
     def __init__(
-        self,
-        plan: Mapping[str, Any],
-        name: str,
-        identity: KitIdentity,
-        policy: PolicyConfig,
-        cohort: Cohort,
+        self, plan: Mapping[str, Any], name: str, identity: KitIdentity, policy: PolicyConfig, cohort: Cohort
     ) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 

@@ -42,10 +42,7 @@ class Difference:
 
 
 def paired_difference(
-    first: Sequence[str | Path],
-    second: Sequence[str | Path],
-    of: Model = "central",
-    than: Model = "central",
+    first: Sequence[str | Path], second: Sequence[str | Path], of: Model = "central", than: Model = "central"
 ) -> Difference:
     """How much better a model of some runs is than one of others, by a bootstrap over their common cases.
 
