@@ -47,7 +47,6 @@ class Generator(_Normalised):
         channels, height, side = shape
         half = width // 2
         self.start = (2 * width, height // 4, side // 4)
-        self.noise = noise
         self.linear = nn.Linear(noise, 2 * width * (height // 4) * (side // 4))
         self.body = nn.Sequential(
             nn.BatchNorm2d(2 * width),

@@ -85,8 +85,7 @@ class Session:
         approved: Description | None = None,
     ) -> None:
         self.approved = approved
-        self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self._folder = folder
+        self.plan, self.compute, self._file, self._folder = plan, compute, file, folder
         with ExitStack() as held:  # whatever fails, nothing stays open or locked
             try:  # before anything of the run is read or changed
                 held.enter_context(holding(folder, "node"))

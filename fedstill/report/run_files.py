@@ -25,7 +25,6 @@ from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.protocol.kinds import INPUTS
 from fedstill.report.result import Result
 
-Pictures = npt.NDArray[np.uint8]  # (N, C, H, W)
 Array = npt.NDArray[Any]
 Losses = dict[str, dict[float, float | None]]  # by name, by step; None is not finite
 
