@@ -38,7 +38,6 @@ class Sample:
     """Private and held-out images that neighbours are sought among, and which ones they are.
 
     Args:
-        experiment: whose they are.
         seed: of the draws, where there are more than :data:`MOST`.
     """
 

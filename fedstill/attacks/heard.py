@@ -18,7 +18,6 @@ class Release:
     """One release, with the question that it answers.
 
     Args:
-        number: of the question.
         part: ``"answer"`` or ``"gradient"``.
         kinds: the kind of each tensor that left.
         sent: what had come down, by name.

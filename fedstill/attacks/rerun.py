@@ -124,9 +124,7 @@ class Replay:
 
     Args:
         config: of the run, with its nodes in this process and without what only measures it.
-        data: its data set.
         parts: each node's own examples.
-        public: public data, or None.
     """
 
     config: RunConfig

@@ -27,7 +27,6 @@ class Given:
 
     Args:
         command: the whole of it, as a shell takes it.
-        known: the options that it has.
         places: the words that are no options.
         options: what was given with each option; with a flag, nothing.
         rest: options of a configuration, each with its values.
@@ -104,11 +103,6 @@ def imported(place: str) -> Any:
 
 def read(name: str, usage: str, words: Sequence[str]) -> Given:
     """The words behind a command, sorted out.
-
-    Args:
-        name: of the command.
-        usage: what it takes.
-        words: behind its name.
 
     Raises:
         ArgumentError: too few or too many words, or an option without value.

@@ -48,11 +48,7 @@ def names(given: Given) -> None:
 
 
 def _told(what: str | None) -> Any:
-    """The same for a script: names, or more of what is asked for.
-
-    Raises:
-        UnknownName: there is nothing of that name.
-    """
+    """The same for a script: names, or more of what is asked for."""
     from fedstill.protocol.method import METHODS
 
     if what == "presets":

@@ -118,7 +118,6 @@ def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
 
 
 def _print(console: Console, told: Mapping[str, Any], found: Examined) -> None:
-    """What ``--json`` tells, for people."""
     console.print(f"node {told['node']}, in {told['folder']}", soft_wrap=True)
     print_facts(console, told["facts"])
     if told["exposed"] is not None:
@@ -134,7 +133,6 @@ class _Verdict:
     """What a node would do in a run.
 
     Args:
-        questions: that it would be asked.
         rules: by which it would refuse some, by name.
         against: why it cannot take part; None: nothing is known against it.
         mechanism: its own in the run, where all that leaves can be protected.

@@ -53,9 +53,6 @@ class EngineConfig(Checked):
 class Compute:
     """Device and precision of one run.
 
-    Args:
-        config: as set by the user.
-
     Raises:
         ArgumentError: no such device on this machine.
     """

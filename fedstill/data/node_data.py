@@ -43,7 +43,6 @@ def load(
     """An owner's examples, as a server declares, without those for testing, and their spec.
 
     Args:
-        config: where they are.
         folder: from which paths count.
         spec: what the server declares; None takes shape and classes from the owner's schema where one is
             named, else from the data themselves, and the usual normalisation.

@@ -77,8 +77,6 @@ class Federation(Summed):
     """K nodes and one way to reach them.
 
     Args:
-        nodes: their names.
-        questions: what they can be asked.
         link: forms, and what is done about nodes that fail.
     """
 

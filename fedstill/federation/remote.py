@@ -65,7 +65,6 @@ class Remote(Federation):
     """Nodes at the other end of a link.
 
     Args:
-        link: carries messages.
         plan: what the nodes get to know of the run.
         audit: the server's own log of what arrived.
         compute: where, and in which layout, answers are computed with.
@@ -280,11 +279,7 @@ class Remote(Federation):
         return about
 
     def _learn(self, coming: _Coming) -> Progress:
-        """Have one node go on with its local training for a while.
-
-        Raises:
-            NodeFault: it has not come on for as long as an answer may take.
-        """
+        """Have one node go on with its local training for a while."""
         start = time.monotonic()
         come = read(Progress, self._send.tell(coming.node, {"do": "learn", "seconds": LEARN}))
         if come.learned or come.percent > coming.percent:

@@ -59,11 +59,7 @@ class Summed(ABC):
     def _sum(
         self, call: SumCall, question: str, given: Mapping[str, Tensors], parts: Sequence[str]
     ) -> tuple[Tensors, tuple[str, ...]]:
-        """What its members added, in the ring, and who did.
-
-        Raises:
-            NodeFault: it cannot be read without members that failed.
-        """
+        """What its members added, in the ring, and who did."""
         added = dict(given)
         for node, fault in ill_formed(added, parts).items():
             self.leave_out(node, question, fault, back=False)

@@ -102,7 +102,6 @@ class ConditionalGenerator(_Normalised):
         conditions: channels of a map, ``Task.conditions``.
         channels: of the images, as ``mean`` and ``std``, the data set's declared normalisation, have them.
         width: w.
-        blocks: residual blocks.
     """
 
     def __init__(

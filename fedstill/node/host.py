@@ -256,7 +256,6 @@ class Host:
         """Make ready for a run, or for its going on; nothing is trained, asked or released.
 
         Args:
-            plan: the run.
             public: the public data as named tensors; without them, where the plan needs some that are not
                 in this node's folder, nothing is made ready and ``wants_public`` is true.
 
@@ -359,11 +358,7 @@ def out_of_order(error: Exception) -> bytes:
 
 
 def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """A value of a message's header, of the type that belongs there.
-
-    Raises:
-        ArgumentError: it is missing or another, or a number that no count and no time is.
-    """
+    """A value of a message's header, of the type that belongs there."""
     value, words = header.get(name), {bool: "true or false", int: "a whole number", str: "a text"}
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < MOST else math.inf

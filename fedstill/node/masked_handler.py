@@ -22,7 +22,6 @@ class MaskedHandler(RequestHandler):
     """Answers questions for one node.
 
     Args:
-        masks: the node's.
         group: of this node alone; all else is as :class:`RequestHandler` has it.
     """
 

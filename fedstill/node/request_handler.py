@@ -332,7 +332,6 @@ class RequestHandler:
 
 
 def _asked(node: Node, question: Question, number: int, content: str, down: Mapping[str, int]) -> Asked:
-    """A question as it reaches a node."""
     budgets = node.gate.budgets
     if budgets is not None and "model" in node.private and not node.answered:
         node.origin = budgets.seal(digest("origin", dict(node.model.state_dict())))

@@ -181,11 +181,7 @@ class Budgets:
             raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
 
     def _refuse_bare(self, spent: Spent) -> None:
-        """What left without a guarantee has no price that a budget could have paid.
-
-        Raises:
-            BudgetSpent: naming the runs in which it left.
-        """
+        """What left without a guarantee has no price that a budget could have paid."""
         if spent.bare_run and self.budget.epsilon < math.inf:
             way_out = "allowed is a new run, or privacy.epsilon = inf"
             raise Unpriced(self.budget.epsilon, self.budget.delta, {self.run: spent.bare_run}, way_out)

@@ -28,7 +28,6 @@ class Plan:
     Args:
         run: names the run; the same again is the same run, which goes on.
         method: its ``name`` and options.
-        spec: of inputs and classes.
         wire: in which form tensors travel.
         public: fingerprint of the public data, ``""`` without any.
         public_note: the public data's name and what else is known of them.

@@ -184,11 +184,7 @@ def is_shown(stack: Array) -> bool:
 
 
 def _each(path: Path, take: Callable[[Mapping[str, Any]], None]) -> None:
-    """Hand on the JSON objects of a file, one a line, without holding more than a line; none without a file.
-
-    Raises:
-        RunFolderError: a line is not what a run writes.
-    """
+    """Hand on the JSON objects of a file, one a line, without holding more than one; none without a file."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:

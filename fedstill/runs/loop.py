@@ -343,7 +343,6 @@ class Run(ABC):
         return (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
     def _save(self) -> None:
-        """Remember where the run stands."""
         since = time.monotonic()
         nodes = self._nodes()
         server = None if self._made is None else self._made.kept()

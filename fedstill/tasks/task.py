@@ -41,10 +41,7 @@ class Figure:
     """One of a task's metrics, as tables show it.
 
     Args:
-        key: its name in files.
-        title: its name in tables.
         unit: "%", "dB", "px" or nothing.
-        digits: after the decimal point.
         better: whether a higher or a lower one is better.
         brief: whether a terminal and a comparison's tables have it, too, and not only pages and files.
     """
@@ -236,7 +233,6 @@ class Task(ABC):
         """The output ``(B, C, ...)`` that means the weighted mean of what ``(K, B, C, ...)`` predict.
 
         Args:
-            answers: outputs.
             weights: broadcasting with them, summing to 1 over the nodes.
         """
         return (weights * answers).sum(0)
