@@ -5,15 +5,17 @@ What is marked as test data in the source is left out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedstill.core.dataset import TensorData
+from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.user_functions import first_line
 from fedstill.data import text_data
@@ -29,8 +31,9 @@ from fedstill.data.text_data import HASH
 
 
 def of_images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
+    """An owner's images of any kind of target, once they are read."""
     check_examples(len(raw.images), spec, most)
-    rows, groups = _training(raw, config, what)
+    rows, groups = _training(raw.columns, raw.test, len(raw.labels), config, what)
     raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
     labels = torch.from_numpy(labels_in(raw, spec, what))
     inputs, targets = taught(inputs_in(raw.images, config.fit, spec, what), labels, spec.task)
@@ -38,18 +41,18 @@ def of_images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most:
 
 
 def _training(
-    source: Raw | text_data.Labelled, config: PrivateConfig, what: str
+    columns: Mapping[str, Any], test: Column | None, count: int, config: PrivateConfig, what: str
 ) -> tuple[Ints, torch.Tensor | None]:
     """The rows that are not for testing, and whose each of them is."""
-    groups = groups_of(source.columns, config)
-    count = len(source.labels)
-    rows = np.arange(count) if source.test is None else np.flatnonzero(source.test == 0)
+    groups = groups_of(columns, config)
+    rows = np.arange(count) if test is None else np.flatnonzero(test == 0)
     if len(rows) == 0:
         raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
     return rows, None if groups is None else groups[torch.from_numpy(rows)]
 
 
 def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> TensorData:
+    """Tensors of the spec's own form."""
     try:
         # Copied to where tensors of one's own begin: a file's begin anywhere, and some processors add up
         # in another order there, so that a node's figures would hang on where its data lie.
@@ -104,14 +107,8 @@ def of_rows(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most:
     """An owner's rows of a table, checked against the server's schema."""
     table = read_rows(path, spec.schema)
     check_examples(len(table.data), spec, most)
-    groups = groups_of(table.columns, config)
-    data = replace(table.data, groups=groups)
-    if table.test is None:
-        return data
-    rows = np.flatnonzero(~table.test)
-    if len(rows) == 0:
-        raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
-    return data.subset(torch.from_numpy(rows))
+    rows, groups = _training(table.columns, table.test, len(table.data), config, what)
+    return replace(table.data.subset(torch.from_numpy(rows)), groups=groups)
 
 
 def of_texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
@@ -124,7 +121,7 @@ def of_texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most
     if vocabulary != spec.vocabulary:
         told = f"{how!r} gives {vocabulary} ids: allowed are {spec.vocabulary}, as the server has"
         raise DataError(f"{what}: {told}")
-    rows, groups = _training(source, config, what)
+    rows, groups = _training(source.columns, source.test, len(source.labels), config, what)
     labels = torch.from_numpy(labels_in(source, spec, what))
     chosen = torch.from_numpy(rows)
     return TensorData(torch.from_numpy(ids)[chosen], labels[chosen], groups)

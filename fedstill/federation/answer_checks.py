@@ -11,9 +11,8 @@ import torch
 
 from fedstill.core.errors import DataError, NodeFault
 from fedstill.protocol.questions import Question
-from fedstill.protocol.wire_format import SCALE, from_text
+from fedstill.protocol.wire_format import SCALE, Tensors, from_text
 
-Tensors = Mapping[str, torch.Tensor]
 LARGEST = 1e12  # number of examples, or of labels
 TINY = 1e-30  # stands for nothing where it is divided by
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

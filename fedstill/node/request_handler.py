@@ -93,7 +93,7 @@ class RequestHandler:
         """Take a question, if it may be answered.
 
         Raises:
-            ArgumentError: no such question, or other tensors than it declares.
+            ArgumentError: other tensors than the question declares.
             QuestionRefused: a gate's policy forbids it; then no node of the group has answered. Only a
                 limit on bytes may strike later, when the size of an answer is known.
             QuestionMismatch: the number was used for another question or other content.
@@ -304,9 +304,7 @@ class RequestHandler:
             now.outputs = question.give(question.handler(self.group, number, **inputs, **values))
 
     def _question(self, name: str, tensors: Tensors) -> Question:
-        question = self.side.questions.get(name)
-        if question is None:
-            raise ArgumentError("question", name, f"one of {', '.join(self.side.questions)}")
+        question = self.side.questions[name]
         if set(tensors) != set(question.sends):
             raise ArgumentError(
                 f"tensors of question {name}", sorted(tensors), f"exactly {sorted(question.sends)}"

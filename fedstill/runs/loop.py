@@ -81,8 +81,7 @@ class Run(ABC):
     @property
     def server(self) -> Server:
         """The method's program, once local training is done."""
-        if self._made is None:
-            raise RuntimeError("a run has a server once local training is done")
+        assert self._made is not None  # once local training is done
         return self._made
 
     @property

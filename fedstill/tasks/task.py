@@ -347,23 +347,23 @@ class Task(ABC):
         Raises:
             MethodRefused: a task without conditions.
         """
-        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+        raise self._unconditional()
 
     def condition(self, maps: torch.Tensor) -> torch.Tensor:
         """Maps ``(..., H, W)`` as a network takes them: ``(..., conditions, H, W)`` float32 in -1..1."""
-        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+        raise self._unconditional()
 
     def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The targets that images ``x`` made from maps ``(B, H, W)`` should have."""
-        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+        raise self._unconditional()
 
     def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Maps that no data were needed for: ``(count, H, W)`` uint8, synthetic shapes."""
-        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+        raise self._unconditional()
 
-    @property
-    def _unconditional(self) -> str:
-        return f"task {self.name} has no label maps to make inputs from"
+    def _unconditional(self) -> MethodRefused:
+        reason = f"task {self.name} has no label maps to make inputs from"
+        return MethodRefused("a generator told what to make", "every node", reason)
 
 
 def case_of(examples: int, cases: Cases | None) -> tuple[torch.Tensor, int]:
