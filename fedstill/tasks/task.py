@@ -19,6 +19,7 @@ from fedstill.core.dataset import Cases, Form, TensorData, check_inputs, check_l
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
 from fedstill.tasks import formulas
+from fedstill.tasks.cases import case_of
 
 Kind = Literal["class", "labels", "map", "image", "number", "time"]
 
@@ -364,18 +365,3 @@ class Task(ABC):
     def _unconditional(self) -> MethodRefused:
         reason = f"task {self.name} has no label maps to make inputs from"
         return MethodRefused("a generator told what to make", "every node", reason)
-
-
-def case_of(examples: int, cases: Cases | None) -> tuple[torch.Tensor, int]:
-    """Each example's case, ``(N,)`` from 0 in the order of :meth:`Cases.present`, and how many there are."""
-    if cases is None:
-        return torch.arange(examples), examples
-    present, of = torch.unique(cases.of, return_inverse=True)
-    return of, len(present)
-
-
-def mean_by(values: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
-    """Means of ``values`` (N,) by group ``of`` (N,), ``(count,)``, without those that are NaN."""
-    known = ~values.isnan()
-    total = torch.zeros(count, dtype=values.dtype).index_add(0, of[known], values[known])
-    return total / torch.bincount(of[known], minlength=count)  # 0 / 0 is NaN
