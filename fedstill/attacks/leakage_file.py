@@ -53,6 +53,8 @@ class Leakage:
     leaves: tuple[str, ...] = ()
     epsilon: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    machine: str = ""
     seconds: float | None = None
 
     @classmethod
