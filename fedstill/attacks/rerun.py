@@ -124,7 +124,6 @@ class Replay:
 
     Args:
         config: of the run, with its nodes in this process and without what only measures it.
-        parts: each node's own examples.
     """
 
     config: RunConfig

@@ -70,7 +70,6 @@ def dispatch(
 
     Args:
         room: the words before them, as "node"; empty for ``fedstill`` itself.
-        words: a command's name and what is behind it.
         about: the help, which has the usage of each command.
         commands: by name, the function that does it, or ``module:function``, imported when it is wanted.
         beside: names that could be meant as well.

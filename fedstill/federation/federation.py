@@ -174,7 +174,6 @@ class Federation(Summed):
         """Go on without a node that failed at a question.
 
         Args:
-            back: whether it may come back.
             since: number of the first question that it has no part in; None is the next one.
 
         Raises:

@@ -61,7 +61,6 @@ def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, 
     """What a result says of a run beside its figures.
 
     Args:
-        data: its classes and test part.
         train: how many examples the nodes have; None: theirs to know.
         split: how they are divided.
     """

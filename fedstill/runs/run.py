@@ -178,9 +178,6 @@ def finish(
 ) -> dict[str, Any]:
     """Write the result of a simulation that has come to its end.
 
-    Args:
-        about: what the result says beside the figures.
-
     Returns:
         What ``result.json`` holds.
     """
