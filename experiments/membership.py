@@ -13,6 +13,7 @@ without a student are left out.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedstill.attacks.membership_inference import TITLES, MembershipInference, s
 from fedstill.attacks.rerun import Replay, replay
 from fedstill.attacks.roc import auc
 from fedstill.attacks.shadow_models import halves, together
+from fedstill.compare.comparison import Place
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute
 from fedstill.node.local_training import predict
@@ -56,35 +58,38 @@ class Adversary:
 
     def areas(self, student: torch.nn.Module) -> dict[str, float]:
         """AUC of each attack in percent."""
-        told = torch.stack([self.outputs(self.compute.place(student)), *self.said])
-        found = scores(self.asked, told, self.inside)
+        said = torch.stack([self.outputs(self.compute.place(student)), *self.said])
+        found = scores(self.asked, said, self.inside)
         inside = self.asked.inside
         return {name: 100 * auc(score[inside], score[~inside])["value"] for name, score in found.items()}
+
+
+def told(runs: Path, shadows: int, seeds: Sequence[int] = ()) -> Iterator[tuple[Place, dict[str, float]]]:
+    """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
+    adversaries: dict[tuple[str, int], Adversary] = {}
+    for place in read_folder(runs).places():
+        folder, at = runs / place.folder, (place.setting, place.seed)
+        if (folder / FILE).exists() and place.seed in (seeds or [place.seed]):
+            if at not in adversaries:
+                adversaries[at] = Adversary(replay(folder), shadows)
+            yield place, adversaries[at].areas(read(folder)[0])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=Path)
     parser.add_argument("--shadows", type=int, default=MembershipInference().shadows)
-    parser.add_argument("--seeds", type=int, nargs="+", default=None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=())
     given = parser.parse_args()
-    adversaries: dict[tuple[str, int], Adversary] = {}
     reached: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for place in read_folder(given.runs).places():
-        folder = given.runs / place.folder
-        if not (folder / FILE).exists() or given.seeds and place.seed not in given.seeds:
-            continue
-        at = (place.setting, place.seed)
-        if at not in adversaries:
-            adversaries[at] = Adversary(replay(folder), given.shadows)
-        areas = adversaries[at].areas(read(folder)[0])
+    for place, areas in told(given.runs, given.shadows, given.seeds):
         reached.setdefault((place.setting, place.label), []).append(areas)
-        told = ", ".join(f"{TITLES[name]} {area:.1f}" for name, area in areas.items())
-        print(f"{place.folder}: {told}", flush=True)
-    for (setting, label), each in reached.items():
-        told = []
-        for name in each[0]:
-            values = [areas[name] for areas in each]
+        each = ", ".join(f"{TITLES[name]} {area:.1f}" for name, area in areas.items())
+        print(f"{place.folder}: {each}", flush=True)
+    for (setting, label), seeds in reached.items():
+        cells = [setting, label]
+        for name in seeds[0]:
+            values = [areas[name] for areas in seeds]
             spread = f" \u00b1 {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-            told.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}")
-        print(f"{setting} | {label} | {' | '.join(told)}")
+            cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}")
+        print(" | ".join(cells))
