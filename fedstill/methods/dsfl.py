@@ -18,24 +18,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import Group, Needs, Node, Server, Span, Tensors, torch_generator, train_round
+from fedstill.methods import Group, Needs, Node, Server, Span, Tensors, train_round
 from fedstill.methods._node_memory import memory, remember
 from fedstill.methods._public import (
     Weighed,
     WeighsNodes,
-    batches,
-    distil,
+    drawn,
     heard,
     known,
     logits,
     optimiser_of,
     study,
+    teach,
 )
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
 from fedstill.protocol.questions import NodeSetting, question
@@ -163,7 +162,8 @@ class DSFL(WeighsNodes):
 
     def turn(self, server: Server, state: Labelling, t: int) -> Mapping[str, float]:
         self.gather(server, state)
-        o_r, present = self.draw(server, t), state.histogram.present(server.federation)
+        o_r = drawn(server, self.subset, t).to(server.device)
+        present = state.histogram.present(server.federation)
         if not state.heard or not {*present} <= {*state.heard}:  # who was away lacks labels
             state.since.fill_(NEVER)
         fresh = (state.since[o_r] == NEVER) | (state.since[o_r] + self.keep < t)
@@ -173,10 +173,12 @@ class DSFL(WeighsNodes):
         sent: dict[str, Any] = {"kept": kept.int()} if self.keep else {}
         sent |= {"rows": rows.int(), "t_g": state.t_g[rows], "round": t}
         state.heard = server.ask("learn", of=told.nodes, **sent).nodes
+        passes = {"epochs": self.student_epochs, "batch": self.distil_batch}
+        divergence = partial(server.task.distance, tau=TAU)
         return {
             "entropy": entropy(state.t_g[o_r], 1).mean().item(),
             "asked": len(rows) / len(o_r),
-            "student": self.teach(server, state, o_r, t),
+            "student": teach(server, state.optimiser, o_r, state.t_g[o_r], divergence, t, **passes),
         }
 
     def aggregated(self, server: Server, state: Labelling, told: Any) -> torch.Tensor:
@@ -185,16 +187,3 @@ class DSFL(WeighsNodes):
         t = heard(server, told, self.ensemble)
         log_mean = server.task.ensemble(t, omega, self.ensemble).log_softmax(1)
         return self.beta * log_mean if self.beta else log_mean.exp() / self.T
-
-    def teach(self, server: Server, state: Labelling, o_r: torch.Tensor, t: int) -> float:
-        """The server's model is distilled, too."""
-        x, seed = known(server.public).inputs[o_r], server.seed
-        pass_of = partial(batches, x, state.t_g[o_r], self.distil_batch, seed, "student's order", t)
-        every = chain.from_iterable(map(pass_of, range(self.student_epochs)))
-        S, apart = server.student.train(), partial(server.task.distance, tau=TAU)
-        return distil(S, state.optimiser, every, apart, server.compute, seed, "student", t)
-
-    def draw(self, server: Server, t: int) -> torch.Tensor:
-        """o_r, row numbers ``(B,)``."""
-        order = torch.randperm(len(known(server.public)), generator=torch_generator(server.seed, "subset", t))
-        return order[: self.subset].to(server.device)
