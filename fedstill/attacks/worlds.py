@@ -10,7 +10,7 @@ Request handler, gate, rules, noise, audit log are those of any run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -40,13 +40,12 @@ from fedstill.privacy.pate_teachers import shards
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks.classification import Classification
 
 NAME, RUN = "audited", "audit"
 SHAPE = (1, 8, 8)
 CLASSES = 2  # of digits, 0 and 1: the fewer, the further a record moves an answer as a whole
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass
