@@ -2,6 +2,7 @@
 
     python benchmarks/link.py                       # all engines, three shapes, three nodes
     python benchmarks/link.py --engines in-process flare-poc --nodes 3 --questions 20
+    python benchmarks/link.py --engines flare-poc --nodes 3 5 --sums   # each without and with masks
 
 A question is FedIOD's: inputs down, logits and critic values up, their gradients down, the inputs' gradient
 up, with equal small networks at every node. So all engines compute the same, and what differs is the link.
@@ -10,6 +11,7 @@ up, with equal small networks at every node. So all engines compute the same, an
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import shutil
@@ -41,7 +43,13 @@ def data_file(folder: Path, shape: tuple[int, ...]) -> Path:
 
 
 def configuration(
-    data: Path, shape: tuple[int, ...], engine: str, nodes: int, questions: int, forms: tuple[str, str]
+    data: Path,
+    shape: tuple[int, ...],
+    engine: str,
+    nodes: int,
+    questions: int,
+    forms: tuple[str, str],
+    sums: bool,
 ) -> RunConfig:
     """A run of as many questions, with next to no training around them."""
     return from_dict(
@@ -53,6 +61,7 @@ def configuration(
             "student": {"model": "mlp:8"},
             "method": {
                 "name": "fediod",
+                "ensemble": "log_probs",  # which sums tell, too
                 "steps": questions,
                 "batch": shape[0],
                 "generator_width": 2,
@@ -63,7 +72,7 @@ def configuration(
             },
             "engine": {"name": "one-by-one" if engine == "in-process" else engine, "threads": 1},
             "evaluation": {"every": 0, "centralised": False, "samples": 0},
-            "link": {"inputs": forms[0], "gradients": forms[1]},
+            "link": {"inputs": forms[0], "gradients": forms[1], "sums": sums},
         }
     )
 
@@ -94,30 +103,35 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
-    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument(
+        "--shapes", type=int, default=len(SHAPES), help="how many of them, the smallest first"
+    )
+    parser.add_argument("--nodes", type=int, nargs="+", default=[3])
+    parser.add_argument("--sums", action="store_true", help="each without and with link.sums")
     parser.add_argument("--questions", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--forms", nargs="+", default=["float32"], choices=[form for form, _ in FORMS])
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     options = parser.parse_args()
     rows = []
-    for shape in SHAPES:
-        for engine in options.engines:
-            for form in options.forms:
-                with tempfile.TemporaryDirectory() as folder:
-                    data = data_file(Path(folder), shape)
-                    how = engine, options.nodes, options.questions, (form, form)
-                    config = configuration(data, shape, *how)
-                    each = []
-                    for repeat in range(options.repeats):
-                        out = Path(folder) / f"run-{repeat}"
-                        each.append(measured(config, out))
-                        shutil.rmtree(out, ignore_errors=True)
-                row = {key: statistics.median(one[key] for one in each) for key in each[0]}
-                rows.append({"shape": list(shape), "engine": engine, "form": form, **row})
-                print(rows[-1], flush=True)
+    masks = (False, True) if options.sums else (False,)
+    for shape, engine, form, nodes, sums in itertools.product(
+        SHAPES[: options.shapes], options.engines, options.forms, options.nodes, masks
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            data = data_file(Path(folder), shape)
+            config = configuration(data, shape, engine, nodes, options.questions, (form, form), sums)
+            each = []
+            for repeat in range(options.repeats):
+                out = Path(folder) / f"run-{repeat}"
+                each.append(measured(config, out))
+                shutil.rmtree(out, ignore_errors=True)
+        row = {key: statistics.median(one[key] for one in each) for key in each[0]}
+        rows.append(
+            {"shape": list(shape), "engine": engine, "form": form, "nodes": nodes, "sums": sums, **row}
+        )
+        print(rows[-1], flush=True)
     about = {
-        "nodes": options.nodes,
         "questions": options.questions,
         "repeats": options.repeats,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
@@ -126,12 +140,13 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n", encoding="utf-8")
     print(f"\n{about}\n")
-    print("| inputs | engine | form | ms a question | of it the link | kB a question | link's share |")
-    print("|---|---|---|---|---|---|---|")
+    print("| inputs | engine | form | nodes | sums | ms a question | the link | kB | link's share |")
+    print("|---|---|---|---:|---|---|---|---|---|")
     for row in rows:
         shape = "x".join(map(str, row["shape"][1:]))
         print(
-            f"| {row['shape'][0]} of {shape} | {row['engine']} | {row['form']} | {1000 * row['seconds']:.0f} "
+            f"| {row['shape'][0]} of {shape} | {row['engine']} | {row['form']} | {row['nodes']} "
+            f"| {'yes' if row['sums'] else 'no'} | {1000 * row['seconds']:.0f} "
             f"| {1000 * row['link']:.0f} | {row['bytes'] / 1000:,.0f} | {100 * row['share']:.0f}% |"
         )
 

@@ -263,7 +263,6 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
 
 
 def _public(examples: Any, form: Callable[[Any, str], TensorData], task: Task) -> Public | None:
-    """Inputs alone, or with labels."""
     if examples is None:
         return None
     if isinstance(examples, torch.Tensor):

@@ -64,12 +64,7 @@ class Command:
 
 
 def _command(
-    words: list[str],
-    here: Path,
-    given: Mapping[str, str],
-    search: Sequence[Path],
-    printed: Path,
-    begin: str,
+    words: list[str], here: Path, given: Mapping[str, str], search: Sequence[Path], printed: Path, begin: str
 ) -> None:
     os.chdir(here)
     os.environ.clear()

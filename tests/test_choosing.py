@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fedstill.core.compute import Compute
@@ -42,6 +43,14 @@ def rows() -> list[str]:
 def test_the_page_has_what_methods_declare() -> None:
     told = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     assert told == rows()
+
+
+def test_its_figures_stand_on_the_page_that_is_linked_next() -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("## What each declares")[0]
+    for figure in re.finditer(r"\d+\.\d+", text):
+        link = re.search(r"\]\(([\w-]+\.md)", text[figure.end() :])
+        assert link, figure[0]
+        assert figure[0] in (PAGE.parent / link[1]).read_text(encoding="utf-8"), (figure[0], link[1])
 
 
 if __name__ == "__main__":

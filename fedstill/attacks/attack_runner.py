@@ -41,7 +41,6 @@ def attack(
     """Attack a finished run, and add what was got to its folder and its report.
 
     Args:
-        folder: of the run.
         config: which attacks, how strong; None is the default.
         command: that repeats it, for the report.
         progress: say on standard error what is being done; where that is no terminal, a line an attack.

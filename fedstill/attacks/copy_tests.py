@@ -272,7 +272,6 @@ def _nearer(pool: Neighbours, is_private: torch.Tensor) -> torch.Tensor:
 
 
 def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    """p / h, and 1 where both are 0."""
     return torch.where((p == 0) & (h == 0), 1.0, p / h)
 
 

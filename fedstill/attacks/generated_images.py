@@ -38,7 +38,6 @@ class Sample:
     """Private and held-out images that neighbours are sought among, and which ones they are.
 
     Args:
-        experiment: whose they are.
         seed: of the draws, where there are more than :data:`MOST`.
     """
 
@@ -113,11 +112,7 @@ def spaces(images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str
 
 
 def apart(
-    images: torch.Tensor,
-    experiment: Simulation,
-    space: Extractor,
-    seed: int,
-    skipped: list[tuple[str, str]],
+    images: torch.Tensor, experiment: Simulation, space: Extractor, seed: int, skipped: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
     """FID and KID from each node's own images in one space; None where there is none, which is told."""
     task, test = experiment.task, experiment.test

@@ -26,9 +26,10 @@ import torch
 from torch import nn
 
 from fedstill.attacks.recovered_images import PIXELS, Pixels, Recovered
-from fedstill.attacks.updates import Observed, Tensors
+from fedstill.attacks.updates import Observed
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
+from fedstill.protocol.wire_format import Tensors
 
 INNER = 20  # iterations of one L-BFGS step, as DLG's published code has it
 LR = 0.1  # of Adam; a tenth after 3, 5 and 7 eighths of the steps

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fedstill.data.public import Public
-from fedstill.federation.federation import Tensors
 from fedstill.protocol.kinds import INDICES, INPUTS, kind_named
+from fedstill.protocol.wire_format import Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +18,6 @@ class Release:
     """One release, with the question that it answers.
 
     Args:
-        number: of the question.
         part: ``"answer"`` or ``"gradient"``.
         kinds: the kind of each tensor that left.
         sent: what had come down, by name.

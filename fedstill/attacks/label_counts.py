@@ -63,7 +63,6 @@ class LabelCounts(Attack):
 
 
 def _details(node: Mapping[str, Any]) -> Iterator[Row]:
-    """One node's line of the page."""
     who, exact, lacks, told = node["node"], node["exact"], node["absent"], node["told_absent"]
     yield Row(who=who, figure="counts", text="exact" if exact else "noised", detail=True)
     of = "" if exact else f"class {node['largest_class']}"

@@ -98,13 +98,13 @@ class Pictures:
     says: str = ""
 
 
-def share(value: float | None, digits: int = 1) -> str:
+def share(value: float | None) -> str:
     """A part of 1 in percent.
 
     >>> share(0.6141), share(None)
     ('61.4%', '-')
     """
-    return "-" if value is None else f"{100 * value:.{digits}f}%"
+    return "-" if value is None else f"{100 * value:.1f}%"
 
 
 def in_percent(value: float, low: float, high: float) -> dict[str, Any]:

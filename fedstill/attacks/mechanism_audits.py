@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torch.nn.utils import parameters_to_vector
 from fedstill.attacks import worlds
 from fedstill.attacks.candidates import merged
 from fedstill.attacks.worlds import LOCAL, SHAPE, UNHEARD, Distinguisher, World, digits
+from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.privacy.accounting import epsilon
@@ -193,6 +195,7 @@ def audit_one_run(
     clip: float = 1.0,
     model: str = "mlp:64",
     local: LocalConfig | None = None,
+    precision: Precision = "float32",
 ) -> Finding:
     """One private training with many planted records, each there or not by a coin of its own.
 
@@ -216,6 +219,7 @@ def audit_one_run(
         model=model,
         classes=10,
         rows=canaries,
+        precision=precision,
     )
     world.learn()
     told = world.ask("examine", x=planted.inputs)["logits"]  # (m, 10)
@@ -229,15 +233,43 @@ def audit_one_run(
     return Finding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
 
 
-def one_run_linear(seed: int = 0, confidence: float = CONFIDENCE) -> Finding:
+def one_run_linear(
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+    *,
+    many: bool = False,
+    precision: Precision = "float32",
+    noise: float = 4.0,
+) -> Finding:
     """As :func:`audit_one_run`, of what the private presets train: a linear model on fixed features, by a few
-    large steps over all records. There are more weights than planted records, so that it could learn all."""
+    steps over all records. There are more weights than planted records, so that it could learn all.
+
+    ``many``: with the options of nodes that have many records (four times as many steps, momentum, longer
+    gradients), and twice the noise, which costs the same.
+    """
+    taken, momentum, clip = (80, 0.9, 0.5) if many else (20, 0.0, 0.25)
     local = LocalConfig(
-        optimiser="sgd", momentum=0, epochs=1, least_steps=20, batch=4096, lr=64, lr_end=64, smoothing=0
+        optimiser="sgd",
+        momentum=momentum,
+        epochs=1,
+        least_steps=taken,
+        batch=4096,
+        lr=64,
+        lr_end=64,
+        smoothing=0,
     )
-    return audit_one_run(
-        seed, confidence, model="random-conv:64", local=local, noise=4.0, guessed=0.1, clip=0.25
+    found = audit_one_run(
+        seed,
+        confidence,
+        model="random-conv:64",
+        local=local,
+        noise=2 * noise if many else noise,
+        guessed=0.1,
+        clip=clip,
+        precision=precision,
     )
+    rounded = ", bf16" if precision == "bfloat16" else ""
+    return replace(found, on=f"400 planted, {taken} large steps{rounded}")
 
 
 def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
@@ -246,7 +278,14 @@ def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
 
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
     "counts": (_of(worlds.counts, 2000),),
-    "dp-sgd": (_of(steps, 1500), audit_one_run, one_run_linear),
+    "dp-sgd": (
+        _of(steps, 1500),
+        audit_one_run,
+        one_run_linear,
+        partial(one_run_linear, many=True),
+        partial(one_run_linear, precision="bfloat16"),
+        partial(one_run_linear, many=True, precision="bfloat16"),
+    ),
     "critic": (_of(critic, 800),),
     "pate": (
         _of(worlds.votes, 2000),

@@ -252,19 +252,10 @@ def _told(
     of: str, sees: str, asked: Candidates, told: torch.Tensor, inside: torch.Tensor, how: MembershipInference
 ) -> dict[str, Any]:
     """All attacks on what target and shadows say ``(1 + M, N + Z, classes)``, as the file has them."""
-    n, labels = len(asked.records), asked.all.targets
-    seen = Seen(told[0, :n], told[1:, :n], inside, labels[:n])
-    nobody = torch.zeros(len(inside), len(asked.population), dtype=torch.bool)
-    scores = {"loss": loss(seen)}
-    if how.shadows:
-        scores |= {
-            "lira": lira(seen),
-            "lira-offline": lira_offline(seen),
-            "rmia": rmia(seen, Seen(told[0, n:], told[1:, n:], nobody, labels[n:])),
-        }
+    scored = scores(asked, told, inside)
     # All intervals hold together, since the attack that got most is told first.
-    sure = 1 - (1 - CONFIDENCE) / len(scores)
-    found = {name: rates(score, asked.inside, sure) for name, score in scores.items()}
+    sure = 1 - (1 - CONFIDENCE) / len(scored)
+    found = {name: rates(score, asked.inside, sure) for name, score in scored.items()}
     return {
         "of": of,
         "sees": sees,
@@ -276,6 +267,28 @@ def _told(
         "attacks": [{"name": name, "title": TITLES[name], **each} for name, each in found.items()],
         "best": max(found, key=lambda name: found[name]["auc"]["value"]),
     }
+
+
+def scores(asked: Candidates, told: torch.Tensor, inside: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Each attack's score of each candidate ``(N,)``, higher for likelier members.
+
+    Args:
+        told: logits of the target and of M shadows about candidates and population, ``(1 + M, N + Z,
+            classes)``. Without shadows there is the attack by loss alone.
+        inside: which shadow learned from which candidate, ``(M, N)`` bool.
+    """
+    n, labels = len(asked.records), asked.all.targets
+    seen = Seen(told[0, :n], told[1:, :n], inside, labels[:n])
+    found = {"loss": loss(seen)}
+    if len(inside):
+        nobody = torch.zeros(len(inside), len(asked.population), dtype=torch.bool)
+        population = Seen(told[0, n:], told[1:, n:], nobody, labels[n:])
+        found |= {
+            "lira": lira(seen),
+            "lira-offline": lira_offline(seen),
+            "rmia": rmia(seen, population),
+        }
+    return found
 
 
 def _made(again: Replay, spec: str) -> Make:

@@ -25,13 +25,13 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import read_result
 from fedstill.data.loader import load
 from fedstill.data.public import Public
-from fedstill.federation.federation import Tensors
 from fedstill.federation.inprocess import InProcess
+from fedstill.federation.summed import Sent
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.node import Node
 from fedstill.protocol.summing import SUM, SumCall, read_sums, total
-from fedstill.protocol.wire_format import refine
+from fedstill.protocol.wire_format import Tensors, refine
 from fedstill.runs.assemble import assemble, divide
 from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.run import REHEARSED
@@ -48,18 +48,10 @@ class _Tapped(InProcess):
 
     hear: Hear
 
-    def _answer(
-        self,
-        asked: tuple[str, ...],
-        question: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None,
-    ) -> Mapping[str, Tensors]:
-        answers = super()._answer(asked, question, number, tensors, differentiable, call)
-        for node, told in self._seen(question, answers, call).items():
-            self._told(node, told, question, number, ANSWER, tensors)
+    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
+        answers = super()._answer(asked, sent)
+        for node, told in self._seen(sent.question, answers, sent.call).items():
+            self._told(node, told, sent.question, sent.number, ANSWER, sent.tensors)
         return answers
 
     def _pull_back(
@@ -132,9 +124,6 @@ class Replay:
 
     Args:
         config: of the run, with its nodes in this process and without what only measures it.
-        data: its data set.
-        parts: each node's own examples.
-        public: public data, or None.
     """
 
     config: RunConfig

@@ -6,7 +6,7 @@ batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,8 +18,8 @@ from torch.func import functional_call
 from fedstill.core.errors import ArgumentError
 from fedstill.models.extractor_head import split
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine
+from fedstill.protocol.wire_format import Tensors
 
-Tensors = Mapping[str, torch.Tensor]
 Part = Literal["all", "extractor", "head"]
 
 
@@ -91,11 +91,7 @@ class Schedule:
 
 
 def gradients(
-    model: nn.Module,
-    parameters: Tensors,
-    inputs: torch.Tensor,
-    labels: torch.Tensor,
-    smoothing: float = 0.0,
+    model: nn.Module, parameters: Tensors, inputs: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> dict[str, torch.Tensor]:
     """Gradients of the mean cross-entropy in training mode, by the parameters' names, differentiable.
 

@@ -46,7 +46,6 @@ class Victim:
     Args:
         data: what the node holds: the truth, for comparison alone.
         part: of the parameters, that was shared.
-        schedule: how the node trained.
         beside: what its training descended beside the task's own loss; "" where that was all.
     """
 

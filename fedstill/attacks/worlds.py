@@ -10,14 +10,14 @@ Request handler, gate, rules, noise, audit log are those of any run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from fedstill.attacks.candidates import merged
-from fedstill.core.compute import Compute
+from fedstill.core.compute import Compute, EngineConfig, Precision
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.loader import load
@@ -40,13 +40,12 @@ from fedstill.privacy.pate_teachers import shards
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks.classification import Classification
 
 NAME, RUN = "audited", "audit"
 SHAPE = (1, 8, 8)
 CLASSES = 2  # of digits, 0 and 1: the fewer, the further a record moves an answer as a whole
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass
@@ -59,6 +58,7 @@ class World:
         model: its network; "linear" is one layer that starts at zero.
         rows: inputs of a question.
         critics: whether the node has a critic, that takes a step for each answer.
+        precision: in which it learns and answers.
     """
 
     data: TensorData
@@ -69,12 +69,14 @@ class World:
     classes: int = CLASSES
     rows: int = 1
     critics: bool = False
+    precision: Precision = "float32"
     node: Node = field(init=False)
     handler: RequestHandler = field(init=False)
     asked: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.task, self.compute = Classification(self.classes), Compute()
+        self.task = Classification(self.classes)
+        self.compute = Compute(EngineConfig(precision=self.precision))
         self.audit = AuditLog()
         gate = Gate(NAME, PolicyConfig(outputs_only=False), self.audit, RUN)
         own = self.model == "linear"

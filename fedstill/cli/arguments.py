@@ -27,7 +27,6 @@ class Given:
 
     Args:
         command: the whole of it, as a shell takes it.
-        known: the options that it has.
         places: the words that are no options.
         options: what was given with each option; with a flag, nothing.
         rest: options of a configuration, each with its values.
@@ -71,7 +70,6 @@ def dispatch(
 
     Args:
         room: the words before them, as "node"; empty for ``fedstill`` itself.
-        words: a command's name and what is behind it.
         about: the help, which has the usage of each command.
         commands: by name, the function that does it, or ``module:function``, imported when it is wanted.
         beside: names that could be meant as well.
@@ -104,11 +102,6 @@ def imported(place: str) -> Any:
 
 def read(name: str, usage: str, words: Sequence[str]) -> Given:
     """The words behind a command, sorted out.
-
-    Args:
-        name: of the command.
-        usage: what it takes.
-        words: behind its name.
 
     Raises:
         ArgumentError: too few or too many words, or an option without value.

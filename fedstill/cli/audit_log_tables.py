@@ -130,9 +130,6 @@ def print_totals(
     """One table of what each run, and all runs of a payer, have cost at delta.
 
     Args:
-        console: where to.
-        audit: with the entries.
-        entries: all of them.
         delta: of the epsilons that are shown; budgets have their own.
         privacy: the owner's: by which accountant, and what is left of its budgets. None: neither is known.
     """
@@ -168,7 +165,6 @@ def print_totals(
 
 
 def _limited(privacy: PrivacyConfig | None) -> bool:
-    """Whether an owner has set a budget."""
     return privacy is not None and math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
 
 

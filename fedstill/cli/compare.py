@@ -46,7 +46,6 @@ def compare(given: Given) -> None:
 
 
 def _planned(given: Given) -> Comparison:
-    """The comparison that the words describe."""
     names, base, data = given.places, given.get("--base"), given.get("--data")
     seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
 

@@ -35,9 +35,7 @@ def columns(*heads: str | None, gap: int = 2, left: int | None = None, **first: 
 
     Args:
         heads: of its columns; None, or no heads: they have none.
-        gap: spaces between two columns.
         left: so many columns are words, all others numbers; None: all are words.
-        first: options of the first column.
     """
     from rich.table import Table
 

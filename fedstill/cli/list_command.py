@@ -32,6 +32,8 @@ def names(given: Given) -> None:
     from fedstill.protocol.method import METHODS
 
     console, what = whole_rows(), given.places[0] if given.places else None
+    if what not in (None, "presets", "tasks") and what not in METHODS:
+        raise UnknownName("method", what, [*METHODS, "presets", "tasks"])
     if "--json" in given:
         print_json(_told(what))
     elif what is None:
@@ -41,28 +43,18 @@ def names(given: Given) -> None:
             console.print(f"{name:<30} {presets.describe(name)}", soft_wrap=True, highlight=False)
     elif what == "tasks":
         _print_tasks(console)
-    elif what in METHODS:
-        print_facts(console, _of_method(what), indent="")
     else:
-        raise UnknownName("method", what, [*METHODS, "presets", "tasks"])
+        print_facts(console, _of_method(what), indent="")
 
 
 def _told(what: str | None) -> Any:
-    """The same for a script: names, or more of what is asked for.
-
-    Raises:
-        UnknownName: there is nothing of that name.
-    """
-    from fedstill.protocol.method import METHODS
-
+    """The same for a script: names, or more of what is asked for."""
     if what == "presets":
         return {name: presets.describe(name) for name in presets.names()}
     if what == "tasks":
         return tasks_by_method()
-    if what is not None and what in METHODS:
-        return _of_method(what)
     if what is not None:
-        raise UnknownName("method", what, [*METHODS, "presets", "tasks"])
+        return _of_method(what)
     methods, others = _named()
     return {"methods": methods, **{kind: list(names) for kind, names in others.items()}}
 

@@ -16,18 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from fedstill.core.dataset import TensorData
     from fedstill.data.input_spec import InputSpec
     from fedstill.data.public import Public
     from fedstill.node.node_file import NodeFile
     from fedstill.node.owner_folder import Examined
-    from fedstill.node.policy import PolicyConfig
     from fedstill.node.run_mechanism import Mechanism
     from fedstill.protocol.method import Method
     from fedstill.protocol.questions import Question
     from fedstill.runs.config import RunConfig
-
-FEW = 20  # classes that are shown one by one
 
 
 @dataclass(frozen=True)
@@ -113,15 +109,15 @@ def _told_by_schema(config: RunConfig) -> InputSpec | None:
 
 
 def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
+    from fedstill.cli.node_facts import node_facts
     from fedstill.node.audit_file import audit_file
     from fedstill.node.permission_check import open_to_others
 
-    facts, exposed = _facts(folder, file, found), open_to_others(folder, audit_file(file, folder))
+    facts, exposed = node_facts(folder, file, found), open_to_others(folder, audit_file(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
 
 
 def _print(console: Console, told: Mapping[str, Any], found: Examined) -> None:
-    """What ``--json`` tells, for people."""
     console.print(f"node {told['node']}, in {told['folder']}", soft_wrap=True)
     print_facts(console, told["facts"])
     if told["exposed"] is not None:
@@ -132,99 +128,11 @@ def _print(console: Console, told: Mapping[str, Any], found: Examined) -> None:
         _print_methods(console, told["methods"])
 
 
-def _facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
-    """What a node is, in lines by what they are about."""
-    from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
-    from fedstill.core import kit_certificates
-    from fedstill.core.text_format import times
-    from fedstill.data.node_data_config import SOURCES
-    from fedstill.node import startup_kit
-
-    facts: dict[str, list[str]] = {}
-    if found.data is not None and found.spec is not None:
-        source = file.data.path if file.data.source in SOURCES else file.data.source
-        facts["data"] = [f"{len(found.data)} examples, {times(found.spec.shape)}, from {source}"]
-        if counts := _counts(found.spec, found.data):
-            facts["data"].append(counts)
-    elif found.untold:
-        facts["data"] = [found.untold.removeprefix("data ")]
-    if found.model is not None:
-        facts["model"] = [f"{file.model.name}, {_about_model(found.model, file.model.weights)}"]
-    if found.compute is not None:
-        facts["compute"] = [f"{found.compute.device}, {found.compute.precision}"]
-    policy = file.policy
-    limits = {
-        "questions": policy.most_questions,
-        "bytes": policy.most_bytes,
-        "inputs a question": policy.most_rows,
-    }
-    facts["policy"] = [
-        f"questions {', '.join(policy.questions) or 'none'}; "
-        + ("outputs only; " if policy.outputs_only else "parameters may leave; ")
-        + (", ".join(f"at most {most} {what}" for what, most in limits.items() if most) or "no limits")
-    ]
-    facts["policy"] += admission_facts(policy)
-    if found.spec is not None and found.spec.schema:
-        facts["schema"] = [schema_fact(file)]
-    facts["privacy"] = privacy_facts(folder, file, found.data)
-    if not file.online:
-        facts["link"] = ["none: it answers files of questions"]
-    elif not startup_kit.faults(folder, None):
-        until = f"its certificate is valid until {startup_kit.valid_until(folder):%Y-%m-%d}"
-        told = f"its authority is {kit_certificates.authority(folder / startup_kit.KIT)}"
-        facts["link"] = [f"dials out to {startup_kit.read(folder)[1]}; {until}", told]
-    return facts
-
-
-def admission_facts(policy: PolicyConfig) -> list[str]:
-    """Which runs a node lets in at all, in a line; none where it lets in all."""
-    told = {
-        f"runs need your approval ({policy.approve})": policy.approve != "policy",
-        f"{policy.minimum_records} examples or more": policy.minimum_records,
-        f"{policy.minimum_nodes} nodes or more": policy.minimum_nodes,
-        f"{len(policy.allowed_servers)} servers by name": policy.allowed_servers,
-        policy.hours: policy.hours,
-    }
-    words = "; ".join(words for words, there in told.items() if there)
-    return [words] if words else []
-
-
-def _counts(spec: InputSpec, data: TensorData) -> str:
-    """How much there is of each class, in one line; empty where there are no classes."""
-    task, classes = spec.make_task(), spec.classes
-    if task.kind == "image":
-        return ""
-    counts = task.counts(data).tolist()
-    if task.kind == "map":
-        shares = (
-            f"{name}: {100 * count / len(data):.3g}%" for name, count in zip(classes, counts, strict=True)
-        )
-        return f"{', '.join(shares)} of all pixels"
-    if len(classes) > FEW:
-        there = [round(count) for count in counts if count]
-        least, most = min(there, default=0), max(there, default=0)
-        return f"{len(there)} of {len(classes)} classes, {least} to {most} of each"
-    return ", ".join(f"{name}: {count:.0f}" for name, count in zip(classes, counts, strict=True))
-
-
-def _about_model(model: nn.Module, weights: str) -> str:
-    from fedstill.models.non_torch import Predictor
-
-    if isinstance(model, Predictor):
-        return f"{model.extra_repr()}: it only predicts, and nothing of it is trained"
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    share = "all" if trained == sum(sizes) else f"{trained:,}" if trained else "none"
-    origin = f", from {weights}" if weights else ""
-    return f"{sum(sizes):,} parameters{origin}, {share} trained here"
-
-
 @dataclass(frozen=True)
 class _Verdict:
     """What a node would do in a run.
 
     Args:
-        questions: that it would be asked.
         rules: by which it would refuse some, by name.
         against: why it cannot take part; None: nothing is known against it.
         mechanism: its own in the run, where all that leaves can be protected.
@@ -356,11 +264,7 @@ def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> No
 
 
 def _unfit(
-    method: Method,
-    file: NodeFile,
-    found: Examined,
-    questions: Mapping[str, Question],
-    asking: Asking | None,
+    method: Method, file: NodeFile, found: Examined, questions: Mapping[str, Question], asking: Asking | None
 ) -> str | None:
     """Why a node that refuses no question cannot take part, if so."""
     from fedstill.node import owner_model

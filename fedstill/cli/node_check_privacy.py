@@ -71,9 +71,7 @@ def unprotected(
     """Which questions the owner's mechanism cannot protect, why no run can be paid for, and that mechanism.
 
     Args:
-        file: the owner's.
         found: what could be made of it.
-        side: what the method asks it.
         folder: the owner's, where the run is known: noise is found for it, and what it costs compared with
             what is left. None: only what is so in every run is said.
     """
@@ -113,7 +111,6 @@ def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
     """Why a node would refuse a run as its mechanism charges it, or None.
 
     Args:
-        mechanism: of the node in the run.
         spent: what its data have cost so far; None: not known, and the run is held against its own budget.
     """
     config, price = mechanism.config, total(mechanism.schedule())

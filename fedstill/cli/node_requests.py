@@ -15,7 +15,7 @@ from fedstill.core.fingerprints import grouped
 from fedstill.core.text_format import clip
 
 if TYPE_CHECKING:
-    from fedstill.node.requests import Request, Requests
+    from fedstill.node.requests import Requests
 
 LAST = 50  # lines of the log that are shown
 
@@ -23,10 +23,11 @@ LAST = 50  # lines of the log that are shown
 def requests(given: Given) -> None:
     """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
     from fedstill.node.request_text import facts
+    from fedstill.node.requests import one_of
 
     known = _requests(Path(given.places[0])).all()
     if given.places[1:]:
-        sys.stdout.write(known[_one(known, given.places[1])].description)
+        sys.stdout.write(known[one_of(known, given.places[1])].description)
         return
     if "--json" in given:
         told = {
@@ -103,12 +104,6 @@ def _requests(folder: Path) -> Requests:
     from fedstill.node.requests import Requests
 
     return Requests(folder, owner_folder.read(folder))
-
-
-def _one(known: dict[str, Request], text: str) -> str:
-    from fedstill.node.requests import one_of
-
-    return one_of(known, text)
 
 
 def _decide(given: Given, approved: bool) -> None:

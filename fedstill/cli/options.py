@@ -115,7 +115,6 @@ def group(words: list[str]) -> list[Option]:
 
 
 def _help(config: Any, prog: str, about: str) -> NoReturn:
-    """Print every option with its meaning and value, and leave with 0."""
     import tyro
 
     tyro.cli(

@@ -62,7 +62,6 @@ def _list() -> None:
 
 
 def _print_json() -> None:
-    """The same list, with what was recorded, as JSON."""
     from dataclasses import asdict
 
     from fedstill.compare.reproduction import reproductions

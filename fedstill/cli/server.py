@@ -144,7 +144,6 @@ def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """What became of the latest runs."""
     from datetime import datetime
 
     runs = _runs(folder, jobs)

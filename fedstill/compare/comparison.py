@@ -49,7 +49,6 @@ class Comparison:
     """What is compared, complete: no default that a later release changes can change it.
 
     Args:
-        name: of the comparison.
         about: one line on it.
         seeds: each method runs once with each.
         base: a run's table without method, seed and name.
@@ -57,7 +56,6 @@ class Comparison:
             method stands in the comparison more than once, with other options.
         settings: by name, each a run's table that is merged onto the base.
         runs: by label, a run's table of one method only, merged onto the setting.
-        paper: published figures.
         changed: options that the command line set.
         leakage: the options of the attack on each run, complete; None attacks none.
     """

@@ -50,7 +50,6 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL) 
     Args:
         names: one comparison's file, or methods.
         base: a preset or a run's file; None is the default.
-        scale: of the file.
 
     Raises:
         FedstillError: a name that does not exist, or a table that describes no run.
@@ -280,11 +279,7 @@ def _seeds(given: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _nested(values: Mapping[str, Any]) -> Table:
-    """Values by dotted name as a table in tables.
-
-    Raises:
-        UnknownName: an option that a comparison sets itself, run by run.
-    """
+    """Values by dotted name as a table in tables."""
     table: Table = {}
     for name, value in values.items():
         *above, last = name.split(".")

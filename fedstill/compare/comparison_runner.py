@@ -48,7 +48,6 @@ def compare(
     """Run what is not finished yet, one run after another, and attack it where the plan says so.
 
     Args:
-        comparison: what is compared.
         out: its folder; a new one, or one in which the same comparison was stopped. One that has run without
             attacks, or with fewer seeds, goes on with them; one that has run with attacks keeps them.
         command: the command that repeats it, for the report.
@@ -169,7 +168,6 @@ def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
-    """Attack one finished run."""
     from fedstill.attacks.attack_runner import attack
     from fedstill.attacks.config import LeakageConfig
     from fedstill.core.config_tables import changed
@@ -180,11 +178,7 @@ def _attack(folder: Path, leakage: Table, bars: bool) -> None:
 
 
 def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, str]:
-    """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs.
-
-    Raises:
-        FedstillError: none of a setting's methods can.
-    """
+    """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs."""
     refused: dict[str, str] = {}
     places = [place for place in comparison.places() if not (out / place.folder / "result.json").exists()]
     with console.status("checking") as status:
@@ -242,7 +236,6 @@ def _differ(first: Comparison, second: Comparison, part: str) -> bool:
 
 
 def _tell(console: Console, count: str, place: Place, elapsed: float) -> None:
-    """One line: a run begins."""
     parts = (place.setting, place.label, f"seed {place.seed}")
     line = Text.assemble(
         (f"{count}  ", "dim"),

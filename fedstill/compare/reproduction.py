@@ -81,11 +81,8 @@ class Record:
 
     Args:
         scale: small, or one that the file names.
-        seeds: of its runs.
         date: of the day on which it was written, as 2026-11-24.
-        machine: on which it ran.
         minutes: of all runs together; None: not known.
-        rows: its figures.
         changed: options that the command line gave.
         note: what else a reader must know.
     """
@@ -215,11 +212,7 @@ class Reproduction:
         return [read_table(PaperFigure, figure, "paper") for figure in told]
 
     def _known(self, scale: str) -> str:
-        """A scale that the file has.
-
-        Raises:
-            UnknownName: it has not.
-        """
+        """A scale that the file has."""
         if scale not in self.scales:
             raise UnknownName("scale", scale, self.scales)
         return scale

@@ -44,8 +44,6 @@ def make(
     """Run what is missing, and gather its figures.
 
     Args:
-        entry: the table or figure.
-        scale: that it has.
         folder: of all tables' folders; what was made there before is not made again.
         seeds: how many; None: those of the scale.
         changes: run options that hold for all methods of its comparison, by dotted name; a program beside it

@@ -91,7 +91,6 @@ def check(config: object, under: str) -> None:
     """Refuse a value that the type of its field does not allow.
 
     Args:
-        config: a dataclass.
         under: what its fields stand under, for the error.
 
     Raises:
@@ -139,7 +138,6 @@ def _limited(kind: type) -> tuple[tuple[str, Any, Callable[[Any], bool]], ...]:
 
 
 def _test(kind: Any) -> Callable[[Any], bool]:
-    """Whether a value is of a type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return lambda value: value in parts
@@ -164,7 +162,6 @@ def _is_list(kind: Any) -> bool:
 
 
 def _constraints(kind: Any) -> Iterator[tuple[Any, Any]]:
-    """Each constraint of a type, and its number."""
     for extra in get_args(kind)[1:]:
         for each in extra if isinstance(extra, GroupedMetadata) else (extra,):
             constraint: Any = each

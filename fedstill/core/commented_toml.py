@@ -21,7 +21,6 @@ def commented(config: Any, path: str = "") -> str:
     """A dataclass, with dataclasses as its sections, as commented TOML.
 
     Args:
-        config: the dataclass.
         path: of the section that it is, up to its last dot.
 
     >>> from fedstill.core.compute import EngineConfig

@@ -53,9 +53,6 @@ class EngineConfig(Checked):
 class Compute:
     """Device and precision of one run.
 
-    Args:
-        config: as set by the user.
-
     Raises:
         ArgumentError: no such device on this machine.
     """
@@ -75,11 +72,7 @@ class Compute:
         self.workers = Workers(torch.get_num_threads() if self.device.type == "cpu" else 1)
 
     def suited(self, shape: Sequence[int], network: torch.nn.Module) -> Compute:
-        """The same, in the precision that suits a network and its inputs, where that is left open.
-
-        Args:
-            shape: of one input.
-        """
+        """The same, in the precision that suits a network and its inputs, where that is left open."""
         if self.config.precision != "auto":
             return self
         suits = copy.copy(self)

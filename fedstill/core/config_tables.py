@@ -76,8 +76,6 @@ def load(kind: type[C], record: Mapping[str, Any], path: Path) -> C:
 
     Args:
         kind: a dataclass of texts, numbers, truth values, tuples, mappings from texts, and such dataclasses.
-        record: of the file.
-        path: of the file, for errors.
 
     Raises:
         RunFolderError: a value of another type, or none where there is no default.

@@ -30,7 +30,6 @@ class Cases:
 
     Args:
         of: each example's case, ``(N,)`` int64 on the CPU.
-        names: of each case.
         sites: where each case comes from: a hospital, an organ; empty texts where that is not known.
         places: where in its case each example's upper left corner is, ``(N, 2)`` int64 rows and columns;
             None: examples are not put together to pictures.
@@ -167,7 +166,6 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
             int64 from 0 up, of which a text may be all padding; or rows of a table (N, F) float32 without NaN
             or infinity; one target each.
         what: what the data is, the first words of an error: ``"train of digits"``.
-        form: which of these.
 
     Raises:
         DataError: naming the first of these that does not hold.

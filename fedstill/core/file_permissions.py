@@ -43,7 +43,6 @@ def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
 
     Args:
         path: of the file; its new content is its owner's alone, whatever rights the old one had.
-        content: all of it.
         sync: wait until the disk has it.
 
     Raises:

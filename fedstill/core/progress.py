@@ -24,11 +24,7 @@ PROGRESS = "progress.json"  # in the folder of a run that is not finished: how f
 
 
 class Bars:
-    """Progress bars on the terminal's standard error; silent where that is no terminal, or if not wanted.
-
-    Args:
-        wanted: show them at all.
-    """
+    """Progress bars on the terminal's standard error; silent where that is no terminal, or if not wanted."""
 
     def __init__(self, wanted: bool) -> None:
         console = Console(stderr=True)
@@ -183,7 +179,6 @@ class Noted(Bars):
     """Progress written into a file, for whoever watches the run from elsewhere.
 
     Args:
-        path: of the file.
         wanted: show bars as well.
         then: is called when the run begins, now and then as it goes on, and when it stops before its end;
             so rarely that it takes a hundredth of the time at most.
@@ -275,7 +270,6 @@ def following(path: Path, bars: Bars) -> Iterator[None]:
 
     Args:
         path: of the file; it need not exist yet.
-        bars: that show it.
     """
     over = threading.Event()
 

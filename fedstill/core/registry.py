@@ -165,7 +165,6 @@ class Registry(Mapping[str, T], Generic[T]):
         """Refuse a name that somebody sent, unless it is allowed and here; nothing else is imported, or told.
 
         Args:
-            name: the name.
             more: names that are allowed beside the package's own.
             path: where it was named, for errors.
             rule: of the policy, that allows more.
@@ -286,7 +285,6 @@ def check_named(config: object, under: str) -> None:
     neither needs what it means nor imports it.
 
     Args:
-        config: a dataclass.
         under: what its fields stand under, for the error.
 
     Raises:
@@ -330,5 +328,4 @@ def _not_options(kind: Any) -> str | None:
 
 @cache
 def _installed(group: str) -> Mapping[str, EntryPoint]:
-    """What installed packages offer, by name."""
     return {point.name: point for point in entry_points(group=group)}

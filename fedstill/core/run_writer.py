@@ -29,7 +29,6 @@ class Records:
     """Writes into a run's folder; keeps to memory without one.
 
     Args:
-        folder: of the run, or None.
         heard: is told the lines of ``metrics.jsonl`` as they reach the disk; of a run that goes on, all of
             those that it goes on from come first.
     """

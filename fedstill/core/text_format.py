@@ -41,18 +41,6 @@ def number(record: object, *keys: str) -> float | None:
     return float(value)
 
 
-def whole(record: object, *keys: str) -> int | None:
-    """The number at a path of keys as a whole number (bytes, counts), or None."""
-    value = number(record, *keys)
-    return None if value is None else round(value)
-
-
-def words(record: object, *keys: str) -> str | None:
-    """The value at a path of keys as text, or None where it is missing or empty."""
-    value = pick(record, *keys)
-    return None if value in (None, "") else str(value)
-
-
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence.
 

@@ -19,7 +19,6 @@ def parse(text: str, source: str = "the text") -> Table:
     """TOML as a table.
 
     Args:
-        text: TOML.
         source: what an error calls this text.
 
     Raises:

@@ -9,8 +9,8 @@ their schema, and of which ``row_features`` are what models take;
 ``preparation`` makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on
 ``split_base``; ``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data
 aside.
-``node_data`` is what a node's owner has, as ``node_data_config`` says, brought by ``spec_tensors`` into the
-``input_spec`` that a server declares.
+``node_data`` is what a node's owner has, as ``node_data_config`` says, brought by ``node_readers`` and
+``spec_tensors`` into the ``input_spec`` that a server declares.
 
 May import models, tasks and core. A newcomer adds a reader or a split: a class in a file here, or anywhere.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,6 @@ from fedstill.core.errors import ArgumentError
 if TYPE_CHECKING:
     from fedstill.tasks import Task
 
-How = Literal["shift", "shift-flip", "turn"]
 DRAWS = 4  # numbers an image
 
 

@@ -40,7 +40,6 @@ class Source:
     Args:
         name: of the data set, in results.
         targets: whose shares are kept: classes ``(N,)``, findings ``(N, C)`` or maps ``(N, H, W)``.
-        classes: their names.
         tensors: the examples at some rows.
         test: 1 for testing, 2 for validation, 0 for training, -1 where the source does not say, ``(N,)``;
             None: nowhere.

@@ -36,7 +36,6 @@ class Raw:
     Args:
         images: ``(N, C, H, W)``.
         labels: classes ``(N,)``; findings ``(N, C)`` of -1, 0 and 1; maps ``(N, H, W)``; nothing of images.
-        classes: their names.
         test: 1 for testing, 2 for validation, 0 for training, ``(N,)``; None where the source has no split.
         columns: ``(N,)`` each.
         named: whether classes have names of their own, and not only numbers.
@@ -55,7 +54,6 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
 
     Args:
         path: where they come from, for errors.
-        arrays: by name.
         targets: class, labels, map or image.
         gaps: as :func:`fedstill.data.images.mask_classes` takes it.
 

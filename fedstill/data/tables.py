@@ -37,7 +37,6 @@ class Table:
     """Rows as features, and what stands beside them.
 
     Args:
-        schema: which columns they have.
         data: features ``(N, F)`` and targets.
         test: which are for testing ``(N,)``; None where the source does not say.
         columns: ``(N,)`` each, by name: what nodes can be made by.
@@ -90,7 +89,6 @@ def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where
 
     Args:
         cells: by column; texts, numbers, None or NaN.
-        schema: what they may be.
         what: they are, for errors about all of them.
         where: for errors: in which file and line a row stands.
 

@@ -119,7 +119,6 @@ def read(
     """What a file or folder holds: images of classes, of findings, with masks, or alone.
 
     Args:
-        place: the file or folder.
         form: one of those that can hold it: npz, folder, csv or nifti.
         targets: class, labels, map or image.
         size: height and width to which images of other targets than classes are averaged; 0: as they are.

@@ -29,7 +29,6 @@ class Admin:
     """A session with the server of a federation.
 
     Args:
-        kit: the admin's startup kit.
         patience: seconds to reach the server.
 
     Raises:
@@ -116,7 +115,6 @@ class Admin:
         """How far a job's run is, None where the job does not say; and what it has measured since.
 
         Args:
-            job: its id.
             known: lines of ``metrics.jsonl`` that the caller has; of the next some come, if there are many.
         """
         with contextlib.suppress(DeployError, RunFolderError):  # it is not at work yet, or no more

@@ -11,9 +11,8 @@ import torch
 
 from fedstill.core.errors import DataError, NodeFault
 from fedstill.protocol.questions import Question
-from fedstill.protocol.wire_format import SCALE, from_text
+from fedstill.protocol.wire_format import SCALE, Tensors, from_text
 
-Tensors = Mapping[str, torch.Tensor]
 LARGEST = 1e12  # number of examples, or of labels
 TINY = 1e-30  # stands for nothing where it is divided by
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -165,11 +164,7 @@ def _illegible(answers: Mapping[str, Tensors], question: Question) -> dict[str, 
 
 
 def _misshapen(answers: Mapping[str, Tensors], question: Question) -> dict[str, str]:
-    """Nodes whose tensors have another shape or dtype than most nodes' have; of a ragged one, other axes.
-
-    Raises:
-        NodeFault: as many say one thing as another.
-    """
+    """Nodes whose tensors have another shape or dtype than most nodes' have; of a ragged one, other axes."""
     forms = {
         node: {
             name: ((-1,) * tensor.ndim if name in question.apart else tuple(tensor.shape), tensor.dtype)
@@ -252,11 +247,7 @@ def _median_without(ordered: Sequence[float], place: int) -> float:
 def _blamed(
     larger: Mapping[str, float], sizes: Mapping[str, float], name: str, outlier: float, question: str
 ) -> dict[str, str]:
-    """One line for each node whose numbers are far larger than the other nodes' are.
-
-    Raises:
-        NodeFault: there are two nodes; then the other one's may as well be far too small.
-    """
+    """One line for each node whose numbers are far larger than the other nodes' are."""
     if larger and len(sizes) == 2:
         ((node, times),) = larger.items()
         (other,) = set(sizes) - {node}

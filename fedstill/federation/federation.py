@@ -26,13 +26,11 @@ from fedstill.core.text_format import clip
 from fedstill.federation.answer_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.federation.autograd import Bridge, Call
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.summed import Summed, check_summed
+from fedstill.federation.summed import Sent, Summed, check_summed
 from fedstill.protocol.kinds import GRADIENTS, INPUTS
 from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import SUM, SumCall
-from fedstill.protocol.wire_format import as_text, from_text, refine
-
-Tensors = Mapping[str, torch.Tensor]
+from fedstill.protocol.summing import SUM
+from fedstill.protocol.wire_format import Tensors, as_text, from_text, refine
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,6 @@ class Federation(Summed):
     """K nodes and one way to reach them.
 
     Args:
-        nodes: their names.
-        questions: what they can be asked.
         link: forms, and what is done about nodes that fail.
     """
 
@@ -107,12 +103,7 @@ class Federation(Summed):
         return (SUM,) if self.link.sums else self.present
 
     def ask(
-        self,
-        question: str,
-        *,
-        of: Sequence[str] | None = None,
-        number: int | None = None,
-        **given: Any,
+        self, question: str, *, of: Sequence[str] | None = None, number: int | None = None, **given: Any
     ) -> Answers:
         """Ask all nodes, or a few, one question.
 
@@ -183,7 +174,6 @@ class Federation(Summed):
         """Go on without a node that failed at a question.
 
         Args:
-            back: whether it may come back.
             since: number of the first question that it has no part in; None is the next one.
 
         Raises:
@@ -234,12 +224,11 @@ class Federation(Summed):
     ) -> Mapping[str, Tensors]:
         """The sound answers to one question, by node, as the nodes gave them."""
         declared = self.questions[question]
-        sent = self.link.coarsen(tensors, declared.sends)
+        sent = Sent(question, number, self.link.coarsen(tensors, declared.sends), differentiable)
         there = tuple(name for name in asked if name not in self.out)
         if declared.sums:
-            return {SUM: self._summed_answers(there, question, number, sent, differentiable)}
-        given = self._answer(there, question, number, sent, differentiable, None)
-        answers = self._refined(given, question, number)
+            return {SUM: self._summed_answers(there, sent)}
+        answers = self._refined(self._answer(there, sent), question, number)
         asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
         rows = asked_about[0] if asked_about else None
         for node, fault in faults(answers, declared, self.link.outlier, rows, self.outputs).items():
@@ -300,23 +289,3 @@ class Federation(Summed):
     @abstractmethod
     def _limit(self, node: str) -> int | None:
         """How many questions a node answers at most; None: no limit."""
-
-    @abstractmethod
-    def _answer(
-        self,
-        asked: tuple[str, ...],
-        question: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None,
-    ) -> Mapping[str, Tensors]:
-        """Each asked node's answer, or what it adds to a sum, by its name, in order; those left out on the
-        way have none."""
-
-    @abstractmethod
-    def _pull_back(
-        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
-    ) -> Mapping[str, Tensors]:
-        """Each node's gradients with respect to the question's inputs, by its name, in order, from those that
-        reached its answer."""

@@ -6,7 +6,6 @@ nothing about a node. A node's program is its owner's folder with a way in for m
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,6 @@ from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.kit_certificates import authority
 from fedstill.federation.node_order import natural
 from fedstill.federation.transport import LinkError, Silent, Unreachable
-
-logger = logging.getLogger("fedstill.server")
 
 RUNS, NODE, NODES = "FEDSTILL_RUNS", "FEDSTILL_NODE", "FEDSTILL_NODES"  # environment variables
 

@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.federation.federation import Federation, Tensors
+from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
+from fedstill.federation.summed import Sent
 from fedstill.models import PREDICTS, carries_gradient
+from fedstill.node.exchanges import KEPT
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike, multiplies_only, signature
-from fedstill.node.request_handler import KEPT, RequestHandler
+from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.summing import SumCall
+from fedstill.protocol.wire_format import Tensors
 
 Partition = list[list[Node]]
 
@@ -71,26 +74,18 @@ class InProcess(Federation):
     def _limit(self, node: str) -> int | None:
         return self._members[node].gate.policy.most_questions or None
 
-    def _answer(
-        self,
-        asked: tuple[str, ...],
-        question: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None,
-    ) -> Mapping[str, Tensors]:
-        self._asked_of[number] = asked
+    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
+        self._asked_of[sent.number] = asked
         while len(self._asked_of) > KEPT:
             self._asked_of.popitem(last=False)
         handlers = self._serving(asked)
         answers: dict[str, Tensors] = {}
         for handler in handlers:
-            handler.receive(question, number, tensors, differentiable, call)
-        self._at_once(question, handlers, lambda handler: handler.compute_answers(number))
+            handler.receive(sent.question, sent.number, sent.tensors, sent.differentiable, sent.call)
+        self._at_once(sent.question, handlers, lambda handler: handler.compute_answers(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]
-            answers.update(zip(names, handler.release_answers(number), strict=True))
+            answers.update(zip(names, handler.release_answers(sent.number), strict=True))
         return {name: answers[name] for name in asked}
 
     def _pull_back(

@@ -115,7 +115,6 @@ def read_questions(
     """The questions in a file, once its signature has been found good.
 
     Args:
-        path: the file.
         signers: fingerprints of keys of which one must have signed; None is any.
         most_header: bytes before its tensors; 0 is no limit.
         methods, tasks: names that may be looked up beside the package's own.

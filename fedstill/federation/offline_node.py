@@ -70,7 +70,6 @@ def answer(
 
     Args:
         folder: of the node, as ``fedstill node init`` made it. Its key lies there, ``node.key``.
-        questions: the file.
         out: the file of answers; None is ``answers-NAME.safetensors`` in the working folder.
         server_key: fingerprint of the server's key; None takes any, which is then not trusted.
         report: is told now and then how far local training has come, in percent.
@@ -162,11 +161,6 @@ def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Rep
     """What was let out, byte for byte, if policy and log still allow it; who asked is said as it is now.
 
     Neither data nor model are read: they may be others by now, and nothing of them leaves.
-
-    Raises:
-        QuestionRefused: the policy does not.
-        AuditError: the audit log is gone, or not sound.
-        RunFolderError: it does not know these bytes.
     """
     policy = host.file.policy
     rules = {name: forbidden(policy, question) for name, question in given.declared().items()}
@@ -211,11 +205,7 @@ def _admit(
     audit: AuditLog,
     run: str,
 ) -> None:
-    """Refuse before any training what would be refused after it, and what is refused today.
-
-    Raises:
-        QuestionRefused: naming the first question and rule.
-    """
+    """Refuse before any training what would be refused after it, and what is refused today."""
     for number, ask in enumerate(asks):
         rule = objections.get(ask.question)
         if rule is None and most is not None and most < len(asks):

@@ -67,7 +67,6 @@ def provision(
         folder: where to, see the layout above; it must be new or empty.
         host: name or IPv4 address by which the nodes reach the server.
         nodes: their names, one kit each.
-        name: of the federation.
         port: the one port that the server opens; None takes a free one of this machine.
         heartbeat: seconds between two signs of life of a node, in steps of 2.
         dead_after: seconds without one until the server counts a node as gone.

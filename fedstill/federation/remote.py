@@ -33,6 +33,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.meter import Meter
 from fedstill.federation.replies import About, Hello, Progress, read, read_about
 from fedstill.federation.sum_exchange import SumExchange
+from fedstill.federation.summed import Sent
 from fedstill.federation.transport import Delivery, Link, LinkError, Reply
 from fedstill.node.audit_entries import ANSWER, Entry
 from fedstill.node.audit_log import AuditLog
@@ -64,7 +65,6 @@ class Remote(Federation):
     """Nodes at the other end of a link.
 
     Args:
-        link: carries messages.
         plan: what the nodes get to know of the run.
         audit: the server's own log of what arrived.
         compute: where, and in which layout, answers are computed with.
@@ -152,27 +152,16 @@ class Remote(Federation):
     def _limit(self, node: str) -> int | None:
         return self.about[node].most_questions
 
-    def _answer(
-        self,
-        asked: tuple[str, ...],
-        question: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None,
-    ) -> Mapping[str, Tensors]:
+    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         self._welcome()
-        header: dict[str, Any] = {
-            "do": "answer",
-            "question": question,
-            "number": number,
-            "differentiable": differentiable,
-        }
+        question, number, call = sent.question, sent.number, sent.call
+        header: dict[str, Any] = {"do": "answer", "question": question, "number": number}
+        header["differentiable"] = sent.differentiable
         if call is not None:
             header["sum"] = call.to_dict()
-        message = self._send.pack(header, tensors)
-        down = sizes(tensors, self.questions[question].sends)
-        content = digest(question, {name: tensor.cpu() for name, tensor in tensors.items()})
+        message = self._send.pack(header, sent.tensors)
+        down = sizes(sent.tensors, self.questions[question].sends)
+        content = digest(question, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
         replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
         for node, reply in replies.items():
             self._count(node, number, question, ANSWER, content, down, reply)
@@ -290,11 +279,7 @@ class Remote(Federation):
         return about
 
     def _learn(self, coming: _Coming) -> Progress:
-        """Have one node go on with its local training for a while.
-
-        Raises:
-            NodeFault: it has not come on for as long as an answer may take.
-        """
+        """Have one node go on with its local training for a while."""
         start = time.monotonic()
         come = read(Progress, self._send.tell(coming.node, {"do": "learn", "seconds": LEARN}))
         if come.learned or come.percent > coming.percent:

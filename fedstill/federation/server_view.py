@@ -18,7 +18,6 @@ class ServerView:
     """What is known of a server.
 
     Args:
-        name: of the federation.
         address: host and port.
         process: the number of its process; None: it does not run on this machine.
         nodes: names of those that are there, and how many seconds ago each gave a sign of life.

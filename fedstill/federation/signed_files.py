@@ -136,7 +136,6 @@ def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str
     """The bytes of a file, and the fingerprint of the key that signed it, once its signature is found good.
 
     Args:
-        path: the file.
         signers: fingerprints of the keys of which one must have signed; None is any key.
 
     Raises:
@@ -180,7 +179,6 @@ def _read_signature(path: Path) -> tuple[bytes, bytes]:
 
 
 def _encoded(key: bytes, signature: bytes) -> bytes:
-    """The bytes of a ``.sig`` file."""
     table = {"algorithm": ALGORITHM, "key": key.hex(), "signature": signature.hex()}
     return (json.dumps(table) + "\n").encode()
 

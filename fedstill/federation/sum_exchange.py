@@ -35,7 +35,6 @@ class SumExchange:
     """The messages beside questions that sums need.
 
     Args:
-        send: carries them.
         each: calls some nodes at once; those that fail are left out.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,8 +14,22 @@ from fedstill.federation.answer_checks import unlike_inputs
 from fedstill.federation.link_config import LinkConfig
 from fedstill.protocol.questions import Question
 from fedstill.protocol.summing import LEAST, SUM, SumCall, ill_formed, read_sums, total
+from fedstill.protocol.wire_format import Tensors
 
-Tensors = Mapping[str, torch.Tensor]
+
+@dataclass(frozen=True)
+class Sent:
+    """A question on its way to nodes.
+
+    Args:
+        call: of which nodes a sum is made of the answers; None: each is that node's own.
+    """
+
+    question: str
+    number: int
+    tensors: Tensors
+    differentiable: bool
+    call: SumCall | None = None
 
 
 class Summed(ABC):
@@ -26,21 +41,14 @@ class Summed(ABC):
     _last_sum: tuple[int, tuple[str, ...], Tensors] = (-1, (), {})
     _sums = 0  # the last one's number
 
-    def _summed_answers(
-        self,
-        members: tuple[str, ...],
-        question: str,
-        number: int,
-        sent: Tensors,
-        differentiable: bool,
-    ) -> dict[str, torch.Tensor]:
+    def _summed_answers(self, members: tuple[str, ...], sent: Sent) -> dict[str, torch.Tensor]:
         """The sum, or weighed mean, of all answers to one question."""
-        kinds, call = self.questions[question].kinds(), self._next_sum(members)
-        given = self._answer(call.members, question, number, sent, differentiable, call)
+        kinds, call = self.questions[sent.question].kinds(), self._next_sum(members)
+        given = self._answer(call.members, replace(sent, call=call))
         parts = [name for name in kinds if not name.startswith("d/d")]
-        ring, added = self._sum(call, question, given, parts)
+        ring, added = self._sum(call, sent.question, given, parts)
         sums, weights = read_sums(ring, kinds)
-        self._last_sum = number, added, self._placed(weights)
+        self._last_sum = sent.number, added, self._placed(weights)
         return self._placed(sums)
 
     def _next_sum(self, members: tuple[str, ...]) -> SumCall:
@@ -51,11 +59,7 @@ class Summed(ABC):
     def _sum(
         self, call: SumCall, question: str, given: Mapping[str, Tensors], parts: Sequence[str]
     ) -> tuple[Tensors, tuple[str, ...]]:
-        """What its members added, in the ring, and who did.
-
-        Raises:
-            NodeFault: it cannot be read without members that failed.
-        """
+        """What its members added, in the ring, and who did."""
         added = dict(given)
         for node, fault in ill_formed(added, parts).items():
             self.leave_out(node, question, fault, back=False)
@@ -105,20 +109,16 @@ class Summed(ABC):
     ) -> None: ...
 
     @abstractmethod
-    def _answer(
-        self,
-        asked: tuple[str, ...],
-        question: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None,
-    ) -> Mapping[str, Tensors]: ...
+    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
+        """Each asked node's answer, or what it adds to a sum, by its name, in order; those left out on the
+        way have none."""
 
     @abstractmethod
     def _pull_back(
         self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
-    ) -> Mapping[str, Tensors]: ...
+    ) -> Mapping[str, Tensors]:
+        """Each node's gradients with respect to the question's inputs, by its name, in order, from those that
+        reached its answer."""
 
 
 def check_summed(nodes: Sequence[str], questions: Mapping[str, Question]) -> None:

@@ -134,7 +134,6 @@ class Critics:
         """``critic`` (G, B, h, w), after a step of D_k on x and as many of its own; ``difference`` (G, B).
 
         Args:
-            group: the nodes.
             number: of the question, which names what is drawn.
             x: ``(G, B, channels, H, W)``.
             maps: that x was made from ``(G, B, H, W)`` uint8, where critics judge pairs.

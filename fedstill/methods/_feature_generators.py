@@ -78,8 +78,6 @@ class Received:
     """The global generator G as a group of nodes received it, listened to and never trained.
 
     Args:
-        method: knows its size.
-        group: who received it.
         generator: its parameters ``(G, P)``, the same for each node.
         counts: label counts of all nodes together ``(G, C)``, the same for each node.
         t: the round, which names the random draws. Before the first one nobody has taught G anything.

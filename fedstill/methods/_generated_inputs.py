@@ -45,8 +45,6 @@ class Noise:
 
     Args:
         size: values in w.
-        seed: of the draws.
-        device: where w is to be.
     """
 
     size: int

@@ -74,7 +74,6 @@ def laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) ->
     sensitivity to one record is not bounded has no epsilon.
 
     Args:
-        shape: of the result.
         scale: b of the density ``exp(-|x| / b) / 2b``; 0 gives zeros.
         generator: on the CPU, so that devices agree.
 

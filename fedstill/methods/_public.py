@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -149,6 +150,12 @@ def parts(public: Public | None, size: int) -> list[torch.Tensor]:
     return [torch.tensor([first, min(first + size, total)]) for first in range(0, total, size)]
 
 
+def drawn(server: Server, most: int, t: int) -> torch.Tensor:
+    """Row numbers of a round's subset of the public data, ``(B,)`` on the CPU; at most ``most``."""
+    generator = torch_generator(server.seed, "subset", t)
+    return torch.randperm(len(known(server.public)), generator=generator)[:most]
+
+
 def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """One shuffled pass over ``count`` rows, in batches of nearly equal size, none above ``batch``.
 
@@ -235,3 +242,21 @@ def distil(
         descend(optimiser, loss)
         losses.append(loss.detach())
     return torch.stack(losses).mean().item() if losses else 0.0
+
+
+def teach(
+    server: Server,
+    optimiser: torch.optim.Optimizer,
+    rows: torch.Tensor,
+    targets: torch.Tensor,
+    distance: Distance,
+    t: int,
+    *,
+    epochs: int,
+    batch: int,
+) -> float:
+    """Train the student on the public examples of some rows ``(B,)`` in round t: its mean distance."""
+    x = known(server.public).inputs[rows]
+    orders = [batches(x, targets, batch, server.seed, "student's order", t, epoch) for epoch in range(epochs)]
+    student, compute = server.student.train(), server.compute
+    return distil(student, optimiser, chain(*orders), distance, compute, server.seed, "student", t)

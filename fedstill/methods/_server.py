@@ -171,11 +171,7 @@ def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 
 
 def _check_state(name: str, state: Any) -> None:
-    """Refuse at once what could not be remembered later.
-
-    Raises:
-        ArgumentError: what a method gave to begin with has no attributes, or one that no file can hold.
-    """
+    """Refuse at once what could not be remembered later."""
     if not hasattr(state, "__dict__"):
         allowed = "an object with attributes, as a dataclass without slots"
         raise ArgumentError(f"what method {name} begins with", type(state).__name__, allowed)

@@ -73,7 +73,6 @@ def ask_around(
 
     Args:
         purpose: names the draw of the directions.
-        of: whom to ask.
         sent: what goes down beside x, one for each input.
     """
     u = directions(q, x, torch_generator(server.seed, "directions", *purpose))

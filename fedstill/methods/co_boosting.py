@@ -13,7 +13,7 @@ stay where they are and answer (``models``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -55,7 +55,7 @@ class CoBoosting(Recognises):
     """Temperature of the distance of student and ensemble, and of the answers along which inputs move."""
 
     def needs(self) -> Needs:
-        return Needs(**{**vars(super().needs()), "images": True})
+        return replace(super().needs(), images=True)
 
     @property
     def questions_a_step(self) -> int:

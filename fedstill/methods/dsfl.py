@@ -8,10 +8,9 @@ o_r of it, labels t_k by node and t_g of all, T of the entropy reduction.
 In each round nodes *update* on their own data and *predict* o_r; the server *aggregates* the labels and
 sharpens them; it *broadcasts* them, and all models, the server's too, are *distilled* from them.
 
-``keep`` is the cache of SCARLET (Azuma, Nishio, Kitagawa, Nakano, Tanimura: "Soft-Label Caching and
-Sharpening for Communication-Efficient Federated Distillation", arXiv:2504.19602): a label that is no older
-than its duration D is neither asked for nor sent again, as server and nodes have it. ``beta`` is its
-sharpening.
+``keep`` and ``beta`` are cache and sharpening of SCARLET (Azuma, Nishio, Kitagawa, Nakano, Tanimura:
+"Soft-Label Caching and Sharpening for Communication-Efficient Federated Distillation", arXiv:2504.19602): a
+label no older than its duration D is neither asked for nor sent again, as server and nodes have it.
 """
 
 from __future__ import annotations
@@ -19,24 +18,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import Group, Needs, Node, Server, Span, Tensors, torch_generator, train_round
+from fedstill.methods import Group, Needs, Node, Server, Span, Tensors, train_round
 from fedstill.methods._node_memory import memory, remember
 from fedstill.methods._public import (
     Weighed,
     WeighsNodes,
-    batches,
-    distil,
+    drawn,
     heard,
     known,
     logits,
     optimiser_of,
     study,
+    teach,
 )
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
 from fedstill.protocol.questions import NodeSetting, question
@@ -44,6 +42,8 @@ from fedstill.tasks import Task
 from fedstill.tasks.formulas import entropy
 
 NEVER = -1  # no round
+TAU = 1.0  # KL to t_g: the cross-entropy to it less its entropy, which no model moves
+LR = 1e-3  # Adam's, of the student and of the nodes' second optimiser, which starts anew each round
 
 
 @dataclass
@@ -71,22 +71,17 @@ class DSFL(WeighsNodes):
     weights: Literal["equal", "counts"] = "equal"
     """How nodes are weighed: equally, as in the paper, or by their share of the examples of each class."""
     T: PositiveFloat = 0.1
-    """Temperature of the entropy reduction, softmax(mean / T); the paper's. 1 and more makes labels flatter
-    than their mean."""
+    """Temperature of the entropy reduction, softmax(mean / T); from 1 on labels are flatter than the mean."""
     beta: NonNegativeFloat = 0.0
     """SCARLET's sharpening instead: the mean to the power of beta, normalised; 1 is the mean as it is. 0: T's
     sharpening."""
     keep: NonNegativeInt = 0
     """D, SCARLET's cache: in so many rounds after its own a label is used again, if its example is drawn, and
     neither asked for nor sent. 0: none, every label is of its round."""
-
     distil_epochs: NonNegativeInt = 1
     """Passes of each node over o_r."""
     distil_batch: PositiveInt = 32
     """Public examples a step, of nodes and student."""
-    distil_lr: NonNegativeFloat = 1e-3
-    """Adam's learning rate: of the nodes' second optimiser, which starts anew each round, and of the
-    student's."""
     student_epochs: NonNegativeInt = 10
     """Passes of the student over o_r."""
 
@@ -148,30 +143,27 @@ class DSFL(WeighsNodes):
                 memory(node, "labels")["t_g"][d] = t_g
             d = torch.cat([d, kept[0].long()])
             t_g = memory(nodes.nodes[0], "labels")["t_g"][d]
-        task, x = nodes.at.task, known(nodes.at.public).inputs[d]
+        task: Task = nodes.at.task
+        x = known(nodes.at.public).inputs[d]
 
         def losses(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-            return self.mismatch(task, z.flatten(0, 1), t.flatten(0, 1)).view(len(z), -1).mean(1)  # (G,)
+            return task.distance(z.flatten(0, 1), t.flatten(0, 1), TAU).view(len(z), -1).mean(1)  # (G,)
 
         steps = {"epochs": self.distil_epochs, "batch": self.distil_batch}
-        study(nodes, x, t_g, losses, "distil", round, **steps, lr=self.distil_lr)
+        study(nodes, x, t_g, losses, "distil", round, **steps, lr=LR)
         return {}
-
-    def mismatch(self, task: Task, z: torch.Tensor, t_g: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy to t_g, less its entropy, which no model moves: ``(B, C)`` twice to ``(B,)``."""
-        return task.distance(z, t_g, 1.0)
 
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Labelling:
-        n, device = len(known(server.public)), server.device
-        t_g = torch.zeros(n, server.task.classes, device=device)
-        since = torch.full((n,), NEVER, device=device)
-        return Labelling(optimiser_of(server.student, self.distil_lr), t_g=t_g, since=since)
+        n, to = len(known(server.public)), server.device
+        t_g, since = torch.zeros(n, server.task.classes, device=to), torch.full((n,), NEVER, device=to)
+        return Labelling(optimiser_of(server.student, LR), t_g=t_g, since=since)
 
     def turn(self, server: Server, state: Labelling, t: int) -> Mapping[str, float]:
         self.gather(server, state)
-        o_r, present = self.draw(server, t), state.histogram.present(server.federation)
+        o_r = drawn(server, self.subset, t).to(server.device)
+        present = state.histogram.present(server.federation)
         if not state.heard or not {*present} <= {*state.heard}:  # who was away lacks labels
             state.since.fill_(NEVER)
         fresh = (state.since[o_r] == NEVER) | (state.since[o_r] + self.keep < t)
@@ -181,10 +173,12 @@ class DSFL(WeighsNodes):
         sent: dict[str, Any] = {"kept": kept.int()} if self.keep else {}
         sent |= {"rows": rows.int(), "t_g": state.t_g[rows], "round": t}
         state.heard = server.ask("learn", of=told.nodes, **sent).nodes
+        passes = {"epochs": self.student_epochs, "batch": self.distil_batch}
+        divergence = partial(server.task.distance, tau=TAU)
         return {
             "entropy": entropy(state.t_g[o_r], 1).mean().item(),
             "asked": len(rows) / len(o_r),
-            "student": self.teach(server, state, o_r, t),
+            "student": teach(server, state.optimiser, o_r, state.t_g[o_r], divergence, t, **passes),
         }
 
     def aggregated(self, server: Server, state: Labelling, told: Any) -> torch.Tensor:
@@ -193,18 +187,3 @@ class DSFL(WeighsNodes):
         t = heard(server, told, self.ensemble)
         log_mean = server.task.ensemble(t, omega, self.ensemble).log_softmax(1)
         return self.beta * log_mean if self.beta else log_mean.exp() / self.T
-
-    def teach(self, server: Server, state: Labelling, o_r: torch.Tensor, t: int) -> float:
-        """The server's model is distilled, too."""
-        x, seed = known(server.public).inputs[o_r], server.seed
-        passes = [
-            batches(x, state.t_g[o_r], self.distil_batch, seed, "student's order", t, epoch)
-            for epoch in range(self.student_epochs)
-        ]
-        S, distance = server.student.train(), partial(self.mismatch, server.task)
-        return distil(S, state.optimiser, chain(*passes), distance, server.compute, seed, "student", t)
-
-    def draw(self, server: Server, t: int) -> torch.Tensor:
-        """o_r, row numbers ``(B,)``."""
-        order = torch.randperm(len(known(server.public)), generator=torch_generator(server.seed, "subset", t))
-        return order[: self.subset].to(server.device)

@@ -18,23 +18,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine, set_lr, torch_generator, train_round
+from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine, set_lr, train_round
 from fedstill.methods._public import (
     Weighed,
     WeighsNodes,
-    batches,
-    distil,
+    drawn,
     known,
     labelled,
     logits,
     optimiser_of,
     study,
+    teach,
 )
 from fedstill.node import local_training
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
@@ -198,7 +197,7 @@ class FedMD(WeighsNodes):
 
     def turn(self, server: Server, state: Listening, t: int) -> Mapping[str, float]:
         """One round: aggregate, distribute, and have it digested everywhere."""
-        d = self.draw(server, t)
+        d = drawn(server, self.subset, t).int()
         if not state.scores:
             if self.public_epochs:
                 server.ask("transfer")
@@ -209,21 +208,12 @@ class FedMD(WeighsNodes):
         consensus = server.task.ensemble(f, omega, self.ensemble)  # f~ = sum_k w_k f_k  (B, C, ...)
         sent: dict[str, Any] = {"rows": d, "consensus": consensus, "round": t}
         if t + 1 < self.rounds:
-            question, sent["rows_next"] = "digest_and_communicate", self.draw(server, t + 1)
+            question, sent["rows_next"] = "digest_and_communicate", drawn(server, self.subset, t + 1).int()
             state.scores = server.ask(question, of=state.histogram.names, **sent).by_node("logits")
         else:
             server.ask("digest", of=state.histogram.names, **sent)
         set_lr(state.optimiser, cosine(t, self.rounds, self.student_lr, self.student_lr_end))
-        x, seed = known(server.public).inputs[d.long().to(server.device)], server.seed
-        passes = [
-            batches(x, consensus, self.digest_batch, seed, "student's order", t, epoch)
-            for epoch in range(self.student_epochs)
-        ]
-        S, distance = server.student.train(), partial(self.mismatch, server.task)
-        loss = distil(S, state.optimiser, chain(*passes), distance, server.compute, seed, "student", t)
+        rows, distance = d.long().to(server.device), partial(self.mismatch, server.task)
+        passes = {"epochs": self.student_epochs, "batch": self.digest_batch}
+        loss = teach(server, state.optimiser, rows, consensus, distance, t, **passes)
         return {"disagreement": (f - consensus).abs().mean().item(), "student": loss}
-
-    def draw(self, server: Server, t: int) -> torch.Tensor:
-        """d_j, row numbers ``(B,)``."""
-        generator = torch_generator(server.seed, "subset", t)
-        return torch.randperm(len(known(server.public)), generator=generator)[: self.subset].int()

@@ -75,6 +75,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "residual-mlp": "fedstill.models.tables:ResidualMLP",
         "unit-linear": "fedstill.models.classifiers:UnitLinear",
         "random-conv": "fedstill.models.classifiers:RandomConv",
+        "scattering": "fedstill.models.scattering:Scattering",
         "unet": "fedstill.models.unet:UNet",
         "residual-unet": "fedstill.models.unet:ResidualUNet",
         "transformer": "fedstill.models.transformer:Transformer",

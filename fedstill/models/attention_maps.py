@@ -18,7 +18,6 @@ def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
     """The name of the layer whose activation is looked at: the last one with places, before the output.
 
     Args:
-        model: of any architecture.
         shape: of an input.
         whose: the first words of an error.
 
@@ -58,9 +57,7 @@ def looked(model: nn.Module, place: str, x: torch.Tensor, side: int) -> tuple[to
     Gradients reach both. An input on which nothing is active has a map of zeros.
 
     Args:
-        model: the network.
         place: of the layer, as :func:`place_of` names it.
-        x: inputs.
         side: cells of a map, each way: activations are averaged, or repeated, to that.
     """
     seen: list[torch.Tensor] = []

@@ -82,7 +82,6 @@ def _instead(layer: nn.Module, last: nn.Module | None) -> str:
 
 
 def _named(layer: nn.Module) -> str:
-    """A layer as one would write it."""
     if isinstance(layer, nn.GroupNorm):
         return f"GroupNorm({layer.num_groups}, {layer.num_channels})"
     name = type(layer).__name__

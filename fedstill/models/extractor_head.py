@@ -20,7 +20,6 @@ class Split(nn.Module):
 
     Args:
         extractor: inputs to features, ``(B, p)`` or, for networks with an output a pixel, ``(B, p, H, W)``.
-        head: features to outputs.
     """
 
     def __init__(self, extractor: nn.Module, head: nn.Module) -> None:

@@ -41,18 +41,12 @@ class Generator(_Normalised):
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int, int],
-        noise: int,
-        width: int,
-        mean: Sequence[float],
-        std: Sequence[float],
+        self, shape: tuple[int, int, int], noise: int, width: int, mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__(mean, std)
         channels, height, side = shape
         half = width // 2
         self.start = (2 * width, height // 4, side // 4)
-        self.noise = noise
         self.linear = nn.Linear(noise, 2 * width * (height // 4) * (side // 4))
         self.body = nn.Sequential(
             nn.BatchNorm2d(2 * width),
@@ -108,7 +102,6 @@ class ConditionalGenerator(_Normalised):
         conditions: channels of a map, ``Task.conditions``.
         channels: of the images, as ``mean`` and ``std``, the data set's declared normalisation, have them.
         width: w.
-        blocks: residual blocks.
     """
 
     def __init__(

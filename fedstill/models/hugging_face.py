@@ -94,7 +94,6 @@ def classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int
     Args:
         where: a folder with ``config.json`` and ``model.safetensors``, or a name on the hub.
         shape: ``(L,)``, tokens of a text, or ``(C, H, W)`` of an image.
-        classes: number of logits.
         vocabulary: how many token ids there are; the model must know them all. 0: inputs are images.
 
     Raises:

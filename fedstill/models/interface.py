@@ -22,7 +22,6 @@ class Interface:
     """What a federation gives to every model, and wants of it.
 
     Args:
-        task: what is learned.
         classes: names of classes, labels or channels of an output, in the order of their numbers.
         shape: ``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row of a table.
         vocabulary: how many token ids there are, where inputs are texts.

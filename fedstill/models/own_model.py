@@ -37,7 +37,6 @@ def make(
     """The model with its first weights; nothing of it has gradients if it is not to be trained.
 
     Args:
-        config: what is said of it.
         to: what inputs it is given, and what it must give.
         folder: from which paths count.
         seed, names: what first weights are drawn from.

@@ -21,7 +21,6 @@ class TableGenerator(nn.Module):
     missing, its second feature says so, and then the number is 0.
 
     Args:
-        schema: of the rows.
         noise: values in w.
         width: of the first layer; the second is twice as wide.
     """

@@ -102,7 +102,6 @@ class Transformer(Split):
 
     Args:
         shape: ``(L,)``, tokens of a text at most.
-        classes: number of logits.
         width: values of a token, a multiple of 4.
         vocabulary: how many token ids there are, padding among them.
     """

@@ -113,11 +113,7 @@ def perceptual(
 
 
 def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, dict[int, nn.Conv2d]]:
-    """Which form a file has, and its convolutions by their places.
-
-    Raises:
-        ModelError: places, shapes or numbers that no VGG has.
-    """
+    """Which form a file has, and its convolutions by their places."""
     whose = f"VGG weights {path!r}"
     places = sorted(int(name.split(".")[1]) for name in tensors if name.endswith(".weight"))
     form = next((form for form, known in PLACES.items() if known == places), None)

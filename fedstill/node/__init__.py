@@ -1,7 +1,8 @@
 """Everything private: an owner's data and model, their training, the gate, the audit log, the service.
 
-- The service: ``host`` serves messages, ``session`` is one run and ``run_folder`` what is kept of it,
-  ``request_handler`` takes a question in and hands its answer out through the ``gate``.
+- The service: ``host`` serves messages, ``session`` is one run, ``run_folder`` and ``kept_public`` what is
+  kept of it. ``request_handler`` takes a question in and hands its answer out through the ``gate``;
+  ``exchanges`` are what it has answered last.
 - The owner: ``owner_folder`` with ``node_file`` and ``startup_kit``; ``policy`` is what is allowed, with
   ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_checks`` and ``permission_check`` say
   what is wrong. ``admission`` and ``requests`` are who may have a run, and which its owner approves;
@@ -14,7 +15,6 @@
 - The audit log: ``audit_log`` writes down what leaves before it does, in ``audit_entries``, with
   ``audit_totals``, an ``audit_head`` and an ``audit_database``; ``audit_file`` finds it in the owner's
   folder.
-
 - Sums: ``summand`` is what a node adds where a server sees sums only, ``sum_masks`` what covers it, under
   which ``masked_handler`` answers, ``kit_identity`` who is who, and ``cohort`` with whom it adds.
 

@@ -82,7 +82,6 @@ class AuditLog:
         """Write a release down before it is handed over, or what it costs before it happens.
 
         Args:
-            entry: to be written.
             check: is given what the payer has spent before and may raise to refuse; then nothing is written.
                 Nobody else can spend in between. It is not asked about what is written already.
 

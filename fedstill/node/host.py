@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedstill.core import file_permissions
-from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import (
     ArgumentError,
@@ -32,17 +30,17 @@ from fedstill.data.public import Public
 from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder
 from fedstill.node.audit_entries import ANSWER, GRADIENT
+from fedstill.node.kept_public import KeptPublic
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
 from fedstill.node.refusal_text import OWN_TROUBLES, short, telling
 from fedstill.node.requests import Requests, asks
-from fedstill.node.run_folder import RunFolder
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import MOST, Session
 from fedstill.protocol.run_description import Description, describe
-from fedstill.protocol.run_plan import PROTOCOL, Plan, read_public
+from fedstill.protocol.run_plan import PROTOCOL, Plan
 from fedstill.protocol.summing import SumCall
-from fedstill.protocol.wire_format import Tensors, header_size, pack, size, unpack
+from fedstill.protocol.wire_format import Tensors, header_size, pack, unpack
 
 logger = logging.getLogger("fedstill.node")
 
@@ -77,6 +75,7 @@ class Host:
         self.security.note_policy({f"{of}.{name}": own[of][name] for of in own for name in own[of]})
         self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
+        self._public = KeptPublic(folder, self.file)
         self._lock = threading.Lock()
         self._server, self._heard = "", -1  # the server process that asks, and the last of its messages
         self._over: set[str] = set()  # server processes before it
@@ -256,7 +255,6 @@ class Host:
         """Make ready for a run, or for its going on; nothing is trained, asked or released.
 
         Args:
-            plan: the run.
             public: the public data as named tensors; without them, where the plan needs some that are not
                 in this node's folder, nothing is made ready and ``wants_public`` is true.
 
@@ -268,14 +266,14 @@ class Host:
             its spec.
         """
         with limited(self.name, "join", self.file.policy.most_seconds):
-            kept = self._public(plan, public or {})
+            kept = self._public.read(plan, public or {})
             if kept is None and plan.public:
                 self.require_admission(plan)
                 return {"wants_public": True}
             approved = self.admit(plan, kept)
             if public:
-                self._keep(plan, public)
-                kept = self._public(plan, {})  # laid out in memory as it will be after a stop
+                self._public.keep(plan, public)
+                kept = self._public.read(plan, {})  # laid out in memory as it will be after a stop
             if self.session is None or self.session.plan != plan:
                 self.leave()
                 session = Session(self.folder, self.file, self.compute, plan, kept, approved)
@@ -326,30 +324,6 @@ class Host:
             self.session.close()
             self.session = None
 
-    def _public(self, plan: Plan, given: Tensors) -> Public | None:
-        """A plan's public data: given, or kept from an earlier time."""
-        if not plan.public:
-            return None
-        if not given:
-            path = self._kept(plan)
-            if not path.exists():
-                return None
-            given = load_state(path)
-        return read_public(plan, given, self.file.policy.most_rows)
-
-    def _keep(self, plan: Plan, given: Tensors) -> None:
-        """Keep a plan's public data for a later time, in place of another's."""
-        path = self._kept(plan)
-        kept = {name: given[name] for name in ("inputs", "labels") if name in given}
-        RunFolder(self.folder, self.file, plan.run).require("join", sum(map(size, kept.values())))
-        file_permissions.make_folder(path.parent)
-        for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
-            other.unlink()
-        save_state(path, kept)
-
-    def _kept(self, plan: Plan) -> Path:
-        return self.folder / "public" / f"{plan.public}.safetensors"
-
 
 def out_of_order(error: Exception) -> bytes:
     """What a node answers to all messages while its own folder lets it serve none; its log says why."""
@@ -359,11 +333,7 @@ def out_of_order(error: Exception) -> bytes:
 
 
 def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """A value of a message's header, of the type that belongs there.
-
-    Raises:
-        ArgumentError: it is missing or another, or a number that no count and no time is.
-    """
+    """A value of a message's header, of the type that belongs there."""
     value, words = header.get(name), {bool: "true or false", int: "a whole number", str: "a text"}
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < MOST else math.inf

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from fedstill.core.compute import Compute
 from fedstill.core.errors import QuestionRefused
+from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
-from fedstill.node.request_handler import Exchange, RequestHandler
+from fedstill.node.node_group import Group
+from fedstill.node.request_handler import RequestHandler
 from fedstill.node.sum_masks import SumMasks
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import fingerprint
-from fedstill.protocol.questions import Question
+from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.summing import SumCall
-from fedstill.protocol.wire_format import Tensors, refine
+from fedstill.protocol.wire_format import Tensors, WireConfig, refine
 
 
 class MaskedHandler(RequestHandler):
     """Answers questions for one node.
 
     Args:
-        masks: the node's.
-        about: as :class:`RequestHandler` has it; the group is of one.
+        group: of this node alone; all else is as :class:`RequestHandler` has it.
     """
 
-    def __init__(self, masks: SumMasks, *about: Any) -> None:
-        super().__init__(*about)
+    def __init__(
+        self,
+        masks: SumMasks,
+        group: Group,
+        side: NodeSide,
+        compute: Compute,
+        last: dict[str, int],
+        wire: WireConfig,
+    ) -> None:
+        super().__init__(group, side, compute, last, wire)
         self.masks = masks
 
     def _bits(

@@ -59,7 +59,6 @@ class Overview:
         left: by day (UTC) and run, the latest first.
         costs: all runs, then each, the latest first.
         audit: what is wrong with the audit log, or None.
-        entries: of the audit log.
         log: last lines of the security log, the latest first.
         security: what is wrong with the security log, or None.
     """

@@ -181,11 +181,6 @@ class Examined:
     schema: Schema = NO_SCHEMA
 
 
-def faults(folder: Path, spec: InputSpec | None = None, *, quick: bool = False) -> list[str]:
-    """Every fault of a folder at once, each one line; see :func:`examine`."""
-    return list(examine(folder, spec, quick=quick).faults)
-
-
 def examine(
     folder: Path, spec: InputSpec | None = None, *, task: TaskConfig | None = None, quick: bool = False
 ) -> Examined:

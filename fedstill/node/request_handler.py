@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
 from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
+from fedstill.node.exchanges import Exchange, Exchanges
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, signature, stack
 from fedstill.node.run_budgets import Budgets
@@ -21,31 +20,7 @@ from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.summing import SumCall, spread, weight_of
-from fedstill.protocol.wire_format import Tensors, WireConfig, refine, size, sizes
-
-KEPT = 4  # answers kept for a server that asks again because a reply was lost,
-KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
-
-
-@dataclass
-class Exchange:
-    """One question and what is answered, from its arrival until it is forgotten."""
-
-    question: Question
-    content: str  # digest of the question
-    asked: list[Asked]  # one a node, in the group's order
-    tensors: Tensors  # that came down, until all answers are out
-    differentiable: bool
-    inputs: Tensors = field(default_factory=dict)  # (G, ...) leaves of the graph
-    # (G, ...), with the graph until the next question; a list of what is apart
-    outputs: Mapping[str, Any] = field(default_factory=dict)
-    releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
-    pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
-    pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
-    gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
-    bits: str = ""  # where answers are summed: a fingerprint of the question, and of what was asked before
-    call: SumCall | None = None  # of which nodes a sum is made of the answers,
-    call_back: SumCall | None = None  # and of the gradients; None: each node's by itself
+from fedstill.protocol.wire_format import Tensors, WireConfig, refine, sizes
 
 
 class RequestHandler:
@@ -74,7 +49,7 @@ class RequestHandler:
         self.kind = tuple((signature(module), first.frozen[role]) for role, module in first.modules.items())
         self.wire = wire or WireConfig()
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
-        self._answered: OrderedDict[int, Exchange] = OrderedDict()
+        self._answered = Exchanges()
         self._received: Exchange | None = None
         self._spoilt = ""  # the question at which a network may have learned half of what it should
 
@@ -97,12 +72,7 @@ class RequestHandler:
         return bool(self.group.nodes[0].private)
 
     def answer(
-        self,
-        name: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None = None,
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
     ) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
 
@@ -118,17 +88,12 @@ class RequestHandler:
         return self.release_answers(number)
 
     def receive(
-        self,
-        name: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None = None,
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
     ) -> None:
         """Take a question, if it may be answered.
 
         Raises:
-            ArgumentError: no such question, or other tensors than it declares.
+            ArgumentError: other tensors than the question declares.
             QuestionRefused: a gate's policy forbids it; then no node of the group has answered. Only a
                 limit on bytes may strike later, when the size of an answer is known.
             QuestionMismatch: the number was used for another question or other content.
@@ -339,9 +304,7 @@ class RequestHandler:
             now.outputs = question.give(question.handler(self.group, number, **inputs, **values))
 
     def _question(self, name: str, tensors: Tensors) -> Question:
-        question = self.side.questions.get(name)
-        if question is None:
-            raise ArgumentError("question", name, f"one of {', '.join(self.side.questions)}")
+        question = self.side.questions[name]
         if set(tensors) != set(question.sends):
             raise ArgumentError(
                 f"tensors of question {name}", sorted(tensors), f"exactly {sorted(question.sends)}"
@@ -359,23 +322,14 @@ class RequestHandler:
         return each.requires_grad_() if differentiable else each
 
     def _remember(self, number: int, kept: Exchange) -> None:
-        for older in self._answered.values():  # their graphs
-            older.inputs, older.outputs = {}, {}
-        self._answered[number] = kept
+        self._answered.keep(number, kept)
         for node, asked in zip(self.group.nodes, kept.asked, strict=True):
             self._last[node.name] = number
             node.answered = replace(asked, after=node.answered).past
             node.heard = kept.bits
-        while len(self._answered) > (KEPT if self._bytes_kept() <= KEPT_BYTES else 1):
-            self._answered.popitem(last=False)
-
-    def _bytes_kept(self) -> int:
-        releases = [release for kept in self._answered.values() for release in kept.releases]
-        return sum(size(tensor) for release in releases for tensor in release.values())
 
 
 def _asked(node: Node, question: Question, number: int, content: str, down: Mapping[str, int]) -> Asked:
-    """A question as it reaches a node."""
     budgets = node.gate.budgets
     if budgets is not None and "model" in node.private and not node.answered:
         node.origin = budgets.seal(digest("origin", dict(node.model.state_dict())))

@@ -64,7 +64,6 @@ class Requests:
     """The requests in a node's folder.
 
     Args:
-        folder: the owner's.
         file: its ``node.toml``.
     """
 
@@ -101,7 +100,6 @@ class Requests:
             self._refuse(question, sha256, state)
 
     def _state(self, found: Request | None, run: str, server: str) -> str:
-        """What the owner says of a run of a server."""
         if found is None or found.state == REJECTED:
             return WAITS if found is None else REJECTED
         granted = found.state == APPROVED and found.server == server
@@ -149,7 +147,6 @@ class Requests:
 
         Args:
             sha256: of the description, or its beginning, at least eight digits.
-            because: the reason, for the log.
 
         Returns:
             The whole SHA-256 and the request.

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from functools import cached_property
-
-import torch
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.node.audit_entries import ALL, ANSWER, BARE, LEARNED, TRAINING, Asked, Entry
@@ -17,8 +14,7 @@ from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text, total
 from fedstill.protocol.digests import chained
 from fedstill.protocol.questions import Question
-
-Tensors = Mapping[str, torch.Tensor]
+from fedstill.protocol.wire_format import Tensors
 
 
 class Budgets:
@@ -181,11 +177,7 @@ class Budgets:
             raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
 
     def _refuse_bare(self, spent: Spent) -> None:
-        """What left without a guarantee has no price that a budget could have paid.
-
-        Raises:
-            BudgetSpent: naming the runs in which it left.
-        """
+        """What left without a guarantee has no price that a budget could have paid."""
         if spent.bare_run and self.budget.epsilon < math.inf:
             way_out = "allowed is a new run, or privacy.epsilon = inf"
             raise Unpriced(self.budget.epsilon, self.budget.delta, {self.run: spent.bare_run}, way_out)

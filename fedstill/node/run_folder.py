@@ -158,7 +158,6 @@ def _text(path: Path) -> str:
 
 
 def _bytes(state: Any) -> int:
-    """Bytes of the tensors in a nested state."""
     if isinstance(state, torch.Tensor):
         return size(state)
     if isinstance(state, Mapping):

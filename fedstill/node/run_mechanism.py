@@ -26,9 +26,9 @@ from fedstill.privacy.statement import NO_GUARANTEE, Statement, state
 from fedstill.protocol.kinds import INPUTS, Kind
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks import Task
 
-Tensors = Mapping[str, torch.Tensor]
 Shape = tuple[int, ...]
 
 SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,000 images' sums in float32

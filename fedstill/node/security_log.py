@@ -42,11 +42,7 @@ class SecurityLogError(FedstillError):
 
 
 class SecurityLog:
-    """The log in a node's folder, to which several processes may write.
-
-    Args:
-        folder: the owner's.
-    """
+    """The log in a node's folder, to which several processes may write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +52,6 @@ class SecurityLog:
         """Write a line down, on the disk when this returns.
 
         Args:
-            event: what happened.
             who: had it happen: a server's fingerprint, or an account of this machine.
             why: the reason or the rule, in words.
             about: what else is known: ``run``, ``question``, ``description``.

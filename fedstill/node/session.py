@@ -85,8 +85,7 @@ class Session:
         approved: Description | None = None,
     ) -> None:
         self.approved = approved
-        self.plan, self.compute, self.local, self._file = plan, compute, file.local, file
-        self._folder = folder
+        self.plan, self.compute, self._file, self._folder = plan, compute, file, folder
         with ExitStack() as held:  # whatever fails, nothing stays open or locked
             try:  # before anything of the run is read or changed
                 held.enter_context(holding(folder, "node"))
@@ -104,7 +103,6 @@ class Session:
         self.task = spec.make_task()
         try:
             data, _ = node_data.load(file.data, folder, spec, most=self._most)
-            self.task.check(data, f"data of {file.name}")
             require_records(file.name, file.policy, len(data))
             model = owner_model.make_model(file, folder, spec, self._most)
             owner_folder.require_sound(file, data, model)
@@ -215,12 +213,7 @@ class Session:
             self.kept.save(LEARNING, self._state(self.training.done))
 
     def answer(
-        self,
-        name: str,
-        number: int,
-        tensors: Tensors,
-        differentiable: bool,
-        call: SumCall | None = None,
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
     ) -> Tensors:
         """What the gate lets out in answer to a question: named tensors.
 

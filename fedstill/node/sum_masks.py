@@ -59,19 +59,12 @@ class SumMasks:
 
     Args:
         plan: the run's, as JSON values, with a fingerprint of its public data.
-        name: the node's.
         identity: proves who the node is, and who others are.
-        policy: its owner's.
         cohort: with whom it has added.
     """
 
     def __init__(
-        self,
-        plan: Mapping[str, Any],
-        name: str,
-        identity: KitIdentity,
-        policy: PolicyConfig,
-        cohort: Cohort,
+        self, plan: Mapping[str, Any], name: str, identity: KitIdentity, policy: PolicyConfig, cohort: Cohort
     ) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -227,7 +220,6 @@ class SumMasks:
         it shares with nodes that are lost, by theirs.
 
         Args:
-            number: of the sum.
             words: what each other survivor told this node when it agreed.
 
         Raises:

@@ -319,6 +319,5 @@ def _question(
 
 
 def _ours(thing: Any) -> bool:
-    """Whether a class or function is the package's own."""
     module: str = thing.__module__
     return module.partition(".")[0] == "fedstill"

@@ -55,11 +55,6 @@ class Description:
         return questions
 
     @property
-    def kinds(self) -> list[str]:
-        """The kinds that leave a node, each once."""
-        return sorted({kind for asked in self.questions.values() for kind in asked["leaves"].values()})
-
-    @property
     def most_questions(self) -> int:
         """Questions that may be asked in all; 0: the plan sets no limit to one of them."""
         return _total([asked["times"] for asked in self.questions.values()])

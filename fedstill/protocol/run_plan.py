@@ -28,7 +28,6 @@ class Plan:
     Args:
         run: names the run; the same again is the same run, which goes on.
         method: its ``name`` and options.
-        spec: of inputs and classes.
         wire: in which form tensors travel.
         public: fingerprint of the public data, ``""`` without any.
         public_note: the public data's name and what else is known of them.
@@ -144,8 +143,8 @@ def read_public(plan: Plan, tensors: Mapping[str, Any], most: int) -> Public | N
     """
     public = None
     if "inputs" in tensors:
-        inputs = tensors["inputs"].clone()  # a message's begin anywhere, and sums hang on that (node_data)
-        public = Public(plan.public_note[0], inputs, tensors.get("labels"), plan.public_note[1])
+        name, note = plan.public_note
+        public = Public(name, tensors["inputs"], tensors.get("labels"), note)
         check_public(public, plan.spec, most)
     if fingerprint(public) != plan.public:
         raise DataError("the public data that came are not those of the plan")

@@ -131,7 +131,6 @@ def summands(
 
     Args:
         released: what its gate lets out; of gradients, what was pulled back from what is weighed already.
-        kinds: of each part.
         sums: how each part is added; one that is not named (gradients) is added as it is.
         told: what the node has told of itself.
 

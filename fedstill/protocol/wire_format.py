@@ -187,7 +187,6 @@ def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, An
     """What :func:`pack` made a message of, tensors on the CPU.
 
     Args:
-        message: the bytes.
         most_header: bytes before the tensors; 0 is no limit.
 
     Raises:

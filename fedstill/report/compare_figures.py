@@ -28,7 +28,6 @@ MOST_DOTS = 60  # more points than this have no dots on their lines: they would 
 
 
 def _ends(values: Sequence[Spread]) -> list[float]:
-    """Values with their deviations to both sides."""
     return [value.mean + sign * (value.std or 0.0) for value in values for sign in (-1, 1)]
 
 

@@ -28,7 +28,6 @@ class Section:
     """One part of a page; what is empty is left out.
 
     Args:
-        title: its heading.
         about: what it shows.
         trouble: what is wrong, before all else.
         table: rows.

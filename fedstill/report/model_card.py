@@ -87,7 +87,6 @@ def model_card(folder: Path, says: str, use: str) -> str:
     simulation's own report knows more.
 
     Args:
-        folder: of the run.
         says: what the student takes, in words.
         use: how it is used, in Python.
 

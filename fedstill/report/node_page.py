@@ -24,9 +24,6 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     """The page.
 
     Args:
-        node: as it is now.
-        folder: its owner's.
-        process: the number of the process that it runs as.
         served: the nonce of the page's script.
     """
     waiting = {name: each for name, each in node.requests.items() if each.state == WAITS}

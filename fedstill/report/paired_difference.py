@@ -27,7 +27,6 @@ class Difference:
     """Of two models' means over cases, first minus second, in the unit that models are judged by.
 
     Args:
-        mean: the difference.
         low, high: its 95 % interval over cases: of these trainings, not of another one.
         cases: patients or pictures.
     """
@@ -42,10 +41,7 @@ class Difference:
 
 
 def paired_difference(
-    first: Sequence[str | Path],
-    second: Sequence[str | Path],
-    of: Model = "central",
-    than: Model = "central",
+    first: Sequence[str | Path], second: Sequence[str | Path], of: Model = "central", than: Model = "central"
 ) -> Difference:
     """How much better a model of some runs is than one of others, by a bootstrap over their common cases.
 
@@ -103,5 +99,4 @@ def _scores(folders: Sequence[str | Path], model: Model) -> tuple[tuple[str, ...
 
 
 def _few(names: Sequence[str]) -> str:
-    """Some of the names of cases, for a message."""
     return f"{len(names)} cases ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

@@ -195,7 +195,6 @@ class Intervals:
     """Between which values the leading figure lies by the choice of test cases, by model."""
 
     level: int = 95
-    draws: int = 0
     cases: int = 0
     central: tuple[float, ...] | None = None
     nodes: tuple[float, ...] | None = None

@@ -25,7 +25,6 @@ from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.protocol.kinds import INPUTS
 from fedstill.report.result import Result
 
-Pictures = npt.NDArray[np.uint8]  # (N, C, H, W)
 Array = npt.NDArray[Any]
 Losses = dict[str, dict[float, float | None]]  # by name, by step; None is not finite
 
@@ -185,11 +184,7 @@ def is_shown(stack: Array) -> bool:
 
 
 def _each(path: Path, take: Callable[[Mapping[str, Any]], None]) -> None:
-    """Hand on the JSON objects of a file, one a line, without holding more than a line; none without a file.
-
-    Raises:
-        RunFolderError: a line is not what a run writes.
-    """
+    """Hand on the JSON objects of a file, one a line, without holding more than one; none without a file."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:

@@ -79,7 +79,6 @@ def page(folder: Path, served: str = "") -> str:
     files give the same page.
 
     Args:
-        folder: of the run.
         served: the nonce of its script, where a browser may ask for the page again.
 
     Raises:

@@ -61,8 +61,6 @@ def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, 
     """What a result says of a run beside its figures.
 
     Args:
-        config: the run.
-        data: its classes and test part.
         train: how many examples the nodes have; None: theirs to know.
         split: how they are divided.
     """
@@ -100,10 +98,8 @@ def assemble(config: RunConfig, data: DataSet, parts: Sequence[TensorData], publ
     """What a simulation is made of, from data that have been divided.
 
     Args:
-        config: the run.
         data: its classes, test part and normalisation.
         parts: each node's own examples.
-        public: public data, or None.
 
     Raises:
         ArgumentError: more models than nodes.

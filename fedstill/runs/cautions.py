@@ -27,10 +27,6 @@ def cautions(
 
     Args:
         setting: the run; where nodes are elsewhere it has none of their data, and less is known.
-        nodes: their names.
-        privacy: what the result says of it.
-        told: what models answered on the test part.
-        classes: names of the task's classes.
     """
     found = [
         single(nodes),

@@ -128,7 +128,6 @@ def check_paper(figures: Iterable[PaperFigure], tasks: Iterable[TaskConfig]) -> 
     """Refuse published figures that no task has, or whose values none could have.
 
     Args:
-        figures: to be checked.
         tasks: of the runs that they stand beside; figures of others that have a name are let be.
 
     Raises:

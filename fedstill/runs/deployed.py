@@ -56,7 +56,6 @@ def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool, listeners: 
     Args:
         config: the run; ``engine.startup_kit`` is an admin's kit.
         out: the run's folder, into which all results are fetched.
-        bars: show what goes on.
         in_lines: say it in a line now and then, too.
         listeners: hear its metrics as they come; that it is over is the caller's to tell them.
 
@@ -95,7 +94,6 @@ class Heard:
 
     Args:
         path: the file, of which a new one begins: a run that goes on tells all anew.
-        listeners: who hear it.
     """
 
     def __init__(self, path: Path, listeners: Listeners) -> None:
@@ -149,11 +147,6 @@ def _say_what(config: RunConfig, run: str, nodes: int) -> None:
 
 
 def _connected(admin: Admin) -> list[str]:
-    """The nodes that are there.
-
-    Raises:
-        DeployError: none.
-    """
     names = sorted(admin.nodes(), key=natural)
     if not names:
         raise DeployError(f"no node is connected to the server at {admin.server}")
@@ -200,12 +193,7 @@ def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool, heard: Heard) ->
 
 
 def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
-    """Take the results out of what a job left, into the run's folder.
-
-    Raises:
-        DeployError: it left none.
-        FedstillError: the run stopped, and why.
-    """
+    """Take the results out of what a job left, into the run's folder."""
     found = [*sorted(fetched.rglob("result.json")), *sorted(fetched.rglob(f"fedstill/{STOPPED}"))]
     if not found:
         raise DeployError(f"{otherwise}: the server's log says why")
@@ -229,11 +217,8 @@ def job_of(config: RunConfig, run: str, there: Sequence[str], nodes: Sequence[st
     All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
 
     Args:
-        config: the run.
-        run: its name.
         there: nodes that take part now.
         nodes: all with which the run began.
-        folder: where to.
     """
     shutil.rmtree(folder, ignore_errors=True)
     told = {"config": servers_part(config), "run": run, "nodes": list(nodes)}
@@ -268,7 +253,6 @@ def raise_if_stopped(served: Path, out: Path) -> None:
 
     Args:
         served: the run's folder at the server, or what was fetched of it.
-        out: the run's folder here.
     """
     why = stop(served)
     if why is None:
@@ -282,5 +266,4 @@ def raise_if_stopped(served: Path, out: Path) -> None:
 
 
 def _resuming(out: Path) -> str:
-    """The command that goes on with a run."""
     return shlex.join(["fedstill", "run", "--resume", str(out)])

@@ -45,7 +45,6 @@ class Evaluation:
     """The test part of a run's data, and how outputs on it are measured.
 
     Args:
-        task: gives the figures.
         test: data that no node sees, on the device.
         compute: where and in which precision models are asked.
         seed: of the nodes' shares of the test part.
@@ -125,10 +124,6 @@ class Evaluation:
     def details(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any]:
         """What a result says of cases, sites and labels, and what a task says of the central model's answers;
         None where the task or its test data have none.
-
-        Args:
-            told: what models answer.
-            classes: names of the labels.
         """
         own = {} if told.central is None else self.task.details(told.central, self.test.targets)
         found = {

@@ -33,7 +33,6 @@ def portray(
 
     Args:
         task: what was learned; only outputs that are maps or images can be shown.
-        test: the test part.
         outputs: of each model on all of it ``(N, C, ...)``, by the model's name; shown in this order. The
             first is what cases are ranked by.
         mean, std: one a channel, by which inputs (and images that are targets) were normalised.
@@ -166,7 +165,6 @@ def _shown(x: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torc
 
 
 def _white(pixels: torch.Tensor) -> float:
-    """What is shown as white."""
     return max(float(pixels.flatten().double().quantile(WHITE)), 1e-6) if len(pixels) == 1 else 1.0
 
 

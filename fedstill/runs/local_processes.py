@@ -58,9 +58,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
 
     Args:
         config: the run, with ``engine.name`` ``flare`` or ``flare-poc``.
-        simulation: made of it.
         out: the run's folder; everything of the federation lies in ``out/federation``.
-        bars: show what goes on.
 
     Returns:
         The figures, as a simulation's own run gives them, with what the link cost.
@@ -108,9 +106,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
     """One folder a node, as its owner would have it: node.toml, data, first weights, secret.
 
     Args:
-        config: the run.
         simulation: made of it; its nodes have learned nothing yet.
-        folder: where to.
     """
     for index, node in enumerate(simulation.nodes):
         own = folder / node.name

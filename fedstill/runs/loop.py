@@ -81,8 +81,7 @@ class Run(ABC):
     @property
     def server(self) -> Server:
         """The method's program, once local training is done."""
-        if self._made is None:
-            raise RuntimeError("a run has a server once local training is done")
+        assert self._made is not None  # once local training is done
         return self._made
 
     @property
@@ -343,7 +342,6 @@ class Run(ABC):
         return (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
     def _save(self) -> None:
-        """Remember where the run stands."""
         since = time.monotonic()
         nodes = self._nodes()
         server = None if self._made is None else self._made.kept()

@@ -90,12 +90,9 @@ def distil(
 
     Args:
         config: the run whose questions these are. Options that change nothing at the nodes may be others.
-        questions: the file.
         answers: one file a node.
-        out: the run's folder.
         keys: fingerprints of the nodes' keys by name; None takes any, and the result says so.
         command: the exact command that repeats it, for the report.
-        progress: show bars on a terminal.
 
     Returns:
         What ``result.json`` holds.
@@ -155,12 +152,7 @@ def check_later(asked: RunConfig, config: RunConfig) -> None:
 
 
 def _same_questions(config: RunConfig, given: Questions, path: Path) -> None:
-    """Refuse a run that would have asked something else.
-
-    Raises:
-        ArgumentError: an option of the method is another one.
-        BundleError: data or seed are others.
-    """
+    """Refuse a run that would have asked something else."""
     mine, method = make(config), config.method
     for name, value in given.plan.method.items():
         own = mine.plan.method.get(name)
@@ -188,11 +180,7 @@ def _about(node: NodeAnswers) -> dict[str, Any]:
 
 
 def _take_up(out: Path, told: Mapping[str, Any]) -> None:
-    """Make the run's folder, or find in it the same run, not finished yet.
-
-    Raises:
-        RunFolderError: it holds something else.
-    """
+    """Make the run's folder, or find in it the same run, not finished yet."""
     path, text = out / BEGUN, json.dumps(told, indent=2) + "\n"
     if path.exists() and not (out / "result.json").exists() and path.read_text(encoding="utf-8") == text:
         return

@@ -59,7 +59,6 @@ class Served(Run):
     Args:
         config: the run. Its tables ``nodes`` and ``split`` are not read, but for ``nodes.local``, by which a
             server trains that does so by itself.
-        link: to the nodes.
         name: by which the nodes know the run again.
 
     Raises:

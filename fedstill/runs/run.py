@@ -46,10 +46,8 @@ def run(
     """Run a configuration from the start.
 
     Args:
-        config: the run.
         out: its folder; made here, once everything has been checked.
         command: the exact command that repeats it, for the report.
-        progress: show bars on a terminal.
         trained: a folder for models of nodes, which runs that train them alike share.
         report: is called now and then while the run goes on.
 
@@ -73,11 +71,6 @@ def run(
 
 
 def _require_engine(config: RunConfig) -> None:
-    """Refuse an engine that is not installed.
-
-    Raises:
-        DeployError: it is not.
-    """
     if config.engine.name in REHEARSED:
         from fedstill.federation.provision import require_flare
 
@@ -85,12 +78,7 @@ def _require_engine(config: RunConfig) -> None:
 
 
 def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
-    """A run at the federation that an admin's kit lets in to, wherever it will be resumed from.
-
-    Raises:
-        DeployError: the kit is none, or is not let in, or no node is there.
-        ArgumentError: validation data, which those nodes would learn from.
-    """
+    """A run at the federation that an admin's kit lets in to, wherever it will be resumed from."""
     from fedstill.runs.deployed import reach
 
     check_measured_on_test(config.data)
@@ -110,8 +98,6 @@ def resume(
     """Go on with a run that was stopped, to the figures that it would have reached.
 
     Args:
-        out: its folder.
-        progress: show bars on a terminal.
         startup_kit: of the admin, where the one that the run began with has moved or run out.
         trained, report: as of :func:`run`.
 
@@ -191,12 +177,6 @@ def finish(
     simulation: Simulation, about: dict[str, Any], figures: dict[str, Any], out: Path
 ) -> dict[str, Any]:
     """Write the result of a simulation that has come to its end.
-
-    Args:
-        simulation: the run.
-        about: what the result says beside the figures.
-        figures: that it came to.
-        out: the run's folder.
 
     Returns:
         What ``result.json`` holds.

@@ -31,19 +31,11 @@ class Setting:
     """Everything that an experiment is made of, as objects; :mod:`fedstill.runs.run` makes one from a config.
 
     Args:
-        task: what is learned.
         parts: each node's private data.
-        models: each node's network.
-        student: the central network.
         test: data that no node sees.
         method: the method's config, for example ``FedIOD()``.
         mark: a network to train on all nodes' data together, or None.
-        names: of the nodes.
-        policies: of the nodes' gates.
-        local: how nodes train.
-        engine: how nodes are computed.
         mean, std: the data's declared normalisation, per channel; none is 0.5 and 0.5.
-        seed: of every draw.
         every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
         samples: generated inputs kept at each evaluation.
         best: whether the best evaluation is told beside the last.

@@ -27,7 +27,6 @@ class TrainedModels:
 
     Args:
         folder: of a comparison; made when there is something to keep.
-        config: of the run.
     """
 
     folder: Path

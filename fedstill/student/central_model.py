@@ -88,11 +88,7 @@ class CentralModel(nn.Module):
 
 
 class Portable(nn.Module):
-    """A student as other tools run it, which can raise no error: inputs that are none get NaN for an answer.
-
-    Args:
-        student: with its preprocessing.
-    """
+    """A student as other tools run it, which can raise no error: what is no input gets NaN for an answer."""
 
     def __init__(self, student: CentralModel) -> None:
         super().__init__()

@@ -96,7 +96,6 @@ def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
     """How many test examples are, to the last bit, among what a run's nodes had; None where nobody can tell.
 
     Args:
-        run: its folder.
         test: examples in the run's form, on the CPU.
     """
     if not (run / "config.toml").exists():

@@ -31,7 +31,6 @@ class Format(NamedTuple):
 
     Args:
         name: of the file or folder, in the run's.
-        write: writes it.
         ask: loads it back and asks it about inputs.
         use: how others use it, in Python.
     """
@@ -46,7 +45,6 @@ def export(student: CentralModel, kind: str, out: Path) -> float:
     """Write a student in a format, load it back, and compare.
 
     Args:
-        student: with its preprocessing.
         kind: one of :data:`FORMATS`.
         out: a file, or of some formats a folder; an old one is written over.
 
@@ -86,11 +84,7 @@ def format_of(kind: str) -> Format:
 
 
 def _of_onnx() -> tuple[ModuleType, ModuleType]:
-    """onnx and onnxruntime, if all of the extra "onnx" is installed.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """onnx and onnxruntime, if all of the extra "onnx" is installed."""
     try:
         importlib.import_module("onnxscript")  # what torch's exporter writes with
         return importlib.import_module("onnx"), importlib.import_module("onnxruntime")
@@ -180,6 +174,5 @@ FORMATS: Mapping[str, Format] = {
 
 
 def _about(student: CentralModel) -> dict[str, str]:
-    """What a file says of itself, a text a key."""
     told: dict[str, Any] = described(student)
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in told.items()}

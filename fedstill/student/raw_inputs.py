@@ -57,11 +57,7 @@ class RawInputs(nn.Module, ABC):
 
 
 class RawPixels(RawInputs):
-    """Images: uint8 from 0 to 255, or floats from 0 to 1, ``(N, C, H, W)``.
-
-    Args:
-        spec: shape and normalisation.
-    """
+    """Images: uint8 from 0 to 255, or floats from 0 to 1, ``(N, C, H, W)``."""
 
     called = "images"
     mean: torch.Tensor
@@ -111,9 +107,6 @@ class RawRows(RawInputs):
     """Rows of a table: a column a cell, in the order of the schema, ``(N, columns)``.
 
     A number is in its own unit, a category the number of its place in the schema, from 0; NaN is nothing.
-
-    Args:
-        spec: with the schema.
     """
 
     called = "rows"

@@ -5,8 +5,8 @@ One file a task (``classification``, ``multi_label``, ``segmentation``, ``instan
 ``map_task`` is what those share whose answer is a class a pixel, ``numbers`` what those do whose answer is no
 class. ``formulas`` are the papers', as pure functions of logits; ``ensembles`` the ways to make one answer of
 the nodes'; ``classification_metrics``, ``segmentation_metrics``, ``instance_metrics``,
-``reconstruction_metrics`` and ``survival_metrics`` the figures. ``synthetic_maps``, ``instance_classes`` and
-``body_mask`` are what maps are made of.
+``reconstruction_metrics`` and ``survival_metrics`` the figures, ``cases`` whose they are means over.
+``synthetic_maps``, ``instance_classes`` and ``body_mask`` are what maps are made of.
 
 May import core. A newcomer adds a task: a file here, and a line in ``TASKS``; an ensemble: a function in
 ``ensembles``, and a line in ``ENSEMBLES``; or a file anywhere (docs/own-task.md, docs/own-model.md).

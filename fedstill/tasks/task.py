@@ -19,6 +19,7 @@ from fedstill.core.dataset import Cases, Form, TensorData, check_inputs, check_l
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
 from fedstill.tasks import formulas
+from fedstill.tasks.cases import case_of
 
 Kind = Literal["class", "labels", "map", "image", "number", "time"]
 
@@ -41,10 +42,7 @@ class Figure:
     """One of a task's metrics, as tables show it.
 
     Args:
-        key: its name in files.
-        title: its name in tables.
         unit: "%", "dB", "px" or nothing.
-        digits: after the decimal point.
         better: whether a higher or a lower one is better.
         brief: whether a terminal and a comparison's tables have it, too, and not only pages and files.
     """
@@ -236,7 +234,6 @@ class Task(ABC):
         """The output ``(B, C, ...)`` that means the weighted mean of what ``(K, B, C, ...)`` predict.
 
         Args:
-            answers: outputs.
             weights: broadcasting with them, summing to 1 over the nodes.
         """
         return (weights * answers).sum(0)
@@ -351,35 +348,20 @@ class Task(ABC):
         Raises:
             MethodRefused: a task without conditions.
         """
-        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+        raise self._unconditional()
 
     def condition(self, maps: torch.Tensor) -> torch.Tensor:
         """Maps ``(..., H, W)`` as a network takes them: ``(..., conditions, H, W)`` float32 in -1..1."""
-        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+        raise self._unconditional()
 
     def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The targets that images ``x`` made from maps ``(B, H, W)`` should have."""
-        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+        raise self._unconditional()
 
     def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Maps that no data were needed for: ``(count, H, W)`` uint8, synthetic shapes."""
-        raise MethodRefused("a generator told what to make", "every node", self._unconditional)
+        raise self._unconditional()
 
-    @property
-    def _unconditional(self) -> str:
-        return f"task {self.name} has no label maps to make inputs from"
-
-
-def case_of(examples: int, cases: Cases | None) -> tuple[torch.Tensor, int]:
-    """Each example's case, ``(N,)`` from 0 in the order of :meth:`Cases.present`, and how many there are."""
-    if cases is None:
-        return torch.arange(examples), examples
-    present, of = torch.unique(cases.of, return_inverse=True)
-    return of, len(present)
-
-
-def mean_by(values: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
-    """Means of ``values`` (N,) by group ``of`` (N,), ``(count,)``, without those that are NaN."""
-    known = ~values.isnan()
-    total = torch.zeros(count, dtype=values.dtype).index_add(0, of[known], values[known])
-    return total / torch.bincount(of[known], minlength=count)  # 0 / 0 is NaN
+    def _unconditional(self) -> MethodRefused:
+        reason = f"task {self.name} has no label maps to make inputs from"
+        return MethodRefused("a generator told what to make", "every node", reason)

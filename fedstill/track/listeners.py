@@ -18,7 +18,6 @@ class Listeners:
 
     Args:
         named: each a name, or one that is made already.
-        options: of the run, a table.
 
     Attributes:
         notes: of each that was let go, why.
@@ -40,7 +39,6 @@ class Listeners:
 
         Args:
             folder: of the run, which gives it its name.
-            title: of its method.
             over: all has been trained elsewhere: one that cannot begin is let go.
 
         Raises:
@@ -99,7 +97,6 @@ def _short(value: Any) -> Any:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """A table's values by dotted name."""
     found = []
     for key, value in table.items():
         value = as_table(value)

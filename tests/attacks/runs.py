@@ -67,11 +67,7 @@ def look(
 
 
 def released(
-    model: nn.Module,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    part: Part = "all",
-    smoothing: float = 0.0,
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, part: Part = "all", smoothing: float = 0.0
 ) -> Observed:
     """One gradient of a batch."""
     own = {name: value.detach() for name, value in model.named_parameters()}

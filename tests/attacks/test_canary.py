@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,16 +14,19 @@ import torch
 from fedstill.attacks import mechanism_audits, worlds
 from fedstill.attacks.mechanism_audits import DELTA, Finding, audit, audit_one_run, one_run_linear
 from fedstill.attacks.worlds import Distinguisher, contradicted
+from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.node import dp_training
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy import pate, pate_teachers, release_rules
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.clipping import numbers
+from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.privacy.noise import Draws, add_noise
 from fedstill.privacy.pate_teachers import shards
 from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, Sanitised
+from fedstill.runs import config
 
 Make = Callable[..., Distinguisher]
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -73,10 +77,35 @@ def test_one_training_shows_less_than_is_claimed() -> None:
     assert 0 < found.shown < found.claimed
 
 
-def test_one_training_of_a_linear_model_by_large_steps_shows_less_than_is_claimed() -> None:
-    found = one_run_linear(confidence=SURE)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("many", [False, True])
+def test_one_training_of_a_linear_model_by_large_steps_shows_less_than_is_claimed(
+    many: bool, precision: Precision
+) -> None:
+    found = one_run_linear(confidence=SURE, many=many, precision=precision)
     assert 0 < found.shown < found.claimed
     assert found.claimed == epsilon({Event("gaussian", 4.0): 20}, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("many", "preset"), [(False, "digits-fedkd-private"), (True, "fashion-fedkd-private")]
+)
+def test_what_is_audited_is_what_the_private_presets_train(
+    many: bool, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited: dict[str, Any] = {}
+
+    def caught(*_: float, **options: Any) -> Finding:
+        audited.update(options)
+        return Finding("dp-sgd", "", 1.0, 0.0, None, False, 1, 0.0)
+
+    monkeypatch.setattr(mechanism_audits, "audit_one_run", caught)
+    one_run_linear(many=many)
+    run = config.load(preset)
+    assert isinstance(run.nodes.privacy, DPSGD)
+    assert (audited["model"], audited["clip"]) == (run.nodes.models[0], run.nodes.privacy.training.clip)
+    whole = {"batch": run.nodes.local.batch, "augment": run.nodes.local.augment}  # all records at once
+    assert replace(audited["local"], **whole) == run.nodes.local
 
 
 # --- what is claimed ------------------------------------------------------------------------------
@@ -248,6 +277,16 @@ def test_one_training_without_the_noise_that_was_charged_is_caught(monkeypatch: 
     noise_times(0.0)(monkeypatch)
     found = audit_one_run(noise=8.0, canaries=200, epochs=20, guessed=0.15)
     assert found.claimed < 5
+    assert found.refuted
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_large_steps_without_the_noise_that_was_charged_are_caught(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise_times(0.0)(monkeypatch)
+    found = one_run_linear(many=many, noise=16.0)
+    assert found.claimed < 1.5
     assert found.refuted
 
 

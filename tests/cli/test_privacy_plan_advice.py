@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedstill.cli.privacy_plan_advice import MODEL, RECORDED, Recorded, advice
@@ -15,12 +17,13 @@ DIGITS, FASHION = RECORDED
     ("records", "epsilon", "of", "row", "budget", "word"),
     [
         (230, 3.0, DIGITS, 230, 3.0, "about"),
-        (11_399, 20.0, DIGITS, 230, 8.0, "about"),
+        (1_999, 20.0, DIGITS, 230, 8.0, "about"),
+        (11_399, 20.0, FASHION, 2_000, 3.5, "about"),
         (229, 7.9, DIGITS, 115, 3.0, "about"),
         (57, 8.0, DIGITS, 58, 8.0, "less than"),
         (400, 0.5, DIGITS, 230, 1.0, "less than"),
         (11_400, 7.9, FASHION, 11_400, 3.5, "about"),
-        (100_000, 8.0, FASHION, 11_400, 3.5, "about"),
+        (100_000, 8.0, FASHION, 11_400, 8.0, "about"),
         (100_000, 3.0, FASHION, 11_400, 3.5, "less than"),
     ],
 )
@@ -39,6 +42,18 @@ def test_presets_have_the_model_that_is_recommended(one: Recorded) -> None:
     assert list(run.nodes.models) == [MODEL]
     assert run.nodes.privacy.called == "dp-sgd"
     assert run.data.called == one.data.lower()
+
+
+def test_what_is_expected_is_what_the_page_of_results_has() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    table = page[page.index("| records a node | data | epsilon") :].split("\n\n")[0]
+    head, _, *rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    budgets = [float(cell.removeprefix("epsilon ")) for cell in head[2:]]
+    told: dict[str, dict[int, dict[float, float]]] = {}
+    for count, data, *cells in rows:
+        figures = {e: float(cell.split(" ± ")[0]) for e, cell in zip(budgets, cells, strict=True) if cell}
+        told.setdefault(data, {})[int(count.replace(",", ""))] = figures
+    assert {one.data: one.percent for one in RECORDED} == told
 
 
 def test_nothing_is_recommended_for_what_was_not_measured() -> None:

@@ -32,6 +32,7 @@ from fedstill.federation.offline_files import (
 )
 from fedstill.federation.offline_link import Files
 from fedstill.federation.remote import Remote
+from fedstill.federation.summed import Sent
 from fedstill.methods import fedkd
 from fedstill.methods._server import Server
 from fedstill.methods.fedkd import FedKD
@@ -133,7 +134,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world.questions = read_questions(world.path("questions"))
     federation, given = live(), world.questions
     answers = {
-        number: federation._answer(NAMES, ask.question, number, ask.tensors, False, None)
+        number: federation._answer(NAMES, Sent(ask.question, number, ask.tensors, False))
         for number, ask in enumerate(given.asks)
     }
     for name in NAMES:

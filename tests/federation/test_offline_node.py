@@ -205,7 +205,7 @@ def test_a_folder_whose_name_is_no_text_is_one_line(
         pytest.skip("this file system holds no such name")
     with pytest.raises(ArgumentError, match="one in UTF-8: rename it"):
         owner_folder.read(node)
-    (fault,) = owner_folder.faults(node)
+    (fault,) = owner_folder.examine(node).faults
     assert "clinic\\xff" in fault
     monkeypatch.chdir(node)
     for words in (

@@ -17,6 +17,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.federation.inprocess import InProcess, partition
 from fedstill.federation.link_config import LinkConfig
+from fedstill.federation.summed import Sent
 from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.extractor_head import split
@@ -176,8 +177,8 @@ def answering(here: World, change: Callable[..., Any]) -> None:
     """
     answer = here.federation._answer
 
-    def changed(asked: tuple[str, ...], question: str, number: int, sent: Any, *more: Any) -> Any:
-        return change(question, asked, sent, partial(answer, asked, question, number, sent, *more))
+    def changed(asked: tuple[str, ...], sent: Sent) -> Any:
+        return change(sent.question, asked, sent.tensors, partial(answer, asked, sent))
 
     here.federation._answer = changed
 

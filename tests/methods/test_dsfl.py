@@ -96,7 +96,7 @@ def test_what_a_node_learns_by_hand() -> None:
     model = copy.deepcopy(node.model).requires_grad_()
     t_g = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
     here.federation.ask("learn", rows=rows, t_g=t_g, round=torch.tensor(0))
-    optimiser = torch.optim.Adam(model.parameters(), CONFIG.distil_lr)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
     for epoch in range(2):
         order = torch.randperm(N, generator=node.draw("distil", 0, epoch))
         for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once

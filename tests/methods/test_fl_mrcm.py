@@ -46,11 +46,7 @@ def heads(count: int, seed: int, shade: float) -> TensorData:
 
 
 def world(
-    config: Any = CONFIG,
-    *,
-    engine: Any = "one-by-one",
-    local: LocalConfig = LOCAL,
-    spec: str = "unet:4",
+    config: Any = CONFIG, *, engine: Any = "one-by-one", local: LocalConfig = LOCAL, spec: str = "unet:4"
 ) -> World:
     models = [split(build(spec, SHAPE, 1, 0, index), "model") for index in range(len(SIZES))]
     nodes = make_nodes(models, data=lambda index: heads(SIZES[index], index, 1 - index / 4))

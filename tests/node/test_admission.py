@@ -196,7 +196,8 @@ def test_a_run_of_the_owners_schema_is_let_in_and_a_change_of_it_is_logged(tmp_p
 def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.schema .*none\.toml"):
         ward(tmp_path / "clinic", 'schema = "none.toml"\n')
-    assert [fault for fault in owner_folder.faults(tmp_path / "clinic", quick=True) if "data.schema" in fault]
+    found = owner_folder.examine(tmp_path / "clinic", quick=True)
+    assert any("data.schema" in fault for fault in found.faults)
     with pytest.raises(ArgumentError, match=r"data\.schema is 'ours.toml': allowed is empty, as source npz"):
         PrivateConfig(schema="ours.toml")
 

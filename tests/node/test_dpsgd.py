@@ -133,7 +133,7 @@ def test_more_examples_than_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(total(node, 0.5), together)
 
 
-@pytest.mark.parametrize("model", ["small-cnn:4", "mlp:8", "random-conv:4", Mixing])
+@pytest.mark.parametrize("model", ["small-cnn:4", "mlp:8", "random-conv:4", "scattering:2", Mixing])
 def test_one_record_more_or_less_moves_a_real_step_by_at_most_the_clip(
     model: str | Callable[[], nn.Module],
 ) -> None:
@@ -393,7 +393,7 @@ def opacus_step(network: nn.Module, data: TensorData, noise: float, clip: float,
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
-@pytest.mark.parametrize("model", ["small-cnn:4", "lenet5", "mlp:8", "random-conv:4"])
+@pytest.mark.parametrize("model", ["small-cnn:4", "lenet5", "mlp:8", "random-conv:4", "scattering:2"])
 def test_a_step_without_noise_is_opacus_step(model: str) -> None:
     node, dp = made(model, n=30), private(clip=0.4)
     theirs = made(model, n=30)

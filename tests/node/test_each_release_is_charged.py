@@ -278,7 +278,7 @@ def test_what_check_refuses_is_not_answered(
     tmp_path: Path, text: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", text)
-    assert any(fault in line for line in owner_folder.faults(clinic.folder))
+    assert any(fault in line for line in owner_folder.examine(clinic.folder).faults)
     told = clinic.say("join", plan=PLAN.to_dict())
     assert told["text"] == "its data or model fail here: its own log says more"
     assert fault in caplog.text

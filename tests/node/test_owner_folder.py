@@ -231,7 +231,7 @@ def test_a_bad_secret_is_one_line(tmp_path: Path, text: str | None, mode: int, l
         (folder / "secret").chmod(mode)
     with pytest.raises(FedstillError, match=line):
         owner_folder.secret(folder)
-    assert len(owner_folder.faults(folder)) == 1
+    assert len(owner_folder.examine(folder).faults) == 1
 
 
 # --- data and model -----------------------------------------------------------------------------------
@@ -264,10 +264,10 @@ def test_a_mechanism_may_lie_in_the_folder(tmp_path: Path) -> None:
     lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
     (folder / "flip_of_owner.py").write_text(lab.read_text())
     assert owner_folder.read(folder).privacy.called == "flip_of_owner:Flip"
-    assert not [fault for fault in owner_folder.faults(folder) if "mechanism" in fault]
+    assert not [fault for fault in owner_folder.examine(folder).faults if "mechanism" in fault]
     other = node(tmp_path / "other", '[privacy]\nmechanism = "flap_of_owner:Flip"')
     assert (
-        owner_folder.faults(other)[0]
+        owner_folder.examine(other).faults[0]
         == f"mechanism is 'flap_of_owner:Flip': allowed is one in {other} or installed here"
     )
 
@@ -352,7 +352,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     (folder / "secret").unlink()
     text = (folder / "node.toml").read_text(encoding="utf-8").replace("online = false", "online = true")
     (folder / "node.toml").write_text(text, encoding="utf-8")
-    found = owner_folder.faults(folder)
+    found = owner_folder.examine(folder).faults
     for line, wanted in zip(
         found,
         (
@@ -369,11 +369,11 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     ):
         assert wanted in line
         assert "\n" not in line
-    assert owner_folder.faults(folder, quick=True) == found
+    assert owner_folder.examine(folder, quick=True).faults == found
     model = found.index(next(line for line in found if line.startswith("model.name")))
-    known = owner_folder.faults(
+    known = owner_folder.examine(
         folder, DIGITS
-    )  # where inputs are known to be images, only networks for these serve
+    ).faults  # where inputs are known to be images, only networks for these serve
     assert known[:model] + known[model + 1 :] == found[:model] + found[model + 1 :]
     assert "transformer" in found[model]
     assert known[model].startswith("model.name is 'huge-cnn': allowed is one of small-cnn")
@@ -384,7 +384,7 @@ def test_paths_that_cannot_be_are_faults_among_the_others(tmp_path: Path) -> Non
     text = (
         '[data]\npath = "~nosuchuser/x"\n[compute]\ndevice = "abacus"\n[privacy]\naudit_log = "a\\u0000b"\n'
     )
-    data, audit, device = owner_folder.faults(node(tmp_path, text))
+    data, audit, device = owner_folder.examine(node(tmp_path, text)).faults
     assert data.startswith("data.path is '~nosuchuser/x'")
     assert audit.startswith("privacy.audit_log is 'a\\x00b'")
     assert device.startswith("compute.device is 'abacus'")
@@ -392,21 +392,22 @@ def test_paths_that_cannot_be_are_faults_among_the_others(tmp_path: Path) -> Non
 
 def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
     folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
-    assert owner_folder.faults(folder) == ["data.path is 3: allowed is a text"]  # the spec is not known
-    found = owner_folder.faults(folder, DIGITS)
+    # The spec is not known.
+    assert owner_folder.examine(folder).faults == ("data.path is 3: allowed is a text",)
+    found = owner_folder.examine(folder, DIGITS).faults
     assert len(found) == 2
     assert "gives outputs of shape (9,)" in found[1]
     (folder / "node.toml").write_text("data = 3\nonline = false\n", encoding="utf-8")
-    assert owner_folder.faults(folder) == [
+    assert owner_folder.examine(folder).faults == (
         "name is empty: allowed is a text",
         "data is 3: allowed is a table",
-    ]
+    )
 
 
 def test_data_of_another_form_are_a_fault_only_where_the_form_is_known(tmp_path: Path) -> None:
     folder = node(tmp_path)
     other = InputSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
-    (fault,) = owner_folder.faults(folder, other)
+    (fault,) = owner_folder.examine(folder, other).faults
     assert "images are 1 x 8 x 8 (channels, height, width): allowed is 3 x 32 x 32" in fault
     found = owner_folder.examine(folder)
     assert found.spec == DIGITS
@@ -419,21 +420,21 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     folder = node(tmp_path)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     make_kit(folder)
-    assert owner_folder.faults(folder) == []
+    assert owner_folder.examine(folder).faults == ()
     make_kit(folder, days=-1)
-    (fault,) = owner_folder.faults(folder)
+    (fault,) = owner_folder.examine(folder).faults
     assert "client.crt has run out: ask those who run the server for a new kit" in fault
     (folder / "kit" / "startup" / "client.crt").write_text("x")
-    (fault,) = owner_folder.faults(folder)
+    (fault,) = owner_folder.examine(folder).faults
     assert fault.endswith("client.crt is no certificate")
     make_kit(folder, "other")
     (folder / "kit" / "startup" / "client.key").unlink()
-    missing, name = owner_folder.faults(folder)
+    missing, name = owner_folder.examine(folder).faults
     assert missing.endswith("client.key is missing: copy the startup kit there again")
     assert name == "name is 'clinic': allowed is 'other', as the startup kit has it"
     assert startup_kit.read(folder) == ("other", "uni.example:8002")
     (folder / "kit" / "startup" / "fed_client.json").write_text("{}", encoding="utf-8")
-    (fault,) = owner_folder.faults(folder)
+    (fault,) = owner_folder.examine(folder).faults
     assert fault.endswith("fed_client.json is no startup kit of a node")
 
 

@@ -67,7 +67,7 @@ def test_features_that_cannot_see_the_images_are_a_fault(tmp_path: Path) -> None
     save_file(weights(PLACES["VGG-16"]), folder / "vgg.safetensors")
     text = 'name = "clinic"\nonline = false\n[model]\nname = "mlp:8"\nperceptual = "vgg.safetensors"\n'
     (folder / "node.toml").write_text(text, encoding="utf-8")
-    (fault,) = owner_folder.faults(folder)
+    (fault,) = owner_folder.examine(folder).faults
     assert "VGG weights for inputs of 2 channels" in fault
     np.savez(folder / "data.npz", images=np.zeros((4, 1, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
-    assert owner_folder.faults(folder) == []
+    assert owner_folder.examine(folder).faults == ()

@@ -80,7 +80,7 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_privacy_that_cannot_be_kept_is_a_fault(tmp_path: Path, what: str) -> None:
     privacy, told = FAULTS[what]
-    (fault,) = owner_folder.faults(folder_of(tmp_path / "clinic", privacy))
+    (fault,) = owner_folder.examine(folder_of(tmp_path / "clinic", privacy)).faults
     assert told in fault
 
 
@@ -95,7 +95,7 @@ def test_a_privacy_that_cannot_be_kept_is_a_fault(tmp_path: Path, what: str) -> 
     ],
 )
 def test_what_can_be_kept_is_none(tmp_path: Path, privacy: str) -> None:
-    assert owner_folder.faults(folder_of(tmp_path / "clinic", privacy)) == []
+    assert owner_folder.examine(folder_of(tmp_path / "clinic", privacy)).faults == ()
 
 
 def test_every_layer_that_cannot_learn_privately_is_named() -> None:
@@ -111,14 +111,14 @@ def test_every_layer_that_cannot_learn_privately_is_named() -> None:
 def test_an_audit_log_in_trouble_is_a_fault(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "pate"\nepsilon = 3.0\n')
     charge(folder, {"gaussian(2.0)": 1})
-    assert owner_folder.faults(folder) == []
+    assert owner_folder.examine(folder).faults == ()
     (folder / "audit.sqlite").rename(tmp_path / "elsewhere")
-    (fault,) = owner_folder.faults(folder)
+    (fault,) = owner_folder.examine(folder).faults
     assert "privacy.audit_log 'audit.sqlite'" in fault
     assert "its head is there" in fault
     assert f"fedstill audit settle {folder}" in fault
     (folder / "audit.sqlite").write_bytes(b"no audit at all, and long enough to be read as one" * 100)
-    assert len(owner_folder.faults(folder)) == 1
+    assert len(owner_folder.examine(folder).faults) == 1
 
 
 def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_there(
@@ -127,13 +127,13 @@ def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_t
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 30.0\n')
     (folder / "runs" / "spring").mkdir(parents=True)
     (folder / "runs" / "spring" / "plan.json").touch()
-    (fault,) = owner_folder.faults(folder)
+    (fault,) = owner_folder.examine(folder).faults
     assert "'audit.sqlite': is gone, and its node's runs are there" in fault
     told = said(capsys, str(folder), "digits-ensemble", code=2)
     assert "is left" not in told
     assert "It cannot take part: nothing can be charged" in told
     (folder / "runs" / "spring" / "plan.json").unlink()
-    assert owner_folder.faults(folder) == []
+    assert owner_folder.examine(folder).faults == ()
 
 
 def test_a_question_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_question_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
     (fault,) = policy_faults(PolicyConfig(questions=("examine", "count_lables")))
     assert "unknown question of policy.questions 'count_lables': did you mean 'count_labels'?" in fault
     rest = MODEL + '[policy]\nquestions = ["examin"]\n'
-    (fault,) = owner_folder.faults(folder_of(tmp_path / "clinic", rest=rest))
+    (fault,) = owner_folder.examine(folder_of(tmp_path / "clinic", rest=rest)).faults
     assert "did you mean 'examine'" in fault
 
 

@@ -18,11 +18,12 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import NodeFault, QuestionMismatch, QuestionRefused
 from fedstill.node.audit_entries import ALL, Entry
 from fedstill.node.audit_log import AuditLog
+from fedstill.node.exchanges import KEPT
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.request_handler import KEPT, RequestHandler
+from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_budgets import Budgets
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.noise import seeded

@@ -22,7 +22,7 @@ SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,),
 PLAN = Plan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", least_nodes=3)
 
 
-def test_questions_bytes_and_kinds_are_those_of_the_method() -> None:
+def test_questions_and_bytes_are_those_of_the_method() -> None:
     found = describe(PLAN, None)
     # Four inputs: ten logits each, at most 64 critic values and 64 slopes, four bytes a number.
     assert found.questions["examine"] == {
@@ -33,7 +33,6 @@ def test_questions_bytes_and_kinds_are_those_of_the_method() -> None:
     }
     assert found.most_questions == 7
     assert found.most_bytes == 6 * 2208 + 2 * 16 * 11
-    assert found.kinds == ["critic", "gradients", "label counts", "logits"]
     assert hashlib.sha256(found.text.encode()).hexdigest() == found.sha256
 
 

@@ -1,0 +1,95 @@
+"""Who was among the training records, told from the students of a finished comparison: docs/one_shot.md.
+
+    python experiments/membership.py RUNS [--shadows 16] [--seeds 0]
+
+As ``fedstill attack RUN --attacks membership`` says it of a student, but that no run is repeated, and that
+the shadow models, which hang on records and network and not on the method, are trained once for all methods
+of a setting and a seed. --shadows 0: the attack by loss alone, which needs none.
+
+A comparison of classifiers whose nodes' data are here, and whose nodes all teach the student. Methods
+without a student are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedstill import models
+from fedstill.attacks.candidates import candidates, merged
+from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.membership_inference import TITLES, MembershipInference, scores
+from fedstill.attacks.rerun import Replay, replay
+from fedstill.attacks.roc import auc
+from fedstill.attacks.shadow_models import halves, together
+from fedstill.compare.comparison import Place
+from fedstill.compare.comparison_file import read_folder
+from fedstill.core.compute import Compute
+from fedstill.node.local_training import predict
+from fedstill.runs.student_file import FILE, read
+
+SEED = LeakageConfig().seed
+RECORDS = MembershipInference().records
+
+
+class Adversary:
+    """Knows candidates, and what its own models say of them."""
+
+    def __init__(self, again: Replay, count: int) -> None:
+        config, classes = again.config, len(again.data.classes)
+        self.asked = candidates(merged(again.parts), again.data.test, RECORDS, SEED)
+        self.inside = halves(len(self.asked.records), count, SEED)
+        self.compute = Compute(config.engine)
+
+        def make(seed: int) -> torch.nn.Module:
+            return models.build(config.student.model, again.shape, classes, seed, "shadow")
+
+        task, local = again.setting.task, config.nodes.local
+        shadows = together(make, self.asked.records, self.inside, task, local, SEED, compute=self.compute)
+        self.said = [self.outputs(shadow) for shadow in shadows]
+
+    def outputs(self, network: torch.nn.Module) -> torch.Tensor:
+        """Logits about candidates and population, ``(N + Z, classes)``."""
+        return predict(network, self.asked.all.inputs, self.compute).cpu()
+
+    def areas(self, student: torch.nn.Module) -> dict[str, float]:
+        """AUC of each attack in percent."""
+        said = torch.stack([self.outputs(self.compute.place(student)), *self.said])
+        found = scores(self.asked, said, self.inside)
+        inside = self.asked.inside
+        return {name: 100 * auc(score[inside], score[~inside])["value"] for name, score in found.items()}
+
+
+def told(runs: Path, shadows: int, seeds: Sequence[int] = ()) -> Iterator[tuple[Place, dict[str, float]]]:
+    """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
+    adversaries: dict[tuple[str, int], Adversary] = {}
+    for place in read_folder(runs).places():
+        folder, at = runs / place.folder, (place.setting, place.seed)
+        if (folder / FILE).exists() and place.seed in (seeds or [place.seed]):
+            if at not in adversaries:
+                adversaries[at] = Adversary(replay(folder), shadows)
+            yield place, adversaries[at].areas(read(folder)[0])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--shadows", type=int, default=MembershipInference().shadows)
+    parser.add_argument("--seeds", type=int, nargs="+", default=())
+    given = parser.parse_args()
+    reached: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for place, areas in told(given.runs, given.shadows, given.seeds):
+        reached.setdefault((place.setting, place.label), []).append(areas)
+        each = ", ".join(f"{TITLES[name]} {area:.1f}" for name, area in areas.items())
+        print(f"{place.folder}: {each}", flush=True)
+    for (setting, label), seeds in reached.items():
+        cells = [setting, label]
+        for name in seeds[0]:
+            values = [areas[name] for areas in seeds]
+            spread = f" \u00b1 {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+            cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}")
+        print(" | ".join(cells))

@@ -1,0 +1,55 @@
+"""Keeps what was asked and answered last, for a server that asks again because a reply was lost."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedstill.node.audit_entries import Asked
+from fedstill.protocol.questions import Question
+from fedstill.protocol.summing import SumCall
+from fedstill.protocol.wire_format import Tensors, size
+
+KEPT = 4  # answers
+KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
+
+
+@dataclass
+class Exchange:
+    """One question and what is answered, from its arrival until it is forgotten."""
+
+    question: Question
+    content: str  # digest of the question
+    asked: list[Asked]  # one a node, in the group's order
+    tensors: Tensors  # that came down, until all answers are out
+    differentiable: bool
+    inputs: Tensors = field(default_factory=dict)  # (G, ...) leaves of the graph
+    # (G, ...), with the graph until the next question; a list of what is apart
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
+    pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
+    pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
+    gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
+    bits: str = ""  # where answers are summed: a fingerprint of the question, and of what was asked before
+    call: SumCall | None = None  # of which nodes a sum is made of the answers,
+    call_back: SumCall | None = None  # and of the gradients; None: each node's by itself
+
+
+class Exchanges(OrderedDict[int, Exchange]):
+    """The last exchanges, by the number of their question."""
+
+    def keep(self, number: int, exchange: Exchange) -> None:
+        """Keep one more; the graphs of those before go, and what is too old."""
+        for older in self.values():
+            older.inputs, older.outputs = {}, {}
+        self[number] = exchange
+        while len(self) > (KEPT if self._bytes() <= KEPT_BYTES else 1):
+            self.popitem(last=False)
+
+    def _bytes(self) -> int:
+        releases = [release for kept in self.values() for release in kept.releases]
+        return sum(size(tensor) for release in releases for tensor in release.values())

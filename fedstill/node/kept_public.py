@@ -1,0 +1,52 @@
+"""Keeps the public data of a run in a node's folder, so that they need not come again after a stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedstill.core import file_permissions
+from fedstill.core.checkpoint import load_state, save_state
+from fedstill.data.public import Public
+from fedstill.node.node_file import NodeFile
+from fedstill.node.run_folder import RunFolder
+from fedstill.protocol.run_plan import Plan, read_public
+from fedstill.protocol.wire_format import Tensors, size
+
+
+class KeptPublic:
+    """The public data in a node's folder: those of one run, or of several that have the same."""
+
+    def __init__(self, folder: Path, file: NodeFile) -> None:
+        self._folder, self._file = folder, file
+
+    def read(self, plan: Plan, given: Tensors) -> Public | None:
+        """A plan's public data: given, or kept from an earlier time; None where it has none, or none is here.
+
+        Raises:
+            DataError: what was given is not the plan's, or such as no sound server sends.
+        """
+        if not plan.public:
+            return None
+        if not given:
+            path = self._path(plan)
+            if not path.exists():
+                return None
+            given = load_state(path)
+        return read_public(plan, given, self._file.policy.most_rows)
+
+    def keep(self, plan: Plan, given: Tensors) -> None:
+        """Keep a plan's public data for a later time, in place of another's.
+
+        Raises:
+            QuestionRefused: the owner's policy leaves no room for them.
+        """
+        path = self._path(plan)
+        kept = {name: given[name] for name in ("inputs", "labels") if name in given}
+        RunFolder(self._folder, self._file, plan.run).require("join", sum(map(size, kept.values())))
+        file_permissions.make_folder(path.parent)
+        for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
+            other.unlink()
+        save_state(path, kept)
+
+    def _path(self, plan: Plan) -> Path:
+        return self._folder / "public" / f"{plan.public}.safetensors"

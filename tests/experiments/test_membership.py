@@ -1,0 +1,49 @@
+"""Membership told of a comparison's students: the figures of an attack that repeats each run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from fedstill.compare import comparison_file, comparison_runner
+from fedstill.core.user_functions import look_in
+from fedstill.report import write_report
+from tests.experiments.packs import PRESETS
+
+PLAN = """
+seeds = 1
+methods = ["standalone", "fedkd", "fedavg"]
+
+[base]
+data = { name = "digits", train_limit = 150 }
+split = { nodes = 2, alpha = 5.0 }
+public = { name = "held-out" }
+nodes = { models = ["mlp:16"], local = { epochs = 8.0, lr = 1e-2 } }
+student = { model = "mlp:16" }
+engine = { threads = 1 }
+evaluation = { every = 0 }
+
+[options]
+fedkd = { epochs = 2 }
+fedavg = { rounds = 2 }
+
+[leakage]
+attacks = ["membership"]
+membership = { shadows = 4, answers = 0 }
+"""
+
+
+def test_they_are_those_of_the_attack_that_repeats_each_run(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    plan, runs = comparison_file.read(tmp_path / "plan.toml"), tmp_path / "runs"
+    comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
+    look_in([str(PRESETS.parent)])
+    found = {place.folder: areas for place, areas in importlib.import_module("membership").told(runs, 4)}
+    assert set(found) == {"fedkd-seed0", "fedavg-seed0"}  # who is alone has no student
+    for folder, areas in found.items():
+        leakage = json.loads((runs / folder / "leakage.json").read_text())
+        attacks = leakage["attacks"][0]["found"]["targets"][0]["attacks"]
+        assert areas == pytest.approx({each["name"]: 100 * each["auc"]["value"] for each in attacks})
