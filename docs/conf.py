@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+
+from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # this fedstill, and the site's own directives
@@ -73,3 +76,12 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+
+
+def keep_together(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let no line end between a mean and its deviation, which narrow columns would part."""
+    source[0] = re.sub(r"(?<=\d) ± (?=\d)", "\u00a0±\u00a0", source[0])
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", keep_together)
