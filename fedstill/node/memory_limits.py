@@ -126,7 +126,8 @@ def _kept(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        keep(functional_call(model, leaves, (x.to(device),)))
+        given = x.to(device)  # gradients may be asked of it
+        keep(functional_call(model, leaves, (given.requires_grad_(given.is_floating_point()),)))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

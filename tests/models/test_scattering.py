@@ -8,8 +8,10 @@ import math
 import pytest
 import torch
 
+from fedstill.core.errors import ModelError
 from fedstill.models import build
 from fedstill.models.scattering import WaveletModuli, averages, morlet
+from fedstill.node.memory_limits import of_input
 
 H, W, L = 8, 12, 4
 
@@ -76,6 +78,28 @@ def test_wavelets_see_no_brightness_and_their_spectra_are_real() -> None:
     assert flat.shape[1] == 3 * per
     torch.testing.assert_close(flat[:, ::per], torch.full((1, 3, 2, 3), 0.7))
     assert flat.view(1, 3, per, 2, 3)[:, :, 1:].abs().max() < 1e-5
+
+
+def test_many_angles_on_few_pixels_are_no_less_periodic() -> None:
+    assert torch.fft.fft2(morlet(8, 8, 1, 3, 32)).imag.abs().max() < 1e-5
+
+
+def test_pieces_of_many_images_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    transform, images = WaveletModuli(H, W, L), torch.randn(5, 2, H, W)
+    whole = transform(images)
+    monkeypatch.setattr("fedstill.models.scattering.PIECE", 2 * H * W * 2)  # two images
+    torch.testing.assert_close(transform(images), whole, atol=1e-6, rtol=1e-5)
+
+
+def test_what_a_node_is_asked_for_gradients_of_is_counted_whole() -> None:
+    """Nothing before the last layer learns, but gradients go through all of it to an input."""
+    least = 4 * (1 + 2 * L + L * L) * H * W  # float32 of each modulus
+    assert of_input(build(f"scattering:{L}", (1, H, W), 3, 0), (1, H, W)) > least
+
+
+def test_images_smaller_than_what_is_averaged_over_are_refused() -> None:
+    with pytest.raises(ModelError, match="images of 3 x 28: allowed is 4 and more a side"):
+        build("scattering", (1, 3, 28), 3, 0)
 
 
 def test_a_shift_by_four_pixels_shifts_coefficients_by_one() -> None:

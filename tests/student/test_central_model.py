@@ -18,7 +18,7 @@ from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelE
 from fedstill.data import load, named
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.new_data import Reading, measured, unlabelled
-from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN
+from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
 from fedstill.runs.cautions import digests
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.central_model import Portable
@@ -180,6 +180,21 @@ def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-6
     with pytest.raises(ModelError, match="'unet' cannot be exported as huggingface"):
         export(student, "huggingface", tmp_path / "folder")  # which would make a U-Net of it
+
+
+def test_fixed_features_that_no_file_holds_are_made_anew_where_a_student_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    network = build("scattering:4", (1, 8, 8), 2, 0)
+    nn.init.normal_(network[4].weight)  # type: ignore[index]
+    spec = InputSpec(TASKS["classification"](), ("cat", "dog"), (1, 8, 8), (0.5,), (0.5,))
+    student = fedstill.load(written(tmp_path / "run", network, "scattering:4", spec))
+    assert export(student, "huggingface", tmp_path / "folder") < 1e-5
+    monkeypatch.setattr("fedstill.models.scattering.PIECE", 64)
+    assert export(student, "torchscript", tmp_path / "student.pt") < 1e-5
+    traced, x = torch.jit.load(str(tmp_path / "student.pt")), torch.rand(50, 1, 8, 8)  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(traced(x), student(x), atol=1e-5, rtol=1e-4)
 
 
 # --- new data -----------------------------------------------------------------------------------------
