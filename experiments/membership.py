@@ -29,6 +29,7 @@ from fedstill.attacks.shadow_models import halves, together
 from fedstill.compare.comparison import Place
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute
+from fedstill.core.errors import FedstillError
 from fedstill.node.local_training import predict
 from fedstill.runs.student_file import FILE, read
 
@@ -66,30 +67,45 @@ class Adversary:
 
 def told(runs: Path, shadows: int, seeds: Sequence[int] = ()) -> Iterator[tuple[Place, dict[str, float]]]:
     """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
-    adversaries: dict[tuple[str, int], Adversary] = {}
+    adversaries: dict[tuple[object, ...], Adversary] = {}
     for place in read_folder(runs).places():
-        folder, at = runs / place.folder, (place.setting, place.seed)
+        folder = runs / place.folder
         if (folder / FILE).exists() and place.seed in (seeds or [place.seed]):
+            again = replay(folder)
+            config = again.config
+            at = (place.setting, place.seed, config.student, config.nodes.local, config.public)
             if at not in adversaries:
-                adversaries[at] = Adversary(replay(folder), shadows)
+                adversaries[at] = Adversary(again, shadows)
             yield place, adversaries[at].areas(read(folder)[0])
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+def main() -> None:
+    """Print a line a run, then means by setting and method."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--shadows", type=int, default=MembershipInference().shadows)
     parser.add_argument("--seeds", type=int, nargs="+", default=())
     given = parser.parse_args()
     reached: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for place, areas in told(given.runs, given.shadows, given.seeds):
-        reached.setdefault((place.setting, place.label), []).append(areas)
-        each = ", ".join(f"{TITLES[name]} {area:.1f}" for name, area in areas.items())
-        print(f"{place.folder}: {each}", flush=True)
-    for (setting, label), seeds in reached.items():
-        cells = [setting, label]
-        for name in seeds[0]:
-            values = [areas[name] for areas in seeds]
+    try:
+        MembershipInference(shadows=given.shadows)  # refuses numbers that make no attack
+        for place, areas in told(given.runs, given.shadows, given.seeds):
+            reached.setdefault((place.setting, place.label), []).append(areas)
+            each = ", ".join(f"{TITLES[name]} {area:.1f}" for name, area in areas.items())
+            print(f"{place.folder}: {each}", flush=True)
+    except FedstillError as error:
+        parser.error(str(error))
+    if not reached:
+        parser.error(f"{given.runs} has no student of these seeds")
+    for (setting, label), found in reached.items():
+        cells = [setting or given.runs.name, label]
+        for name in found[0]:
+            values = [areas[name] for areas in found]
             spread = f" \u00b1 {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
             cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}")
         print(" | ".join(cells))
+
+
+if __name__ == "__main__":
+    main()

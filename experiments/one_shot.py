@@ -9,10 +9,11 @@ of their 95 % intervals over seeds and test cases, as in the sentence of ``fedst
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from fedstill.compare.comparison_file import read_folder
+from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import human_bytes
 from fedstill.report.compare_entry import Entry
 from fedstill.report.compare_files import summarise
@@ -42,13 +43,31 @@ def apart(setting: Setting, one: Entry) -> str:
     return f"{one.name} less {', '.join(told)}"
 
 
-if __name__ == "__main__":
-    runs, labels = Path(sys.argv[1]), sys.argv[2:]
-    for setting in summarise(runs, read_folder(runs)).settings:
-        print(f"\n## {setting.name}\n")
+def main() -> None:
+    """Print all settings' tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("methods", nargs="*")
+    given = parser.parse_args()
+    try:
+        comparison = read_folder(given.runs)
+        labels = {place.label for place in comparison.places()}
+        if unknown := [label for label in given.methods if label not in labels]:
+            raise UnknownName("method", unknown[0], sorted(labels))
+        settings = summarise(given.runs, comparison).settings
+    except FedstillError as error:
+        parser.error(str(error))
+    for setting in settings:
+        print(f"\n## {setting.name or given.runs.name}\n")
         rows = [row(entry, setting.metric.key) for entry in setting.entries if entry.runs]
         for cells in (HEAD, ["---"] * len(HEAD), *rows):
             print(f"| {' | '.join(cells)} |")
         for entry in setting.entries:
-            if entry.label in labels:
+            if entry.label in given.methods:
                 print(f"\n{apart(setting, entry)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.core.dataset import DataSet
+from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.loader import load
 from fedstill.privacy.accounting import calibrate
@@ -112,8 +113,11 @@ def main() -> None:
         "split": {"how": "dirichlet", "alpha": 1.0, "nodes": o.nodes},
         "method": {"name": "fedkd"},
     }
-    data = load(from_dict(table).data)
-    each = [percent(from_dict({**table, "seed": seed}), data, o) for seed in o.seeds]
+    try:
+        data = load(from_dict(table).data)
+        each = [percent(from_dict({**table, "seed": seed}), data, o) for seed in o.seeds]
+    except FedstillError as error:
+        parser.error(str(error))
     print("| epsilon | a node's own model | mean of probabilities | consensus |\n|---|---|---|---|")
     for epsilon in o.epsilon:
         columns = zip(*(one[epsilon] for one in each), strict=True)

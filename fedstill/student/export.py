@@ -66,8 +66,11 @@ def export(student: CentralModel, kind: str, out: Path) -> float:
     except FedstillError:
         raise
     except Exception as error:  # of three libraries, which share no class
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # what is around it tells of the exporter's own steps
+            cause = cause.__cause__
         told = f"{student.about.model!r} cannot be exported as {kind}"
-        raise ModelError(f"{told}: {type(error).__name__}: {first_line(error)}") from error
+        raise ModelError(f"{told}: {type(cause).__name__}: {first_line(cause)}") from error
     if mine.shape != theirs.shape:
         raise ModelError(f"{out}: gives outputs {tuple(theirs.shape)}, and the student {tuple(mine.shape)}")
     apart = float((mine - theirs).abs().max())
