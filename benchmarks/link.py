@@ -61,7 +61,7 @@ def configuration(
             "student": {"model": "mlp:8"},
             "method": {
                 "name": "fediod",
-                "ensemble": "log_probs",  # which sums tell, too
+                **({"ensemble": "log_probs"} if sums else {}),  # which sums can tell
                 "steps": questions,
                 "batch": shape[0],
                 "generator_width": 2,
