@@ -77,7 +77,7 @@ options of `run` beside those of the preset:
 
 options of `compare`; all others are run options, and hold for every method:
   --seeds N       each method runs with seeds 0 to N-1 (default: 1)
-  --base PRESET   data, split, models and local training, from a preset or a run's file (default: digits)
+  --base PRESET   data, split, models and local training, from a preset or a run's file (default: data digits)
   --data NAME, --nodes N    short for --data.name, --split.nodes
   --METHOD.NAME VALUE       an option of one method alone, as --fediod.steps 200
   --leakage       attack each run, as `fedstill attack` does; also of a comparison that has run without

@@ -126,8 +126,9 @@ def _kept(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        given = x.to(device)  # gradients may be asked of it
-        keep(functional_call(model, leaves, (given.requires_grad_(given.is_floating_point()),)))
+        # Gradients may be asked of it, but through a model that only predicts, which has no parameters.
+        x = x.to(device).requires_grad_(x.is_floating_point() and any(True for _ in model.parameters()))
+        keep(functional_call(model, leaves, (x,)))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

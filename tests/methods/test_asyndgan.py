@@ -122,7 +122,7 @@ def away(one: World, *names: str) -> None:
 
     def heard(question: str, asked: Any, sent: Any, answer: Any) -> Any:
         if question == "tell_maps" and asked[0] in names:
-            one.federation.leave_out(asked[0], question, "no answer", back=True, since=answer.args[2])
+            one.federation.leave_out(asked[0], question, "no answer", back=True, since=answer.args[1].number)
             return {}
         return answer()
 
