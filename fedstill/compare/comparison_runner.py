@@ -25,6 +25,7 @@ from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.run_writer import holding, write_text
 from fedstill.core.text_format import human_seconds
 from fedstill.core.toml import Table
+from fedstill.data.loader import read_once
 from fedstill.runs import presets, run
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, load_toml
@@ -63,9 +64,10 @@ def compare(
     if before is not None and comparison.leakage is None:
         comparison = dataclasses.replace(comparison, leakage=before.leakage)
     console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
-    refused = _refusals(comparison, out, console)
-    out.mkdir(parents=True, exist_ok=True)
-    with holding(out, "comparison"), ExitStack() as at_last:
+    with read_once(), ExitStack() as at_last:
+        refused = _refusals(comparison, out, console)
+        out.mkdir(parents=True, exist_ok=True)
+        at_last.enter_context(holding(out, "comparison"))
         if not (out / FILE).exists():
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
         elif before is not None and (before.leakage, before.seeds) != (comparison.leakage, comparison.seeds):

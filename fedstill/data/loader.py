@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from fedstill.core.dataset import DataSet
 from fedstill.data.config import DataConfig, check_serves
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.classification import ClassificationConfig
 
 CLASSIFICATION = ClassificationConfig()
+
+Asked = tuple[DataConfig, TaskConfig, bool]
+KEPT = 2  # a run's own data, and those that are public
+_last: ContextVar[deque[tuple[Asked, DataSet]] | None] = ContextVar("last", default=None)
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """What is loaded within is read once for all that ask for the same: the two data sets loaded last stay.
+
+    The runs of a comparison meet the same data; to decode 120,000 images for each of them takes long.
+    """
+    token = _last.set(deque(maxlen=KEPT))
+    try:
+        yield
+    finally:
+        _last.reset(token)
 
 
 def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed: bool = True) -> DataSet:
@@ -30,6 +52,17 @@ def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed:
     >>> data.train.inputs.shape, len(data.test), len(data.classes)
     (torch.Size([100, 1, 8, 8]), 359, 10)
     """
+    asked, last = (config, task, train_needed), _last.get()
+    for before, data in last or ():
+        if before == asked:
+            return data
+    data = _read(config, task, train_needed)
+    if last is not None:
+        last.append((asked, data))
+    return data
+
+
+def _read(config: DataConfig, task: TaskConfig, train_needed: bool) -> DataSet:
     check_serves(config, task)
     data = config.read(task)
     made = task.make(data.classes)

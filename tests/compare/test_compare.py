@@ -22,6 +22,7 @@ from fedstill.compare.comparison_file import Comparison, Place
 from fedstill.core.config_tables import options
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.run_writer import holding
+from fedstill.data.vision import Digits
 from fedstill.privacy.config import StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE, PateConfig
@@ -391,10 +392,15 @@ def a_quick_plan(**changes: Any) -> Comparison:
     return compare.plan(["standalone", "fedavg"], changes={**QUICK, **changes})
 
 
-def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     plan = a_quick_plan()
+    reads, arrays = [], Digits.arrays
+    monkeypatch.setattr(Digits, "arrays", lambda self: reads.append(self) or arrays(self))
     compared(plan, out, command="fedstill compare something")
+    assert len(reads) == 1  # by the check, for it and for both runs
     told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert told == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
     rows = {row["method"]: row for row in records(out)}
@@ -416,6 +422,7 @@ def test_a_whole_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
     assert alone["accuracy"] == float(rows["fedavg"]["accuracy"])
     assert alone["bytes"]["up"] == int(rows["fedavg"]["bytes_up"])
+    assert len(reads) == 2
 
 
 def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> None:
