@@ -34,7 +34,15 @@ LATER = 5  # of ten rounds
 
 
 def reproduce(
-    *, root: str, out: Path, seed: int, data: list[str], networks: list[str], victims: int, draws: bool
+    *,
+    root: str,
+    out: Path,
+    seed: int,
+    data: list[str],
+    networks: list[str],
+    victims: int,
+    draws: bool,
+    steps: int = 25,
 ) -> list[dict[str, Any]]:
     """Attack all methods on all data sets; rows are PSNR in dB by method, round and attack.
 
@@ -46,6 +54,7 @@ def reproduce(
         networks: of nodes and student.
         victims: images, each of another node.
         draws: whether originals and what was recovered are drawn, the first round's (Figure 4).
+        steps: of L-BFGS, in DLG.
     """
     rows: list[dict[str, Any]] = []
     pictures = []
@@ -56,7 +65,7 @@ def reproduce(
                 for round in (0,) if draws else (0, LATER):
                     file = out / f"{name}-{network}-{method}-{round}.json"
                     if draws or not file.exists():
-                        got, shown = attacked(root, name, network, method, round, seed, victims)
+                        got, shown = attacked(root, name, network, method, round, seed, victims, steps)
                         file.write_text(json.dumps(got, indent=1), encoding="utf-8")
                         line += drawn(got, shown, method, first=not line) if draws else []
                     got = json.loads(file.read_text(encoding="utf-8"))
@@ -88,7 +97,7 @@ def _pixels(image: Any) -> Any:
 
 
 def attacked(
-    root: str, data: str, network: str, method: str, round: int, seed: int, victims: int
+    root: str, data: str, network: str, method: str, round: int, seed: int, victims: int, steps: int
 ) -> tuple[dict[str, Any], Any]:
     """The figures of one cell and seed, and the images."""
     config = from_dict(
@@ -115,7 +124,7 @@ def attacked(
         }
     )
     start = time.monotonic()
-    asked = GradientInversion(victims=victims, round=round, attacks=ATTACKS[network])
+    asked = GradientInversion(victims=victims, round=round, attacks=ATTACKS[network], steps=steps)
     try:
         got = inverted(Replay.of(config), asked, seed)
     except FedstillError as error:

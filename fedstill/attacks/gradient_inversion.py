@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.gradient_matching import DLG
 from fedstill.attacks.leakage_rows import Column, Pictures, Row, Strip
 from fedstill.attacks.recovered_images import Pixels, psnr
 from fedstill.attacks.rerun import Replay
@@ -71,6 +72,9 @@ class GradientInversion(Attack):
     so that parameters are what they would be then."""
     attacks: tuple[str, ...] = ("dlg", "idlg", "inverting", "layers")
     """dlg, idlg, inverting (gradients) and layers (layer by layer, for LeNet-5 with ReLU and max pooling)."""
+    steps: PositiveInt = DLG.steps
+    """L-BFGS steps of dlg and idlg at most, of 20 iterations each (published: 300). Grey images are known
+    before; images in colour want 200."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,7 +170,8 @@ def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
         start = time.monotonic()
         try:
             got = [
-                attacked(victim, name, pixels, derive(seed, "victim", at)) for at, victim in enumerate(found)
+                attacked(victim, name, pixels, derive(seed, "victim", at), how.steps)
+                for at, victim in enumerate(found)
             ]
         except ArgumentError as error:
             refused.append((f"inversion: {TITLES[name]}", str(error)))

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedstill import models
-from fedstill.attacks.gradient_matching import SEARCHES, invert
+from fedstill.attacks.gradient_matching import DLG, SEARCHES, invert
 from fedstill.attacks.heard import Release
 from fedstill.attacks.layerwise_inversion import invert_layers
 from fedstill.attacks.recovered_images import Pixels, Recovered
@@ -95,22 +95,26 @@ def victims(again: Replay, seed: int, *, count: int, images: int, round: int) ->
     return found
 
 
-def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int) -> Recovered:
+def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int, steps: int = DLG.steps) -> Recovered:
     """What one attack gets of one node, in the order of what the node holds.
+
+    Args:
+        steps: of L-BFGS, for the attacks that take them.
 
     Raises:
         ArgumentError: the attack does not apply to what was released.
     """
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
-    steps, one = len(victim.schedule.rates), victim.release.is_gradient
+    local, one = len(victim.schedule.rates), victim.release.is_gradient
     if one and victim.schedule.optimiser == "adam" and attack != "inverting":
         raise ArgumentError("nodes.local.optimiser", "adam", "sgd, as Adam's first step tells signs alone")
     if attack == "layers":
         if not one:
-            raise ArgumentError("steps of SGD in a round", steps, "1, for layer by layer")
+            raise ArgumentError("steps of SGD in a round", local, "1, for layer by layer")
         got = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
     else:
         config = SEARCHES[attack]
+        config = config if attack == "inverting" else replace(config, steps=steps)
         if attack == "inverting" and victim.part == EXTRACTOR:  # there is no last layer to read labels from
             config = replace(config, labels="sought")
         got = invert(victim.release, shape, count, config, pixels=pixels, seed=seed)

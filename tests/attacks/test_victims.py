@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,8 @@ def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
     assert told["attacks"][0]["labels"] == {"right": 2, "of": 2}
     assert told["guess"] < 20
     assert got.pictures["original"].shape == got.pictures["idlg"].shape == (2, 1, 8, 8)
+    soon = inverted(replay(FEDAVG), replace(ONE, steps=1), seed=0).part["attacks"][0]
+    assert soon["psnr"]["mean"] < told["attacks"][0]["psnr"]["mean"] - 5
     apart = got.pictures["original"].int() - got.pictures["idlg"].int()
     assert apart.abs().float().mean() < 8
 
