@@ -120,7 +120,7 @@ def clipped_sum(
     An example's gradient is computed from that example alone, whatever the network: layers that look at the
     whole batch see a batch of one, and random draws end in torch's error. A gradient that is not finite
     counts nothing. All are added in float64: one example less, and a sum in float32 may round otherwise from
-    there on, which moves it by several clips (Casacuberta, Shoaff, Vadhan, Wagaman, "Widespread
+    there on, which moves it by more than the clip (Casacuberta, Shoaff, Vadhan, Wagaman, "Widespread
     Underestimation of Sensitivity in Differentially Private Libraries and How to Fix It", CCS 2022).
 
     Args:
