@@ -78,7 +78,7 @@ def step(
         # another machine, then so does all of its noise, and no difference of two steps is without noise.
         noise = dp.draws(*names, "noise", digest(total)).normal(tuple(total.shape))
         total = add_noise(total, noise, dp.noise * dp.clip)
-    gradient = total / batch
+    gradient = total.float() / batch
     if public_loss is not None:
         gradient = gradient + public_gradient(module, trained, public_loss)
     module.train(training)

@@ -41,8 +41,10 @@ class MaskedHandler(RequestHandler):
         self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumCall | None
     ) -> str:
         (node,) = self.group.nodes
-        # A node that comes back has not heard all that others have.
-        before = "" if call is not None and call.recover else node.heard
+        # A node that comes back has not heard all that others have. Of no other question this may be said:
+        # whether a sum may be read without some is asked of sums alone.
+        summed = bool(self.side.questions[name].sums)
+        before = "" if summed and call is not None and call.recover else node.heard
         return fingerprint(arrived, name, str(number), str(differentiable), before)
 
     def _admit(

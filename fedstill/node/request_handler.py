@@ -129,10 +129,16 @@ class RequestHandler:
         now, node = self._received, self.group.nodes[0]
         assert now is not None  # received before
         budgets = node.gate.budgets if self.private else None
-        if budgets is not None and (now.question.trains or now.question.span is not None):
-            self._learn(budgets, now)
-        else:
-            self._compute(now)
+        try:
+            if budgets is not None and (now.question.trains or now.question.span is not None):
+                self._learn(budgets, now)
+            else:
+                self._compute(now)
+        except BaseException:  # it may have changed networks: no later answer passes for one without it
+            failed = f"{number} {now.content} failed"
+            for each in self.group.nodes:
+                each.answered, each.heard = chained(each.answered, failed), chained(each.heard, failed)
+            raise
         self._remember(number, now)
 
     def release_answers(self, number: int) -> Sequence[Tensors]:

@@ -28,7 +28,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.clipping import kept, lengths
+from fedstill.privacy.clipping import FINEST, kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import Draws
@@ -37,6 +37,7 @@ from fedstill.privacy.noise import Draws
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of the node enters
 ROOM = 2**25  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
+CACHED = 2**18  # numbers that are made float64 at once (2 MiB), so that a processor keeps them near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +115,13 @@ def clipped_sum(
     clip: float,
 ) -> tuple[torch.Tensor, float]:
     """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``, all trained
-    parameters in one vector ``(P,)`` float32; and the examples' mean loss.
+    parameters in one vector ``(P,)`` float64; and the examples' mean loss.
 
     An example's gradient is computed from that example alone, whatever the network: layers that look at the
     whole batch see a batch of one, and random draws end in torch's error. A gradient that is not finite
-    counts nothing.
+    counts nothing. All are added in float64: one example less, and a sum in float32 may round otherwise from
+    there on, which moves it by more than the clip (Casacuberta, Shoaff, Vadhan, Wagaman, "Widespread
+    Underestimation of Sensitivity in Differentially Private Libraries and How to Fix It", CCS 2022).
 
     Args:
         module: the network, as it is to learn (its mode is not changed here).
@@ -136,7 +139,7 @@ def clipped_sum(
         return loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")
-    sums = [torch.zeros(own.numel(), device=inputs.device) for own in trained.values()]
+    sums = [torch.zeros(own.numel(), dtype=torch.float64, device=inputs.device) for own in trained.values()]
     losses = 0.0
     room = max(ROOM // sum(map(len, sums)), 1)
     for first in range(0, len(inputs), room):
@@ -145,13 +148,11 @@ def clipped_sum(
         losses += values.sum().item()
         rows = [gradients[name].flatten(1) for name in leaves]  # (b, P_i) each
         norms = torch.stack([lengths(row) for row in rows]).norm(dim=0)  # (b,) float64
-        factors, sound = kept(norms, clip).float(), norms.isfinite()
+        factors, sound = kept(norms, clip), norms.isfinite()
         if not sound.all():
             rows = [torch.where(sound.unsqueeze(1), row, 0.0) for row in rows]
-        # A product rounded to bfloat16 moves by several clips with one record.
-        with torch.autocast(inputs.device.type, enabled=False):
-            for own, row in zip(sums, rows, strict=True):
-                own += factors @ row
+        for own, row in zip(sums, rows, strict=True):
+            own += _added(factors.unsqueeze(1), row)[0]
     return torch.cat(sums), losses / max(len(inputs), 1)
 
 
@@ -173,13 +174,24 @@ def _of_linear(
         f = f.float()
         z = layer(f)  # (B, C)
         r, losses = vmap(grad_and_value(one), randomness="error")(z, targets) if len(f) else (z, z[:, 0])
-        size = (lengths(f).square() + biased).sqrt()
-        norms = lengths(r) * size  # (B,) float64
+        r = r.double()
+        # Either may be shorter than squares in float32 tell, and the other as long as makes up for it.
+        size = (lengths(f).clamp(min=FINEST).square() + biased).sqrt()
+        norms = torch.linalg.vector_norm(r, dim=1) * size  # (B,) float64
         if not (sound := norms.isfinite()).all():
             r, f = (torch.where(sound.unsqueeze(1), each, 0.0) for each in (r, f))
-        r = r * kept(norms, clip).float().unsqueeze(1)
-        sums = [(r.T @ f).flatten(), *([r.sum(0)] if biased else [])]
+        r = r * kept(norms, clip).unsqueeze(1)
+        sums = [_added(r, f).flatten(), *([r.sum(0)] if biased else [])]
     return torch.cat(sums), losses.sum().item() / max(len(f), 1)
+
+
+def _added(times: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows ``(B, n)``, each so many ``times`` (B, k), added: ``(k, n)``, in float64."""
+    total = times.new_zeros(times.shape[1], rows.shape[1])
+    room = max(CACHED // max(rows.shape[1], 1), 1)
+    for some, mine in zip(torch.split(times, room), torch.split(rows, room), strict=True):
+        total += some.T @ mine.double()
+    return total
 
 
 class _Bound(nn.Module):

@@ -154,9 +154,14 @@ class PATE(AnswersConfig):
     """Teachers and votes."""
 
     def refusal(self, question: Question, task: Task) -> str | None:
-        """Training in rounds, and tasks in which there is nothing to vote for."""
+        """Training in rounds, answers that are made of votes for a sum over nodes, and tasks in which there
+        is nothing to vote for."""
         if question.span is not None:
             return "teachers learn once, before the first question, and this one trains the model"
+        # Logarithms, probabilities, entropies: one vote moves each number of such an answer, and by way of it
+        # the gradients of all teachers.
+        if question.sums and any(kind.of == "scores" for kind in question.releases.values()):
+            return "noise is on votes, and what is added over nodes (link.sums) is made of them: take dp-sgd"
         if task.kind != "class" and any(
             kind.of not in ("counts", "moments") for kind in question.releases.values()
         ):

@@ -30,6 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "fedkd": {"levels": 0, "ensemble": "log_probs"},
     "fediod": {"ensemble": "log_probs"},
     "fedper": {"rounds": 2},
+    "fedmd": {"rounds": 2, "first": 1, "subset": 50, "student_epochs": 1},
 }
 Serve = Callable[[bytes], bytes]
 Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
@@ -220,3 +221,64 @@ def test_a_server_that_told_nodes_different_things_reads_no_later_sum(when: str,
     later = [tensors for node, _, tensors in four.seen if part in tensors]
     sums = from_ring(total(later[: len(NAMES)])[part])
     assert sums.abs().median() > 1e3
+
+
+def between(
+    serve: Serve, message: bytes, name: str, extra: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> bytes:
+    """What a node answers at last to a server that leaves room between its questions, and between its sums,
+    and asks one question more before one of a name: the same, but for what is told here."""
+    told, sent = unpack(message)
+    if told["do"] != "answer":
+        return serve(message)
+    numbers = [told, *([told["sum"]] if "sum" in told else [])]
+    for each in numbers:
+        each["number"] = 2 * each["number"] + 1
+    if told["question"] == name:
+        earlier = {**told, "number": told["number"] - 1}
+        if "sum" in told:
+            earlier["sum"] = {**told["sum"], "number": told["sum"]["number"] - 1}
+        serve(pack({**earlier, **extra}, {**sent, **tensors}))
+    return serve(pack(told, sent))
+
+
+def test_a_question_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_path: Path) -> None:
+    """One node starts from other weights; a question that calls itself a sum which is read without some, and
+    is none, comes to all alike after that."""
+
+    def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        told, sent = unpack(message)
+        other = {"parameters": sent["parameters"] + 0.5} if header.get("question") == "begin" else {}
+        if other and node != "node-0":
+            other = sent
+        if other:
+            told["sum"] = {"number": 0, "members": [], "recover": True}
+            message = pack(told, sent)
+        return between(serve, message, "begin", {}, other)
+
+    four = Four(summed("fedper"), tmp_path / "away", bent)
+    with suppress(FedstillError):  # what it reads may be beyond all bounds
+        four.live().run()
+    later = [tensors["parameters"] for _, _, tensors in four.seen if "parameters" in tensors]
+    assert from_ring(torch.stack(later[: len(NAMES)]).sum(0)).abs().median() > 1e3
+
+
+def test_a_question_that_fails_half_way_is_not_forgotten(tmp_path: Path) -> None:
+    """One node learns to say something else, for a question that then asks about a row that is none (where a
+    range of rows may end)."""
+
+    def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        session, name = four.hosts[node].session, "digest_and_communicate"
+        if node != "node-0" or header.get("question") != name:
+            return between(serve, message, "", {}, {})
+        assert session is not None
+        sent = unpack(message)[1]
+        rows = torch.full_like(sent["rows_next"], len(session.setting.public or ()))
+        return between(serve, message, name, {}, {"consensus": sent["consensus"] + 5, "rows_next": rows})
+
+    four = Four(summed("fedmd"), tmp_path / "away", bent)
+    with suppress(FedstillError):
+        four.live().run()
+    told = [tensors["logits"] for _, do, tensors in four.seen if do == "answer" and "logits" in tensors]
+    assert len(told) == 2 * len(NAMES)
+    assert from_ring(torch.stack(told[len(NAMES) :]).sum(0)).abs().median() > 1e3

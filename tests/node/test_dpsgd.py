@@ -151,6 +151,37 @@ def test_one_record_more_or_less_moves_a_real_step_by_at_most_the_clip(
     assert max(by) > 0.9 * clip, "what is charged is what one record can do"
 
 
+def slope(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return module(x).squeeze(1)
+
+
+@pytest.mark.parametrize("shortcut", [True, False])
+def test_a_record_less_moves_a_sum_of_thousands_by_no_more_than_the_clip(shortcut: bool) -> None:
+    """In float32 the small ones after 1024 large ones all round up, and after 1023 none does."""
+    layer = nn.Linear(1, 1, bias=False)
+    network = layer if shortcut else Behind(layer)
+    x = torch.cat([torch.full((2**10, 1), 2.0), torch.full((20_000, 1), 1.01 * 2.0**-14)])
+
+    def summed(rows: torch.Tensor) -> torch.Tensor:
+        return clipped_sum(network, dict(layer.named_parameters()), slope, rows, torch.ones(len(rows)), 1.0)[
+            0
+        ]
+
+    assert 0.99 < (summed(x) - summed(x[1:])).norm() <= 1
+
+
+@pytest.mark.parametrize("shortcut", [True, False])
+def test_a_slope_too_small_to_square_on_huge_features_is_shortened_too(shortcut: bool) -> None:
+    """A server that sends a network's weights, fixed first layers among them, chooses both."""
+    layer = nn.Linear(4, 3, bias=False)
+    nn.init.zeros_(layer.weight)
+    layer.weight.data[0, 0] = 60e-30  # the other classes have a chance of e^-60
+    network, x = layer if shortcut else Behind(layer), torch.tensor([[1e30, 0.0, 0.0, 0.0]])
+    for clip in (1.0, 1e-3):
+        found, _ = clipped_sum(network, dict(layer.named_parameters()), entropy, x, torch.tensor([0]), clip)
+        assert 0.99 * clip < found.norm() <= clip
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_linear_layers_sum_is_that_of_gradients_written_out(bias: bool) -> None:
     torch.manual_seed(0)
@@ -316,7 +347,9 @@ def test_a_real_step_learns_from_the_sample_and_divides_by_what_is_expected() ->
     node, dp = made(n=30), private(clip=0.5)
     before = total(node, 0.5, rows := drawn_by(node, dp, 0.4, 3))
     assert 0 < len(rows) < 30
-    torch.testing.assert_close(moved(node, dp, 0.4, 3, batch=12.0), -before / 12, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        moved(node, dp, 0.4, 3, batch=12.0), -before.float() / 12, rtol=1e-4, atol=1e-6
+    )
 
 
 def drawn_by(node: Node, dp: PrivateSteps, q: float, number: int) -> list[int]:
@@ -368,7 +401,7 @@ def test_equal_noise_is_never_on_two_different_sums(monkeypatch: pytest.MonkeyPa
 
     def rounded(*args: Any) -> tuple[torch.Tensor, float]:
         found, loss = exact(*args)
-        found[-1] = torch.nextafter(found[-1], torch.tensor(math.inf))
+        found[-1] = torch.nextafter(found[-1], torch.full_like(found[-1], math.inf))
         return found, loss
 
     monkeypatch.setattr(dp_training, "clipped_sum", rounded)

@@ -188,6 +188,19 @@ def test_what_failed_without_private_learning_may_be_asked_again(private: bool, 
     assert len(office.ask()) == 3
 
 
+def test_what_is_answered_after_a_failure_passes_for_no_answer_without_it() -> None:
+    """Of equal past it would be the answer that has left already, of which a limit counts one."""
+    office = Office()
+    states = [copy.deepcopy(node.state()) for node in office.nodes]
+    first = office.ask(1)
+    for node, state in zip(office.nodes, states, strict=True):
+        node.load(state)
+    office.handler = RequestHandler(Group(office.nodes), office.side, Compute())
+    failing(office)
+    assert not same(office.ask(1), first)
+    assert office.audit.spent("b", ALL).questions == 2
+
+
 def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None:
     office = Office()
     numbers = [0, *range(2, KEPT + 3)]

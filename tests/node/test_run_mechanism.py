@@ -216,6 +216,14 @@ def test_teachers_vote_for_one_class_only(task: Task) -> None:
     assert protection("pate", count_labels(task), task=task).protects, "numbers of examples are no votes"
 
 
+def test_what_is_made_of_votes_to_be_added_is_no_vote() -> None:
+    """A teacher more or less moves the logarithm of each class's share, and not two of them by one vote."""
+    summed = replace(EXAMINE, sums=dict.fromkeys(EXAMINE.releases, "mean"))
+    with pytest.raises(QuestionRefused, match=r"noise is on votes, and what is added over nodes \(link"):
+        protection("pate", summed)
+    protection("noisy-outputs", summed)  # bounds and noises whatever it is
+
+
 def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
     with pytest.raises(QuestionRefused, match="outputs of task segmentation are pictures"):
         protection("noisy-outputs", PREDICT, task=MAPS)
