@@ -46,7 +46,8 @@ usage:
                                             what the student reaches on other data, site by site
   fedstill export RUN --format onnx|torchscript|huggingface [--out FILE] [--model NAME]
                             [--json]        the student for other tools, preprocessing inside, and its card
-  fedstill list [METHOD|presets|tasks] [--json]   methods, tasks, data sets, models; more of one of them
+  fedstill list [METHOD|KIND] [--json]      what can be named; more of a method, or of presets, models, tasks,
+                                            or another kind that it lists
   fedstill doctor [--json]                  what is installed and computes here, and what is missing for what
   fedstill completion bash|zsh|fish         what makes a shell complete commands, presets and methods
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML

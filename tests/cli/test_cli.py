@@ -19,6 +19,7 @@ import pytest
 
 from fedstill import __version__, report
 from fedstill.cli import main as cli
+from fedstill.cli.list_command import kinds
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import options
 from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
@@ -146,7 +147,15 @@ def test_list_has_more_of_each(command: Main) -> None:
     listed = command("list", "presets")[1].splitlines()
     assert [line.split()[0] for line in listed] == presets.names()
     assert one_line(command("list", "fedavgs")).startswith("unknown method 'fedavgs'")
+    assert one_line(command("list", "FedIOD")) == "unknown method 'FedIOD': did you mean 'fediod'?"
     assert one_line(command("list", "fedavg", "fedkd"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind != "tasks"])
+def test_list_has_a_line_for_each_of_a_kind(command: Main, kind: str) -> None:
+    all_kinds = {**json.loads(command("list", "--json")[1]), "presets": presets.names()}
+    lines = [line.split(maxsplit=1) for line in command("list", kind)[1].splitlines()]
+    assert [name for name, _ in lines] == list(all_kinds[kind])
 
 
 def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
@@ -208,7 +217,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
     [
         ("fly", "unknown command 'fly': allowed are run, compare, reproduce, predict, evaluate,"),
         ("run", "fedstill run is empty: allowed is PRESET|FILE.toml"),
-        ("list all", "unknown method 'all': allowed are standalone"),
+        ("list all", "unknown method 'all': `fedstill list` shows all"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
         ("run fedprox", "unknown preset 'fedprox': did you mean 'digits-fedprox'?"),

@@ -128,8 +128,9 @@ def test_the_doctor_knows_every_extra() -> None:
 def test_lists_are_json_for_scripts(command: Main) -> None:
     told: Mapping[str, Any] = json.loads(command("list", "--json")[1])
     assert set(told["methods"]) >= {"fediod", "fedkd"}
-    assert "digits" in told["data sets"]
+    assert "digits" in told["data"]
     assert json.loads(command("list", "presets", "--json")[1]).keys() == set(presets.names())
+    assert json.loads(command("list", "models", "--json")[1])["mlp"] == "Two hidden layers."
     assert json.loads(command("list", "fedavg", "--json")[1])["needs"].startswith("same architecture")
 
 
