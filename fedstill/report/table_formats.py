@@ -96,8 +96,8 @@ class Table:
 def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -> None:
     """Print a table; words are printed as they are, never read as markup.
 
-    Names, and columns whose heads are ``wrapped``, may go on in a second line. Without these, columns that the
-    console has no room for stand below, beside the same names.
+    Names, and columns whose heads are ``wrapped``, may go on in a second line. Without these, columns that
+    the console has no room for stand below, beside the same names.
     """
     from rich import box
     from rich.table import Table as Lines
