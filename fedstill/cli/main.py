@@ -92,7 +92,8 @@ options of `reproduce`; all others are run options, as --data.root:
   --record        keep the figures beside the file
   --recorded      run nothing: print what was recorded, the paper's figures beside it
 
-options of `predict` and `evaluate`:
+options of `predict`, `evaluate` and `export`, as far as their lines above have them:
+  --out FILE      its answers (default: DATA-answers.csv here), or the export (default: in the run's folder)
   --fit           bring images of another size or number of channels into the student's form
   --label, --image COLUMN   of a csv: its labels (default: label), its image files (else: pixels)
   --sites NAME    measure on these sites alone; --channels N of images, --slices N of each NIfTI volume

@@ -99,6 +99,7 @@ def test_help_names_every_command(command: Main, words: tuple[str, ...]) -> None
 
 
 def test_help_of_a_command_is_its_own_lines(command: Main) -> None:
+    assert "--sites NAME    measure" in command("evaluate", "--help")[1]  # beside two others' options
     out = command("compare", "--help")[1]
     assert out.startswith("usage:\n  fedstill compare METHOD|PRESET|FILE.toml ...")
     assert "--seeds N       each method runs" in out
