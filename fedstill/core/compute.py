@@ -81,6 +81,13 @@ class Compute:
         )
         return suits
 
+    @property
+    def exact(self) -> Compute:
+        """The same, in float32."""
+        same = copy.copy(self)
+        same.precision = "float32"
+        return same
+
     def place(self, module: torch.nn.Module) -> torch.nn.Module:
         """A network on the device, in the memory format of the run."""
         if self.config.channels_last and not self._keeps_channels_first(module):

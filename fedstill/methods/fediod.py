@@ -108,6 +108,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         reads=lambda self, at: (*(("critic_real",) if self.relative else ()), *self.critics(at).reads),
         trains=lambda self, at: ("critic",) if self.critical else (),
         sums=lambda self, at: {**self.summed(at), **self.weighed},
+        differenced=lambda self, at: bool(self.directions),
     )
     def examine(self, nodes: Group, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""

@@ -88,6 +88,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
         rows=lambda self, at: (1 + self.directions) * self.batch,
         reads=(),
         sums=lambda self, at: self.summed(at),
+        differenced=True,
     )
     def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
         """f_k(x), of inputs and of their surroundings."""

@@ -160,10 +160,14 @@ class _Stream:
 def at_once(inputs: torch.Tensor) -> int:
     """How many of some inputs are computed at once: 1000, and fewer where they are large pictures.
 
+    On a CPU so few that what layers make of them stays in the cache: a thousand images of 32 x 32 take up to
+    twice as long as a dozen times 85 (``benchmarks/at_once.py``).
+
     >>> at_once(torch.empty(1, 3, 32, 32)), at_once(torch.empty(1, 3, 256, 256))
-    (1000, 21)
+    (85, 1)
     """
-    return max(1, min(1000, 2**22 // max(inputs[0].numel(), 1)))
+    numbers = 2**18 if inputs.device.type == "cpu" else 2**22
+    return max(1, min(1000, numbers // max(inputs[0].numel(), 1)))
 
 
 def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:

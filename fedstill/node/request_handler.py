@@ -293,10 +293,11 @@ class RequestHandler:
         plain = {key: arrived[key] for key in arrived if key not in inputs}
         values = {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in plain.items()}
         first = self.group.nodes[0]
+        compute = self.compute.exact if question.differenced else self.compute
         for node in self.group.nodes:
             node.asking = chained(node.answered, f"{number} {now.content} {attempt}")
         with (
-            self.compute.step(first.seed, first.name, question.name, number),
+            compute.step(first.seed, first.name, question.name, number),
             torch.set_grad_enabled(now.differentiable),
         ):
             self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn

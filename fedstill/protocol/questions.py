@@ -60,6 +60,8 @@ class Question:
             value, and gives a list of values, one a node.
         sums: where the server is to see sums only (``at.sums``): how each part of the answer is added over
             nodes (:mod:`fedstill.protocol.summing`). Empty elsewhere, and of what cannot be added.
+        differenced: whether the server takes small differences of answers, which bfloat16 would round away:
+            then they are computed in float32, whatever the run's precision.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Question:
     ragged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     sums: Mapping[str, Added] = field(default_factory=dict)
+    differenced: bool = False
 
     def __post_init__(self) -> None:
         for part in ("sends", "releases"):

@@ -138,19 +138,21 @@ def world(
     features: nn.Module | None = None,
     protect: Callable[[NodeSide, NodeSetting], None] | None = None,
     sums: bool = False,
+    compute: Compute | None = None,
     **setting: Any,
 ) -> World:
     """A server over nodes, stacked as far as they are alike, which sees sums only if it is to; ``setting``:
     public, kinds.
 
-    ``protect`` puts the nodes under mechanisms, before they are prepared.
+    ``compute`` is the nodes'; ``protect`` puts the nodes under mechanisms, before they are prepared.
     """
-    at = NodeSetting(task, local, Compute(), setting.get("public"), features, sums=sums)
+    compute = compute or Compute()
+    at = NodeSetting(task, local, compute, setting.get("public"), features, sums=sums)
     side = method.node_side(at)
     if protect is not None:
         protect(side, at)
     side.prepare(nodes)
-    federation = InProcess(nodes, partition(nodes, stacked), side, Compute(), LinkConfig(sums=sums))
+    federation = InProcess(nodes, partition(nodes, stacked), side, compute, LinkConfig(sums=sums))
     place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
     return World(nodes, Server(method, *place, **setting), side)
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedstill.core.compute import Compute, EngineConfig, Precision
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.methods._zeroth_order import directions, linearised
@@ -42,9 +43,16 @@ SMALL = FedZGE(
 TO = Interface(Classification(3), tuple("abc"), SHAPE)  # what a model that is no module is given, and gives
 
 
-def world(config: Any, *models: nn.Module) -> World:
+def world(config: Any, *models: nn.Module, precision: Precision = "float32") -> World:
     nodes = make_nodes(models or [disagreeing(made(f"mlp:{8 + k}", k)) for k in range(3)])
-    return small_world.world(config, nodes, made("mlp:8", "student"), local=LocalConfig())
+    compute = Compute(EngineConfig(precision=precision))
+    return small_world.world(config, nodes, made("mlp:8", "student"), local=LocalConfig(), compute=compute)
+
+
+def slopes(one: World) -> torch.Tensor:
+    """What teaches G in the next step."""
+    one.server.step()
+    return torch.cat([parameter.grad.flatten() for parameter in one.server.state.generator.parameters()])
 
 
 # --- the estimate ---------------------------------------------------------------------------------
@@ -71,16 +79,23 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
 def test_fediod_teaches_its_generator_without_gradients_of_nodes_nearly_as_with_them() -> None:
     """Where many directions are asked about, and where none is it does not."""
     config = FedIOD(steps=3, batch=4, noise=6, generator_width=4, gan=0.0, memory=12, conf=5.0)
-    learned = []
-    for options in ({}, {"through": False, "directions": 3000, "epsilon": 0.01}, {"through": False}):
-        server = world(replace(config, **options)).server  # type: ignore[arg-type]
-        server.step()
-        slopes = [parameter.grad.flatten() for parameter in server.state.generator.parameters()]
-        learned.append(torch.cat(slopes))
-    through, around, mimicking = learned
+    ways = ({}, {"through": False, "directions": 3000, "epsilon": 0.01}, {"through": False})
+    through, around, mimicking = (slopes(world(replace(config, **way))) for way in ways)  # type: ignore[arg-type]
     assert F.cosine_similarity(around, through, dim=0) > 0.98
     assert around.norm().item() == pytest.approx(through.norm().item(), rel=0.1)
     assert F.cosine_similarity(mimicking, through, dim=0) < 0.5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        FedIOD(steps=3, batch=4, noise=6, generator_width=4, gan=0.0, memory=12, through=False, directions=2),
+    ],
+    ids=["fedzge", "fediod"],
+)
+def test_differences_are_not_rounded_away_by_nodes_that_compute_in_bfloat16(config: Any) -> None:
+    assert torch.equal(slopes(world(config, precision="bfloat16")), slopes(world(config)))
 
 
 @pytest.mark.parametrize("importance", ["realness", "odds"])
