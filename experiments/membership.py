@@ -24,13 +24,14 @@ from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.membership_inference import TITLES, MembershipInference, scores
 from fedstill.attacks.rerun import Replay, replay
-from fedstill.attacks.roc import auc
+from fedstill.attacks.roc import Figures, auc
 from fedstill.attacks.shadow_models import halves, together
 from fedstill.compare.comparison import Place
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
 from fedstill.node.local_training import predict
+from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 from fedstill.runs.student_file import FILE, read
 
 SEED = LeakageConfig().seed
@@ -57,15 +58,16 @@ class Adversary:
         """Logits about candidates and population, ``(N + Z, classes)``."""
         return predict(network, self.asked.all.inputs, self.compute).cpu()
 
-    def areas(self, student: torch.nn.Module) -> dict[str, float]:
-        """AUC of each attack in percent."""
+    def areas(self, student: torch.nn.Module) -> dict[str, Figures]:
+        """AUC of each attack, with its interval over records."""
         said = torch.stack([self.outputs(self.compute.place(student)), *self.said])
         found = scores(self.asked, said, self.inside)
         inside = self.asked.inside
-        return {name: 100 * auc(score[inside], score[~inside])["value"] for name, score in found.items()}
+        sure = 1 - (1 - CONFIDENCE) / len(found)  # all hold together, as those of the attack
+        return {name: auc(score[inside], score[~inside], sure) for name, score in found.items()}
 
 
-def told(runs: Path, shadows: int, seeds: Sequence[int] = ()) -> Iterator[tuple[Place, dict[str, float]]]:
+def told(runs: Path, shadows: int, seeds: Sequence[int] = ()) -> Iterator[tuple[Place, dict[str, Figures]]]:
     """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
     adversaries: dict[tuple[object, ...], Adversary] = {}
     for place in read_folder(runs).places():
@@ -79,21 +81,27 @@ def told(runs: Path, shadows: int, seeds: Sequence[int] = ()) -> Iterator[tuple[
             yield place, adversaries[at].areas(read(folder)[0])
 
 
+def in_percent(area: Figures) -> str:
+    """An AUC and its interval."""
+    return f"{100 * area['value']:.1f} [{100 * area['low']:.1f}, {100 * area['high']:.1f}]"
+
+
 def main() -> None:
-    """Print a line a run, then means by setting and method."""
+    """Print of each run AUC in percent with its interval over records (95 % that all hold); then means by
+    setting and method, and how many of the runs have an interval above 50."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--shadows", type=int, default=MembershipInference().shadows)
     parser.add_argument("--seeds", type=int, nargs="+", default=())
     given = parser.parse_args()
-    reached: dict[tuple[str, str], list[dict[str, float]]] = {}
+    reached: dict[tuple[str, str], list[dict[str, Figures]]] = {}
     try:
         MembershipInference(shadows=given.shadows)  # refuses numbers that make no attack
         for place, areas in told(given.runs, given.shadows, given.seeds):
             reached.setdefault((place.setting, place.label), []).append(areas)
-            each = ", ".join(f"{TITLES[name]} {area:.1f}" for name, area in areas.items())
-            print(f"{place.folder}: {each}", flush=True)
+            told_of = [f"{TITLES[name]} {in_percent(area)}" for name, area in areas.items()]
+            print(f"{place.folder}: {', '.join(told_of)}", flush=True)
     except FedstillError as error:
         parser.error(str(error))
     if not reached:
@@ -101,9 +109,10 @@ def main() -> None:
     for (setting, label), found in reached.items():
         cells = [setting or given.runs.name, label]
         for name in found[0]:
-            values = [areas[name] for areas in found]
+            values = [100 * areas[name]["value"] for areas in found]
+            above = sum(areas[name]["low"] > 0.5 for areas in found)
             spread = f" \u00b1 {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-            cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}")
+            cells.append(f"{TITLES[name]} {np.mean(values):.1f}{spread}, {above} of {len(found)} above 50")
         print(" | ".join(cells))
 
 

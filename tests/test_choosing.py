@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from fedstill.core.compute import Compute
 from fedstill.protocol.local_config import LocalConfig
@@ -45,13 +48,26 @@ def test_the_page_has_what_methods_declare() -> None:
     assert told == rows()
 
 
-def test_its_figures_stand_on_the_page_that_is_linked_next() -> None:
+def claims() -> Iterator[tuple[str, str, str]]:
+    """Each figure of the page, with the page and the section that the next link leads to."""
     text = PAGE.read_text(encoding="utf-8").partition("## What each declares")[0]
     for figure in re.finditer(r"\d+\.\d+", text):
-        link = re.search(r"\]\(([\w-]+\.md)", text[figure.end() :])
+        link = re.search(r"\]\(([\w-]+\.md)#?([\w-]*)\)", text[figure.end() :])
         assert link, figure[0]
-        linked = (PAGE.parent / link[1]).read_text(encoding="utf-8")
-        assert re.search(rf"(?<![\d.]){re.escape(figure[0])}(?!\.?\d)", linked), (figure[0], link[1])
+        yield figure[0], link[1], link[2]
+
+
+@pytest.mark.parametrize(("figure", "page", "anchor"), list(claims()))
+def test_a_figure_stands_in_the_section_that_is_linked_next(figure: str, page: str, anchor: str) -> None:
+    linked = (PAGE.parent / page).read_text(encoding="utf-8")
+    sections = re.split(r"^(?=## )", linked, flags=re.MULTILINE)
+    told = [part for part in sections if not anchor or slug(part.partition("\n")[0]) == anchor]
+    assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\.?\d)", "".join(told))
+
+
+def slug(head: str) -> str:
+    """A heading's anchor, as a page of Markdown has it."""
+    return re.sub(r"[^\w -]", "", head.lstrip("# ")).lower().replace(" ", "-")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def test_what_it_learns_is_shared(lab: Lab) -> None:
 def test_module_and_name_do_without_an_entry_point(lab: Lab) -> None:
     lab.run("by path", "--method.name", "my_lab.feddistill:FedDistill", "--method.rounds", "3")
     whole, by_path = lab.result("whole"), lab.result("by path")
+    assert KIND in lab("list", "my_lab.feddistill:FedDistill")
     assert by_path["local"] == whole["local"]
     assert by_path["method"] == whole["method"] == "feddistill"  # one thing, one name
 

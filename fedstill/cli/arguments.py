@@ -190,7 +190,9 @@ def _of_one(command: str, about: str) -> str:
     usage, *others = about.partition("usage:\n")[2].split("\n\n")
     entries = re.split(r"^(?=  fedstill )", usage, flags=re.MULTILINE)
     own = [entry for entry in entries if entry.startswith(f"  fedstill {command} ")]
-    told = [part for part in others if part.startswith(f"options of `{command}`")]
+    heads = [part.partition(":")[0].partition(";")[0] for part in others]
+    of_it = [head.startswith("options of `") and f"`{command}`" in head for head in heads]
+    told = [part for part, of in zip(others, of_it, strict=True) if of]
     return "\n".join(["usage:", *(entry.rstrip("\n") for entry in own), *(f"\n{part}" for part in told), ""])
 
 

@@ -89,7 +89,13 @@ def _of_one_method(
         )
     found = {}
     for label, given in own.items():
-        run = changed(from_dict({"method": methods[label]}), given, f"{prog} --{label}")
+        try:
+            run = changed(from_dict({"method": methods[label]}), given, f"{prog} --{label}")
+        except UnknownName as error:
+            known = [name for name in error.allowed.split(", ") if name.startswith("--method.")]
+            known.remove("--method.name")
+            wrong, *others = [name.replace("--method.", f"--{label}.") for name in (str(error.value), *known)]
+            raise UnknownName("option", wrong, others) from error
         table = to_dict(run)["method"]
         names_of = [option.name.removeprefix("method.") for option in group(given)]
         found[label] = {name: table[name] for name in names_of}

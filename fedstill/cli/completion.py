@@ -42,13 +42,19 @@ def completion(given: Given) -> None:
 
 def completed() -> dict[str, list[str]]:
     """By command, what may stand behind it: its options as the help has them, presets, methods."""
+    from fedstill.cli.list_command import kinds
     from fedstill.cli.main import COMMANDS, HELP, ROOMS
     from fedstill.protocol.method import METHODS
     from fedstill.runs import presets
 
     usage = HELP.partition("usage:\n")[2].partition("\n\n")[0]
     entries = re.split(r"^(?=  fedstill )", usage, flags=re.MULTILINE)
-    named = {"run": presets.names(), "show": presets.names(), "compare": list(METHODS), "list": list(METHODS)}
+    named = {
+        "run": presets.names(),
+        "show": presets.names(),
+        "compare": list(METHODS),
+        "list": [*METHODS, *kinds()],
+    }
     found = {}
     for command in (*COMMANDS, *ROOMS):
         own = " ".join(entry for entry in entries if entry.startswith(f"  fedstill {command} "))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given
@@ -12,6 +13,9 @@ from fedstill.runs import presets
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from fedstill.core.registry import Registry
+    from fedstill.protocol.method import Method
 
 # What a comparison does not tell for each method, since all methods of one share its task and its nodes.
 MORE_NEEDS: Mapping[str, str] = {
@@ -32,34 +36,50 @@ def names(given: Given) -> None:
     from fedstill.protocol.method import METHODS
 
     console, what = whole_rows(), given.places[0] if given.places else None
-    if what not in (None, "presets", "tasks") and what not in METHODS:
-        raise UnknownName("method", what, [*METHODS, "presets", "tasks"])
+    if not (what is None or what in kinds() or what in METHODS):
+        raise UnknownName("method", what, [*METHODS, *kinds()], see="`fedstill list` shows all")
     if "--json" in given:
         print_json(_told(what))
     elif what is None:
         _print_names(console)
-    elif what == "presets":
-        for name in presets.names():
-            console.print(f"{name:<30} {presets.describe(name)}", soft_wrap=True, highlight=False)
     elif what == "tasks":
         _print_tasks(console)
+    elif what in kinds():
+        for name, about in _described(what).items():
+            console.print(f"{name:<30} {about}", soft_wrap=True, highlight=False)
     else:
         print_facts(console, _of_method(what), indent="")
 
 
+def kinds() -> list[str]:
+    """What can be listed by itself."""
+    return ["presets", "methods", *_named()[1]]
+
+
 def _told(what: str | None) -> Any:
     """The same for a script: names, or more of what is asked for."""
-    if what == "presets":
-        return {name: presets.describe(name) for name in presets.names()}
+    methods, others = _named()
+    if what is None:
+        return {"methods": methods, **{kind: list(names) for kind, names in others.items()}}
     if what == "tasks":
         return tasks_by_method()
-    if what is not None:
-        return _of_method(what)
+    return _described(what) if what in kinds() else _of_method(what)
+
+
+def _described(kind: str) -> dict[str, str]:
+    """All names of one kind, each with a line of what it is; without plug-ins that cannot be imported."""
     methods, others = _named()
-    return {"methods": methods, **{kind: list(names) for kind, names in others.items()}}
+    if kind == "presets":
+        return {name: presets.describe(name) for name in presets.names()}
+    if kind == "methods":
+        return methods
+    return {
+        name: " ".join((getdoc(thing) or "").partition("\n\n")[0].replace("``", "").split())
+        for name, thing in others[kind].working().items()
+    }
 
 
-def _named() -> tuple[dict[str, str], dict[str, Mapping[str, Any]]]:
+def _named() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
     """All methods with title and paper, or why one cannot be imported; what else can be named, by kind."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
@@ -75,9 +95,9 @@ def _named() -> tuple[dict[str, str], dict[str, Mapping[str, Any]]]:
             methods[name] = f"{METHODS[name].title}, {METHODS[name].paper}"
         except FedstillError as error:
             methods[name] = str(error)
-    found: dict[str, Mapping[str, Any]] = {
+    found: dict[str, Registry[Any]] = {
         "tasks": TASKS,
-        "data sets": DATA,
+        "data": DATA,
         "splits": SPLITS,
         "models": MODELS,
         "ensembles": ENSEMBLES,
@@ -93,7 +113,7 @@ def _print_names(console: Console) -> None:
     few = f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets"
     told = {what: ", ".join(names) for what, names in found.items()}
     print_facts(console, {**told, "presets": few}, indent="")
-    console.print("More of one method: fedstill list METHOD; which runs which task: fedstill list tasks")
+    console.print("More of a method: fedstill list METHOD; of a kind: fedstill list models, say")
 
 
 def _of_method(name: str) -> dict[str, str]:
@@ -105,7 +125,7 @@ def _of_method(name: str) -> dict[str, str]:
     from fedstill.runs.config import from_dict
 
     method = METHODS[name]()
-    needs, tasks = vars(method.needs()), tasks_by_method()[name]
+    needs, tasks = vars(method.needs()), _tasks_of([METHODS[name]])[0]
     run = from_dict({"method": {"name": name}, "task": {"name": next(t for t in tasks if not tasks[t])}})
     asked = [
         question.name + (f" x{question.times}" if question.times > 1 else "")
@@ -123,14 +143,18 @@ def _of_method(name: str) -> dict[str, str]:
 
 def tasks_by_method() -> dict[str, dict[str, str | None]]:
     """For each method and task, why it cannot run it; None where it can."""
-    from fedstill.protocol.method import METHODS, refusal
+    from fedstill.protocol.method import METHODS
+
+    working = METHODS.working()
+    return dict(zip(working, _tasks_of(working.values()), strict=True))
+
+
+def _tasks_of(methods: Iterable[type[Method]]) -> list[dict[str, str | None]]:
+    from fedstill.protocol.method import refusal
     from fedstill.tasks import TASKS
 
     tasks = {name: kind().example() for name, kind in TASKS.working().items()}
-    return {
-        name: {task: refusal(method().needs(), made) for task, made in tasks.items()}
-        for name, method in METHODS.working().items()
-    }
+    return [{task: refusal(method().needs(), made) for task, made in tasks.items()} for method in methods]
 
 
 def _print_tasks(console: Console) -> None:

@@ -46,7 +46,8 @@ usage:
                                             what the student reaches on other data, site by site
   fedstill export RUN --format onnx|torchscript|huggingface [--out FILE] [--model NAME]
                             [--json]        the student for other tools, preprocessing inside, and its card
-  fedstill list [METHOD|presets|tasks] [--json]   methods, tasks, data sets, models; more of one of them
+  fedstill list [METHOD|KIND] [--json]      what can be named; more of a method, or of presets, models, tasks,
+                                            or another kind that it lists
   fedstill doctor [--json]                  what is installed and computes here, and what is missing for what
   fedstill completion bash|zsh|fish         what makes a shell complete commands, presets and methods
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
@@ -91,7 +92,8 @@ options of `reproduce`; all others are run options, as --data.root:
   --record        keep the figures beside the file
   --recorded      run nothing: print what was recorded, the paper's figures beside it
 
-options of `predict` and `evaluate`:
+options of `predict`, `evaluate` and `export`, as far as their lines above have them:
+  --out FILE      its answers (default: DATA-answers.csv here), or the export (default: in the run's folder)
   --fit           bring images of another size or number of channels into the student's form
   --label, --image COLUMN   of a csv: its labels (default: label), its image files (else: pixels)
   --sites NAME    measure on these sites alone; --channels N of images, --slices N of each NIfTI volume

@@ -41,7 +41,7 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
-    from fedstill.core.config_tables import as_table, options, read_table, refuse_anothers
+    from fedstill.core.config_tables import as_table, choices, options, read_table, refuse_anothers
 
     kind = type(config)
     helps = [word for word in words if word in ("-h", "--help")]
@@ -53,7 +53,9 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
         if option.name not in known:
             refuse_anothers(config, option.name, " ".join(option.values))
             names = [*also, *(f"--{name}" for name in known)]
-            raise UnknownName("option", option.option, names, see=f"`{prog} --help` shows all")
+            chosen = next((f"'--{key}'" for key in choices(config) if key.startswith(f"{option.name}.")), "")
+            see = f"`{prog} --help` shows all"
+            raise UnknownName("option", option.option, names, see=see, meant=chosen)
     table = as_table(config)
     for option in given:
         *places, last = option.name.split(".")

@@ -89,7 +89,7 @@ def plan(
         seeds: how many (0, 1, 2...), or which.
         base: the preset or file that gives everything else; None is digits over 5 nodes, Dirichlet alpha 0.5.
         changes: options of a run that change the base, by dotted name.
-        options: of one method each, by its label.
+        options: of one method each, by its label, as the command line gave them.
         leakage: attack each run, with the attack's default options.
 
     Raises:
@@ -106,6 +106,7 @@ def plan(
         table["leakage"] = {}
     if options:
         table["options"] = dict(options)
+        table["changed"] = [f"{label}.{name}" for label, given in options.items() for name in given]
     if base is not None:
         below = presets.read(base, RunConfig)
         table["base"] = {key: value for key, value in below.items() if key not in PRESETS_OWN}

@@ -18,9 +18,10 @@ from fedstill.runs.config import RunConfig, from_dict, to_dict
 def methods_by_label(names: Sequence[str], table: Mapping[str, Any]) -> dict[str, Table]:
     """Each method's complete table, by label."""
     labels = _labels(names)
-    if not names or len(set(labels)) < len(labels):
-        allowed = f"a list of methods ({', '.join(METHODS)}), presets or .toml files, each once"
-        raise ArgumentError("methods", list(names), allowed)
+    if not names:
+        raise ArgumentError("methods", [], "a list of methods (`fedstill list`), presets or .toml files")
+    if twice := [name for name, label in zip(names, labels, strict=True) if labels.count(label) > 1]:
+        raise ArgumentError("methods", ", ".join(twice), "each once: a file can name one by other labels")
     given = tables_at(table, "options", labels)
     return {
         label: _method(label, name, given.get(label, {})) for label, name in zip(labels, names, strict=True)

@@ -222,7 +222,7 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
                 continue
             if part.name not in ("name", "about") and _differ(before, comparison, part.name):
                 raise RunFolderError(
-                    f"{out} holds a comparison with another {part.name}: choose another folder, "
+                    f"{out} holds a comparison that differs in its {part.name}: choose another folder, "
                     f"or go on with it (fedstill compare --resume {out})"
                 )
         return before

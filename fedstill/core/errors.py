@@ -66,7 +66,9 @@ class UnknownName(ArgumentError):
 
 def nearest(value: str, known: Iterable[str]) -> str | None:
     """The name that somebody most likely meant, or None where none is close."""
-    return next(iter(difflib.get_close_matches(value, list(known), n=1, cutoff=0.7)), None)
+    spelled = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(value.lower(), spelled, n=1, cutoff=0.7)
+    return spelled[close[0]] if close else None
 
 
 class PluginError(ArgumentError):

@@ -203,7 +203,9 @@ def _images(place: Path, spec: InputSpec, how: Reading) -> tuple[list[str], Sequ
     try:
         pixels = np.array(cells, dtype=np.float32).T
     except ValueError as error:
-        raise DataError(f"{place}: {first_line(error)}: allowed are pixels, or a column of files") from error
+        raise DataError(
+            f"{place}: {first_line(error)}: allowed are pixels, or a column of files, named by --image"
+        ) from error
     return _numbered(len(pixels)), [pixel_images(pixels, place, spec.shape)]
 
 

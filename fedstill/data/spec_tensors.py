@@ -60,7 +60,7 @@ def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Te
     found = tuple(images.shape[1:])
     if found != spec.shape and not fit:
         shapes = f"{times(found)} (channels, height, width): allowed is {times(spec.shape)}"
-        raise DataError(f"{what}: images are {shapes}; data.fit = true brings images into it")
+        raise DataError(f"{what}: images are {shapes}; data.fit = true, or --fit, brings images into it")
     if found == spec.shape:
         return normalised(images, spec.mean, spec.std)
     black, white = (0.0,) * found[0], (1.0,) * found[0]

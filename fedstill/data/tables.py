@@ -60,7 +60,9 @@ def read_schema(path: str | Path) -> Schema:
     """
     path = Path(path)
     if not path.is_file():
-        raise ArgumentError("data.schema", str(path), "a file that says which columns a table has")
+        raise ArgumentError(
+            "data.schema", str(path), "a file that is there, and says which columns a table has"
+        )
     try:
         return read_table(Schema, toml.parse(path.read_text(encoding="utf-8"), str(path)))
     except (OSError, UnicodeDecodeError) as error:

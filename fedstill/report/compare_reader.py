@@ -143,7 +143,8 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
     ]
     if any(entry.spread_is_over_nodes for entry in entries):
         notes.append("Behind the nodes' mean stands its deviation over the nodes, as there is one seed.")
-    lower = [figure.title for figure in figures.values() if figure.better == "lower"]
+    in_tables = [figure for figure in figures.values() if figure.brief or figure.title in metrics]
+    lower = [figure.title for figure in in_tables if figure.better == "lower"]
     if lower:
         notes.append(f"Lower is better: {', '.join(lower)}.")
     if not comparison.sets_policy:

@@ -96,12 +96,17 @@ class Table:
 def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -> None:
     """Print a table; words are printed as they are, never read as markup.
 
-    Names, and columns whose heads are ``wrapped``, may go on in a second line.
+    Names, and columns whose heads are ``wrapped``, may go on in a second line. Without these, columns that
+    the console has no room for stand below, beside the same names.
     """
     from rich import box
     from rich.table import Table as Lines
     from rich.text import Text
 
+    if not wrapped and len(parts := _fitting(table, console.width)) > 1:
+        for part in parts:
+            print_rows(part, console)
+        return
     lines = Lines(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     lines.add_column(Text(table.name), overflow="fold")
     for column in table.columns:
@@ -113,6 +118,29 @@ def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -
         values = [Text(_plain(cell), style="bold" if cell.bold else style) for cell in row.cells]
         lines.add_row(Text(row.name, style=style), *values)
     console.print(lines)
+
+
+def _fitting(table: Table, width: int) -> list[Table]:
+    """A table's columns in as many tables as a console of some width needs, at least one column in each."""
+    names = max(map(len, (table.name, *(row.name for row in table.rows))))
+    used = edge = 2 + min(names, width // 2)
+    parts: list[list[int]] = [[]]
+    for place, column in enumerate(table.columns):
+        values = [_plain(row.cells[place]) for row in table.rows]
+        need = 2 + max(map(len, (column.head, *values)))
+        if parts[-1] and used + need > width:
+            parts.append([])
+            used = edge
+        parts[-1].append(place)
+        used += need
+    return [
+        replace(
+            table,
+            columns=[table.columns[place] for place in part],
+            rows=[replace(row, cells=[row.cells[place] for place in part]) for row in table.rows],
+        )
+        for part in parts
+    ]
 
 
 def _plain(cell: Cell) -> str:

@@ -20,6 +20,7 @@ import torch
 
 from fedstill.core.clock import Clock
 from fedstill.core.compute import Compute
+from fedstill.core.errors import FedstillError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records, holding
 from fedstill.federation.federation import Federation
@@ -80,8 +81,9 @@ class Run(ABC):
 
     @property
     def server(self) -> Server:
-        """The method's program, once local training is done."""
-        assert self._made is not None  # once local training is done
+        """The method's program, once local training is done; a FedstillError before."""
+        if self._made is None:
+            raise FedstillError("the run has no server yet: it begins once local training is done")
         return self._made
 
     @property

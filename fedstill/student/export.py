@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -46,15 +47,33 @@ def export(student: CentralModel, kind: str, out: Path) -> float:
 
     Args:
         kind: one of :data:`FORMATS`.
-        out: a file, or of some formats a folder; an old one is written over.
+        out: a file, or of some formats a folder; an old one is written over, once all is well.
 
     Returns:
         The largest difference between outputs on inputs drawn at random.
 
     Raises:
-        ArgumentError: no such format, or what it needs is not installed.
+        ArgumentError: no such format, what it needs is not installed, or ``out`` cannot be written.
         ModelError: the network cannot be written so, or answers otherwise when it is loaded back.
     """
+    if not out.parent.is_dir():
+        raise ArgumentError("--out", str(out), f"a path in a folder that is there, and {out.parent} is none")
+    with TemporaryDirectory(dir=out.parent, prefix=".export-") as folder:
+        made = Path(folder) / out.name
+        apart = _written(student, kind, made)
+        if out.exists() and out.is_dir() != made.is_dir():
+            raise ArgumentError(
+                "--out", str(out), f"a {'folder' if made.is_dir() else 'file'}, or a new path"
+            )
+        if not out.is_dir():
+            made.replace(out)
+        else:
+            for file in made.iterdir():
+                file.replace(out / file.name)
+    return apart
+
+
+def _written(student: CentralModel, kind: str, out: Path) -> float:
     form, portable = format_of(kind), Portable(student).eval()
     x = student.raw.example(EXAMPLES, torch_generator(0, "export"))
     try:
@@ -72,10 +91,11 @@ def export(student: CentralModel, kind: str, out: Path) -> float:
         told = f"{student.about.model!r} cannot be exported as {kind}"
         raise ModelError(f"{told}: {type(cause).__name__}: {first_line(cause)}") from error
     if mine.shape != theirs.shape:
-        raise ModelError(f"{out}: gives outputs {tuple(theirs.shape)}, and the student {tuple(mine.shape)}")
+        gives = f"{tuple(theirs.shape)}, and the student {tuple(mine.shape)}"
+        raise ModelError(f"{out.name}: gives outputs {gives}")
     apart = float((mine - theirs).abs().max())
     if not apart <= SAME * max(1.0, float(mine.abs().max())):
-        raise ModelError(f"{out}: answers otherwise than the student, by up to {apart:.3g}")
+        raise ModelError(f"{out.name}: answers otherwise than the student, by up to {apart:.3g}")
     return apart
 
 

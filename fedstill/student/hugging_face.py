@@ -68,7 +68,11 @@ def save(student: CentralModel, out: Path) -> None:
     Raises:
         ArgumentError: its network is none of the package's own, which is all that such a folder can name.
     """
-    student.about.network()
+    try:
+        student.about.network()
+    except ArgumentError as error:
+        allowed = "one of the package's own, as such a folder names no other: take onnx or torchscript"
+        raise ArgumentError("the student's model", student.about.model, allowed) from error
     names = dict(enumerate(student.classes))
     config = FedstillConfig(
         student.about.header(), id2label=names, label2id={name: number for number, name in names.items()}

@@ -19,6 +19,7 @@ import pytest
 
 from fedstill import __version__, report
 from fedstill.cli import main as cli
+from fedstill.cli.list_command import kinds
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import options
 from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
@@ -98,6 +99,7 @@ def test_help_names_every_command(command: Main, words: tuple[str, ...]) -> None
 
 
 def test_help_of_a_command_is_its_own_lines(command: Main) -> None:
+    assert "--sites NAME    measure" in command("evaluate", "--help")[1]  # beside two others' options
     out = command("compare", "--help")[1]
     assert out.startswith("usage:\n  fedstill compare METHOD|PRESET|FILE.toml ...")
     assert "--seeds N       each method runs" in out
@@ -146,7 +148,15 @@ def test_list_has_more_of_each(command: Main) -> None:
     listed = command("list", "presets")[1].splitlines()
     assert [line.split()[0] for line in listed] == presets.names()
     assert one_line(command("list", "fedavgs")).startswith("unknown method 'fedavgs'")
+    assert one_line(command("list", "FedIOD")) == "unknown method 'FedIOD': did you mean 'fediod'?"
     assert one_line(command("list", "fedavg", "fedkd"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind != "tasks"])
+def test_list_has_a_line_for_each_of_a_kind(command: Main, kind: str) -> None:
+    all_kinds = {**json.loads(command("list", "--json")[1]), "presets": presets.names()}
+    lines = [line.split(maxsplit=1) for line in command("list", kind)[1].splitlines()]
+    assert [name for name, _ in lines] == list(all_kinds[kind])
 
 
 def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
@@ -208,7 +218,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
     [
         ("fly", "unknown command 'fly': allowed are run, compare, reproduce, predict, evaluate,"),
         ("run", "fedstill run is empty: allowed is PRESET|FILE.toml"),
-        ("list all", "unknown method 'all': allowed are standalone"),
+        ("list all", "unknown method 'all': `fedstill list` shows all"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
         ("run fedprox", "unknown preset 'fedprox': did you mean 'digits-fedprox'?"),
@@ -223,6 +233,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml other.toml", "fedstill run is 'mine.toml other.toml': allowed is PRESET|"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
+        ("run mine.toml --method fedkd", "unknown option '--method': did you mean '--method.name'?"),
         ("run mine.toml --seed x", "seed is 'x': allowed is a whole number"),
         ("run mine.toml --seed", "seed is empty: allowed is a whole number"),
         ("run mine.toml --seed -1", "seed is -1: allowed is 0 or more"),
@@ -242,6 +253,8 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
         ("compare fedavg --seeds 0", "--seeds is '0': allowed is how many: 1 or more"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
+        ("compare fedavg fedavg", "methods is 'fedavg, fedavg': allowed is each once"),
+        ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz': allowed are --fedavg."),
         ("compare fedavg --zz 3", "unknown option '--zz': `fedstill compare fedavg --help` shows all"),
         ("compare fedavg --method.rounds 3", "--method.rounds is an option of one method"),
         ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),

@@ -42,6 +42,7 @@ def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
     assert {config.split.nodes for config in configs.values()} == {7}
     assert configs["fediod"].method.steps == 20
     assert configs["fedmd-cg"].method.rounds == 3
+    assert plan.changed == ("fediod.steps", "fedmd-cg.rounds", "split.nodes")
     assert configs["fedavg"].method == METHODS["fedavg"]()
     assert configs["fediod"].method.tau == METHODS["fediod"]().tau
 
@@ -49,7 +50,7 @@ def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
 @pytest.mark.parametrize(
     ("words", "error", "told"),
     [
-        (("fediod", "--fediod.stepz", "20"), UnknownName, "did you mean '--method.steps'"),
+        (("fediod", "--fediod.stepz", "20"), UnknownName, "'--fediod.stepz': did you mean '--fediod.steps'"),
         (("fediod", "--fediod.steps", "few"), ArgumentError, "method.steps is 'few'"),
         (("fediod", "--fedavg.rounds", "2"), UnknownName, "'--fedavg.rounds'"),
     ],
@@ -128,8 +129,9 @@ def test_the_doctor_knows_every_extra() -> None:
 def test_lists_are_json_for_scripts(command: Main) -> None:
     told: Mapping[str, Any] = json.loads(command("list", "--json")[1])
     assert set(told["methods"]) >= {"fediod", "fedkd"}
-    assert "digits" in told["data sets"]
+    assert "digits" in told["data"]
     assert json.loads(command("list", "presets", "--json")[1]).keys() == set(presets.names())
+    assert json.loads(command("list", "models", "--json")[1])["mlp"] == "Two hidden layers."
     assert json.loads(command("list", "fedavg", "--json")[1])["needs"].startswith("same architecture")
 
 

@@ -127,7 +127,7 @@ def test_classes_of_one_name_from_two_modules_are_two_methods(
         "lab_b:Own",
     ]
     assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
-    with pytest.raises(ArgumentError, match="each once"):
+    with pytest.raises(ArgumentError, match="methods is 'lab_a:Own, lab_a:Own': allowed is each once"):
         compare.plan(["lab_a:Own", "lab_a:Own"])
 
 
@@ -248,7 +248,7 @@ def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> N
     ("text", "line"),
     [
         ("methods = []", "methods is []: allowed is a list of methods"),
-        ('methods = ["fedavg", "fedavg"]', "methods is ['fedavg', 'fedavg']: allowed is a list of methods"),
+        ('methods = ["fedavg", "fedavg"]', "methods is 'fedavg, fedavg': allowed is each once"),
         ('methods = ["fedavgg"]', "unknown method or preset 'fedavgg': did you mean 'fedavg'?"),
         ('methods = ["a b"]', "methods is 'a b': allowed is letters"),
         ('methods = ["fedavg"]\nseed = 3', "unknown key 'seed': did you mean 'seeds'?"),
@@ -440,7 +440,7 @@ def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> N
         (compare.plan(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
         (compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}), "base"),
     ):
-        with pytest.raises(RunFolderError, match=f"holds a comparison with another {part}: choose"):
+        with pytest.raises(RunFolderError, match=f"holds a comparison that differs in its {part}: choose"):
             compared(other, out, command="", quiet=True)
     more = compare.plan(["standalone"], changes=QUICK, seeds=2)
     compared(more, out, command="", quiet=True)
@@ -653,7 +653,7 @@ def test_a_comparison_that_has_run_is_attacked_later(tmp_path: Path, attacks: At
     assert attacks.folders == ["standalone-seed0"] * 2
     assert compare.read_folder(out) == attacked
     other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
-    with pytest.raises(RunFolderError, match="holds a comparison with another leakage: choose"):
+    with pytest.raises(RunFolderError, match="holds a comparison that differs in its leakage: choose"):
         compared(other, out, command="", quiet=True)
 
 

@@ -279,6 +279,7 @@ def test_what_the_nodes_side_of_a_method_told_is_a_note(folder: Path) -> None:
     told_by_runs(folder, notes=["perceptual loss is off (<no> weights)"])
     page = Page(write_comparison(folder, compare.read_folder(folder)).read_text(encoding="utf-8"))
     assert page.text.count("FedIOD: perceptual loss is off (<no> weights).") == 1  # not once a seed
+    assert "Lower is better" not in page.text  # ECE is in the CSV alone
 
 
 def test_as_many_nodes_as_a_column_has_values_are_counted_by_the_runs(folder: Path) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedstill.core.text_format import human_bytes, human_seconds, number
 from fedstill.report import print_table
-from fedstill.report.table_formats import Cell, Column, Row, Table, markdown
+from fedstill.report.table_formats import Cell, Column, Row, Table, markdown, print_rows
 
 RESULT: dict[str, Any] = {
     "name": "digits-fediod",
@@ -115,6 +115,21 @@ def test_table_says_what_was_not_measured() -> None:
 def test_a_bar_within_a_name_or_cell_of_markdown_is_no_end_of_it() -> None:
     table = Table("", "a|b", [Column("c|d")], [Row("e|f", [Cell("g|h", bold=True)])])
     assert markdown(table) == [r"| a\|b | c\|d |", "|---|---|", r"| e\|f | **g\|h** |"]
+
+
+@pytest.mark.parametrize(("width", "tables"), [(16, 3), (18, 3), (19, 2), (28, 2), (29, 1), (80, 1)])
+def test_no_figure_is_cut_where_the_terminal_is_narrow(width: int, tables: int) -> None:
+    """Columns that have no room stand below, beside the same names."""
+    cells = {"all": ["240", "86.7", None], "rome": ["80", "1", "2"]}
+    rows = [Row(name, [Cell(value) for value in values]) for name, values in cells.items()]
+    text = StringIO()
+    heads = [Column("examples"), Column("acc."), Column("AUC %")]
+    print_rows(Table("", "site", heads, rows), Console(file=text, width=width))
+    lines = [line.split() for line in text.getvalue().splitlines() if line.strip(" \u2500")]
+    assert max(map(len, text.getvalue().splitlines())) <= width
+    assert [cell for line in lines if line[0] == "rome" for cell in line[1:]] == ["80", "1", "2"]
+    assert [cell for line in lines if line[0] == "all" for cell in line[1:]] == ["240", "86.7", "-"]
+    assert len([line for line in lines if line[0] == "site"]) == tables
 
 
 def test_table_prints_names_as_they_are() -> None:

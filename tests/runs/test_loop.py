@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedstill.core.clock import Clock
+from fedstill.core.errors import FedstillError
 from fedstill.runs import assemble
 from fedstill.runs.config import from_dict
 from fedstill.runs.simulation import Simulation
@@ -100,6 +101,8 @@ def test_the_best_evaluation_is_told_beside_the_last_where_it_is_asked_for(tmp_p
         "engine": {"threads": 1},
     }
     plain = Simulation(assemble.prepare(from_dict(table))[0].setting)
+    with pytest.raises(FedstillError, match="no server yet"):
+        plain.server.step()
     assert not any("best" in note for note in plain.run().get("notes", ()))
     asked = {**table, "evaluation": {**table["evaluation"], "best": True}}
     simulation = Simulation(assemble.prepare(from_dict(asked))[0].setting)

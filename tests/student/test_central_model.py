@@ -180,6 +180,11 @@ def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-6
     with pytest.raises(ModelError, match="'unet' cannot be exported as huggingface"):
         export(student, "huggingface", tmp_path / "folder")  # which would make a U-Net of it
+    with pytest.raises(ArgumentError, match="allowed is a path in a folder that is there"):
+        export(student, "torchscript", tmp_path / "nowhere" / "student.pt")
+    with pytest.raises(ArgumentError, match="allowed is a file, or a new path"):
+        export(student, "torchscript", tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "student.pt"]  # no half an export
 
 
 def test_fixed_features_that_no_file_holds_are_made_anew_where_a_student_goes(
