@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.core.compute import Compute
+from fedstill.core.text_format import counted
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.questions import NodeSetting, stand_in
@@ -36,7 +37,7 @@ def rows() -> list[str]:
             "one" if needs.same_architecture else "any",
             "outputs" if all(kind.output for kind in side.leaves()) else "more",
             "yes" if slopes else "",
-            "once" if method.one_round else f"{method.turns} {method.unit}s" if side.leaves() else "",
+            "once" if method.one_round else counted(method.turns, method.unit) if side.leaves() else "",
             CENTRAL[method.central],
         )
         found.append("| " + " | ".join(cells) + " |")
