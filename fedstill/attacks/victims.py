@@ -114,8 +114,9 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int, steps: int 
         got = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
     else:
         config = SEARCHES[attack]
-        config = config if attack == "inverting" else replace(config, steps=steps)
-        if attack == "inverting" and victim.part == EXTRACTOR:  # there is no last layer to read labels from
+        if attack != "inverting":
+            config = replace(config, steps=steps)
+        elif victim.part == EXTRACTOR:  # there is no last layer to read labels from
             config = replace(config, labels="sought")
         got = invert(victim.release, shape, count, config, pixels=pixels, seed=seed)
     return got.against(victim.data.inputs, pixels)

@@ -160,7 +160,7 @@ class _Stream:
 def at_once(inputs: torch.Tensor) -> int:
     """How many of some inputs are computed at once: 1000, and fewer where they are large pictures.
 
-    On a CPU so few that what layers make of them stays in the cache: a thousand images of 32 x 32 take up to
+    On a CPU so few that what layers make of them stays in the cache: a thousand images of 32 x 32 may take
     twice as long as a dozen times 85 (``benchmarks/at_once.py``).
 
     >>> at_once(torch.empty(1, 3, 32, 32)), at_once(torch.empty(1, 3, 256, 256))
