@@ -23,15 +23,16 @@ from fedstill.runs.assemble import prepare
 SHOWN = 4  # pictures of each method
 
 
-def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
-    """Draw one seed, and give how well the centralised model finds the maps in the images, in percent."""
-    comparison = read_folder(runs)
-    given = prepare(comparison.config(Place(SINGLE, "centralised", seed)))[0].setting
+def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]) -> list[dict[str, Any]]:
+    """Draw one seed, and give how well the first method's model finds the maps in the others' images, in
+    percent."""
+    comparison, (judging, *drawing) = read_folder(runs), methods
+    given = prepare(comparison.config(Place(SINGLE, judging, seed)))[0].setting
     judge = build(comparison.base["student"]["model"], shape_of(given), given.task.classes, 0, "student")
-    judge.load_state_dict(load_file(runs / Place(SINGLE, "centralised", seed).folder / "student.safetensors"))
+    judge.load_state_dict(load_file(runs / Place(SINGLE, judging, seed).folder / "student.safetensors"))
     mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (given.mean, given.std))
     rows, shown = [], []
-    for method in ("asyndgan", "fediod"):
+    for method in drawing:
         file = runs / Place(SINGLE, method, seed).folder / "samples.safetensors"
         if not file.exists():
             continue

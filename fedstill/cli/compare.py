@@ -34,7 +34,13 @@ def compare(given: Given) -> None:
     from fedstill.compare import comparison_runner
     from fedstill.report import write_report
 
-    how: dict[str, Any] = {"report": write_report, "quiet": "--quiet" in given, "bars": given.bars}
+    only = given.options.get("--only", [])
+    how: dict[str, Any] = {
+        "report": write_report,
+        "only": only,
+        "quiet": "--quiet" in given,
+        "bars": given.bars,
+    }
     if comparison is None:
         with resumable(folder, "compare"):
             comparison_runner.resume(folder, **how)
@@ -42,7 +48,7 @@ def compare(given: Given) -> None:
         folder = out_folder(given, f"runs/{comparison.name}", "comparison")
         with resumable(folder, "compare"):
             comparison_runner.compare(comparison, folder, command=given.command, **how)
-    (_print_json if "--json" in given else _show_comparison)(folder)
+    _print_json(folder, only) if "--json" in given else _show_comparison(folder)
 
 
 def _planned(given: Given) -> Comparison:
@@ -143,8 +149,9 @@ def _show_comparison(folder: Path) -> None:
         leave(f"not all methods ran, the table says why: {', '.join(lacking)}", 1)
 
 
-def _print_json(folder: Path) -> None:
-    """Write a comparison's files, and print each run's result by its folder; leave with 1 if one has none."""
+def _print_json(folder: Path, only: Sequence[str]) -> None:
+    """Write a comparison's files, and print each run's result by its folder; leave with 1 if one that was to
+    run has none."""
     from fedstill.compare.comparison_file import read_folder
     from fedstill.core.run_writer import read_object
     from fedstill.report.compare_files import write_comparison
@@ -153,5 +160,5 @@ def _print_json(folder: Path) -> None:
     write_comparison(folder, comparison)
     files = {place.folder: folder / place.folder / "result.json" for place in comparison.places()}
     print_json({place: read_object(file) for place, file in files.items() if file.exists()})
-    if lacking := [place for place, file in files.items() if not file.exists()]:
+    if lacking := [place.folder for place in comparison.places(only) if not files[place.folder].exists()]:
         leave(f"not all methods ran: {', '.join(lacking)}", 1)

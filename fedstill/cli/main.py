@@ -29,10 +29,11 @@ usage:
   fedstill run --resume DIR [--startup-kit DIR] [--quiet] [--json]
                                             go on with a run that was stopped
   fedstill compare METHOD|PRESET|FILE.toml ... [--seeds N] [--base PRESET|FILE.toml] [--OPTION VALUE ...]
-                            [--data NAME] [--leakage] [--out DIR] [--quiet] [--json]
+                            [--only NAME ...] [--data NAME] [--leakage] [--out DIR] [--quiet] [--json]
                                             several methods side by side, on equal terms
   fedstill compare FILE.toml                the comparison that a file describes
-  fedstill compare --resume DIR [--quiet] [--json]   go on with a comparison that was stopped
+  fedstill compare --resume DIR [--only NAME ...] [--quiet] [--json]
+                                            go on with a comparison that was stopped
   fedstill reproduce [NAME|FILE.toml] [--scale small|paper] [--seeds N] [--OPTION VALUE ...] [--out DIR]
                             [--record] [--recorded] [--quiet] [--json]
                                             list the papers' tables and figures, or run one of them
@@ -81,6 +82,7 @@ options of `compare`; all others are run options, and hold for every method:
   --base PRESET   data, split, models and local training, from a preset or a run's file (default: data digits)
   --data NAME, --nodes N    short for --data.name, --split.nodes
   --METHOD.NAME VALUE       an option of one method alone, as --fediod.steps 200
+  --only NAME     run these methods, or these settings of a file, alone; the others stay to be run
   --leakage       attack each run, as `fedstill attack` does; also of a comparison that has run without
   --out DIR       its folder (default: runs/compare, or runs/NAME for NAME.toml); --quiet, --resume as above
 

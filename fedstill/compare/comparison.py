@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import tomli_w
 
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import layered
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.toml import Table
 from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import side_of
@@ -77,13 +77,23 @@ class Comparison:
         tables = (self.base, *self.settings.values(), *self.runs.values())
         return any(says(table, "nodes", "policy", "outputs_only") for table in tables)
 
-    def places(self) -> list[Place]:
-        """All runs, in order: setting by setting, seed by seed, so that early figures compare methods."""
+    def places(self, only: Collection[str] = ()) -> list[Place]:
+        """All runs, in order: setting by setting, seed by seed, so that early figures compare methods.
+
+        Args:
+            only: labels and names of settings; of a sort of which none is named, all are wanted.
+
+        Raises:
+            UnknownName: a name that is neither.
+        """
+        for name in only:
+            if name not in self.methods and name not in self.settings:
+                raise UnknownName("method or setting", name, [*self.methods, *filter(None, self.settings)])
         return [
             Place(setting, label, seed)
-            for setting in self.settings
+            for setting in [name for name in self.settings if name in only] or self.settings
             for seed in self.seeds
-            for label in self.methods
+            for label in [name for name in self.methods if name in only] or self.methods
         ]
 
     def config(self, place: Place) -> RunConfig:

@@ -11,7 +11,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ def compare(
     *,
     command: str,
     report: Callable[[Path], object],
+    only: Collection[str] = (),
     quiet: bool = False,
     bars: bool = False,
 ) -> None:
@@ -53,19 +54,22 @@ def compare(
             attacks, or with fewer seeds, goes on with them; one that has run with attacks keeps them.
         command: the command that repeats it, for the report.
         report: writes the report of a run's folder, as far as the run has come.
+        only: methods and settings to run now (:meth:`.Comparison.places`); the others stay to be run.
         quiet: say nothing of the runs on standard error.
         bars: show each run's own progress bars.
 
     Raises:
         RunFolderError: the folder holds another comparison or other files, or is in use.
+        UnknownName: nothing in the comparison is called as ``only`` says.
         FedstillError: no method can run at all; then no folder is made.
     """
     before = _check_folder(out, comparison)
     if before is not None and comparison.leakage is None:
         comparison = dataclasses.replace(comparison, leakage=before.leakage)
     console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
+    places = comparison.places(only)
     with read_once(), ExitStack() as at_last:
-        refused = _refusals(comparison, out, console)
+        refused = _refusals(comparison, places, out, console)
         out.mkdir(parents=True, exist_ok=True)
         at_last.enter_context(holding(out, "comparison"))
         if not (out / FILE).exists():
@@ -73,13 +77,15 @@ def compare(
         elif before is not None and (before.leakage, before.seeds) != (comparison.leakage, comparison.seeds):
             more = dataclasses.replace(before, leakage=comparison.leakage, seeds=comparison.seeds)
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{more.to_toml()}")
-        _remember(out / NOT_RUN, refused)
         for reason in dict.fromkeys(refused.values()):
             console.print(Text(f"refused: {reason}"))
         at_last.callback(shutil.rmtree, out / TRAINED, ignore_errors=True)
-        waiting = [place for place in comparison.places() if place.folder not in refused]
+        waiting = [place for place in places if place.folder not in refused]
+        asked = {place.folder for place in places}
+        refused.update((folder, why) for folder, why in not_run(out).items() if folder not in asked)
+        _remember(out / NOT_RUN, refused)
         before_it: Place | None = None
-        failed: dict[str, str] = {}
+        failed = {folder: why for folder, why in not_attacked(out).items() if folder not in asked}
         if comparison.leakage is not None:
             _remember(out / NOT_ATTACKED, failed)
         for count, place in enumerate(waiting, start=1):
@@ -112,13 +118,20 @@ def compare(
                 console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
 
 
-def resume(out: Path, *, report: Callable[[Path], object], quiet: bool = False, bars: bool = False) -> None:
+def resume(
+    out: Path,
+    *,
+    report: Callable[[Path], object],
+    only: Collection[str] = (),
+    quiet: bool = False,
+    bars: bool = False,
+) -> None:
     """Go on with the comparison in a folder, to the figures that it would have reached.
 
     Raises:
         RunFolderError: there is none.
     """
-    compare(read_folder(out), out, command="", report=report, quiet=quiet, bars=bars)
+    compare(read_folder(out), out, command="", report=report, only=only, quiet=quiet, bars=bars)
 
 
 def not_run(out: Path) -> Mapping[str, str]:
@@ -179,19 +192,19 @@ def _attack(folder: Path, leakage: Table, bars: bool) -> None:
     attack(folder, LeakageConfig.from_table(leakage), command=again, progress=bars)
 
 
-def _refusals(comparison: Comparison, out: Path, console: Console) -> dict[str, str]:
+def _refusals(comparison: Comparison, places: list[Place], out: Path, console: Console) -> dict[str, str]:
     """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs."""
     refused: dict[str, str] = {}
-    places = [place for place in comparison.places() if not (out / place.folder / "result.json").exists()]
+    waiting = [place for place in places if not (out / place.folder / "result.json").exists()]
     with console.status("checking") as status:
-        for count, place in enumerate(places, start=1):
-            status.update(f"checking run {count} of {len(places)}")
+        for count, place in enumerate(waiting, start=1):
+            status.update(f"checking run {count} of {len(waiting)}")
             try:
                 prepare(comparison.config(place))
             except FedstillError as error:
                 refused[place.folder] = str(error)
-    for setting in comparison.settings:
-        here = [place.folder for place in comparison.places() if place.setting == setting]
+    for setting in dict.fromkeys(place.setting for place in places):
+        here = [place.folder for place in places if place.setting == setting]
         if all(folder in refused for folder in here):
             where = f" in setting {setting!r}" if setting else ""
             raise FedstillError(f"no method can run{where}: {refused[here[0]]}")

@@ -49,6 +49,7 @@ class Reproduces(Checked):
     minutes: Annotated[float, Gt(0)]  # a seed of the small scale, on two cores
     program: str = ""  # a module beside the file
     runs: str = ""  # the name of another file, whose runs this one shows
+    methods: tuple[str, ...] = ()  # of these runs: those that it shows; none: all
     data: tuple[str, ...] = ()  # of a program without runs: the data sets that it needs
 
 

@@ -19,6 +19,7 @@ from fedstill.core.config_tables import changed
 from fedstill.core.errors import RunFolderError
 from fedstill.core.json_text import json_text
 from fedstill.core.run_writer import write_text
+from fedstill.core.toml import Table
 from fedstill.core.user_functions import look_in
 from fedstill.runs.run import machine
 
@@ -65,7 +66,9 @@ def make(
     if source.compares:
         both = {**changes, "public.root": changes.get("public.root", root)} if root else changes
         plain = source.comparison(scale, seeds=seeds, changes=both)
-        comparison_runner.compare(plain, runs, command=command, report=report, quiet=quiet, bars=bars)
+        comparison_runner.compare(
+            plain, runs, command=command, report=report, only=about.methods, quiet=quiet, bars=bars
+        )
         comparison = entry.comparison(scale, seeds=seeds, changes=both)
         own = comparison.seeds
         rows, seconds = figures(runs, comparison)
@@ -96,7 +99,9 @@ def _programmed(
             raise RunFolderError(f"{out} holds figures of other arguments: choose another folder with --out")
         if kept is None or runs is not None:  # what draws from runs is quick, and these may be more by now
             start = time.monotonic()
-            about = {"runs": runs} if runs is not None else {}
+            about: Table = {} if runs is None else {"runs": runs}
+            if entry.about.methods:
+                about["methods"] = list(entry.about.methods)
             rows = program.reproduce(root=root, out=out, seed=seed, **about, **arguments)
             kept = {"arguments": arguments, "seconds": time.monotonic() - start, "rows": rows}
             write_text(out / ROWS, json_text(kept, indent=1) + "\n")

@@ -420,11 +420,12 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
 @pytest.mark.usefixtures("here")
 def test_compare_hands_everything_over(command: Main, comparisons: Comparisons) -> None:
     words = "compare fedavg mine.toml --seeds 2 --base mine.toml --data mnist --split.alpha 0.3 --out there"
+    words += " --only fedavg"
     assert command(*words.split()) == (0, "table of there\n", "")
     [(comparison, out, how)] = comparisons.asked
     assert (list(comparison.methods), comparison.seeds, out) == (["fedavg", "mine"], (0, 1), Path("there"))
     wanted = {"command": f"fedstill {words}", "report": report.write_report, "quiet": False, "bars": False}
-    assert how == wanted
+    assert how == {**wanted, "only": ["fedavg"]}
     ours = comparison.config(comparison.places()[1])
     assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.called) == (2.0, 7, 0.3, "mnist")
 

@@ -45,6 +45,7 @@ title = "the same, drawn"
 minutes = 1
 reduction = "As of Table 1."
 runs = "x-table1"
+methods = ["fedavg"]
 program = "x_drawing.py"
 [arguments]
 scale = 2.0
@@ -52,8 +53,8 @@ scale = 2.0
 PROGRAM = """
 import json
 
-def reproduce(*, root, out, seed, runs, scale):
-    found = json.loads((runs / f"fedavg-seed{seed}" / "result.json").read_text())
+def reproduce(*, root, out, seed, runs, methods, scale):
+    found = json.loads((runs / f"{methods[0]}-seed{seed}" / "result.json").read_text())
     (out / "drawn.svg").write_text("<svg/>")
     return [{"method": "fedavg", "figure": "scaled", "value": scale * found["seed"]}]
 """
@@ -136,6 +137,16 @@ def test_a_table_is_run_recorded_and_goes_on(
     drawn = Record.read(papers / "records" / "x_fig1.json")
     assert drawn is not None
     assert drawn.rows == (Row("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
+
+
+def test_a_figure_makes_only_the_runs_that_it_shows(papers: Path) -> None:
+    reproduced("x-fig1", "--seeds", "1", "--quiet")
+    table = Path("runs/reproduce/x-table1")
+    assert Path("runs/reproduce/x-fig1/seed0/drawn.svg").exists()
+    assert (table / "fedavg-seed0" / "result.json").exists()
+    assert not (table / "standalone-seed0").exists()
+    reproduced("x-table1", "--seeds", "1", "--quiet")  # the same comparison: it goes on with the rest
+    assert (table / "standalone-seed0" / "result.json").exists()
 
 
 def test_a_program_without_runs_is_told_where_the_data_lie(papers: Path) -> None:

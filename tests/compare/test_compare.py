@@ -131,6 +131,17 @@ def test_classes_of_one_name_from_two_modules_are_two_methods(
         compare.plan(["lab_a:Own", "lab_a:Own"])
 
 
+def test_some_methods_or_settings_alone(tmp_path: Path) -> None:
+    plan = compare.read(a_file(tmp_path, FILE))
+    (method, *_), (_, setting, *_) = plan.methods, plan.settings
+    assert [place.folder for place in plan.places([method, setting])] == [
+        Place(setting, method, seed).folder for seed in plan.seeds
+    ]
+    assert plan.places([setting]) == [place for place in plan.places() if place.setting == setting]
+    with pytest.raises(UnknownName, match="unknown method or setting 'fedov'"):
+        plan.places(["fedov"])
+
+
 def test_the_complete_file_reads_back_to_the_same_comparison(tmp_path: Path) -> None:
     for plan in (
         compare.read(a_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
@@ -488,6 +499,9 @@ def test_what_cannot_run_is_refused_in_the_table_before_the_first_run(tmp_path: 
     assert (finished["method"], finished["status"]) == ("standalone", "finished")
     assert not (out / "fedavg-seed0").exists()
     assert refused["reason"] in (out / "compare.html").read_text().replace("&#39;", "'")
+    reasons = comparing.not_run(out)
+    compared(plan, out, command="", only=["standalone"], quiet=True)  # which asks nothing of FedAvg
+    assert comparing.not_run(out) == reasons == {"fedavg-seed0": refused["reason"]}
 
 
 def left(words: str) -> Any:
