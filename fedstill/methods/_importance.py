@@ -120,22 +120,20 @@ class Importance(CountsLabels, Votes, CriticOptions, StudentOptions):
     )
     def predict(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
-        answer = {"logits": self.voted(nodes.at, nodes.bench("model")(nodes.at.task.observe(x)))}
-        if self.rated:
-            answer.update({"critic": self.critics(nodes.at).look(nodes, x, maps), **self.rating(nodes, x)})
-        return answer
+        logits = self.voted(nodes.at, nodes.bench("model")(nodes.at.task.observe(x)))
+        return {"logits": logits, **(self.criticised(nodes, x, maps) if self.rated else {})}
 
-    def look(self, nodes: Sequence[Node], x: torch.Tensor, at: NodeSetting) -> Tensors:
+    def criticised(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
+        """What pi_k(x) needs of the critics."""
+        return {"critic": self.critics(nodes.at).look(nodes, x, maps), **self.rating(nodes, x)}
+
+    def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
         """What :meth:`predict` would answer about inputs as models get them, and of which no map is known."""
-        groups = [Group([node]).knowing(at) for node in nodes]
-        plain = at.task.conditions or not self.rated
-        answers = [
-            {"logits": self.voted(at, group.bench("model")(x.unsqueeze(0)))}
-            if plain
-            else self.predict(group, x.unsqueeze(0))
-            for group in groups
-        ]
-        return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+        logits = {"logits": self.voted(at, z)}
+        if at.task.conditions or not self.rated:
+            return logits
+        each = [self.criticised(Group([node]).knowing(at), x.unsqueeze(0)) for node in nodes]
+        return logits | {name: torch.cat([told[name] for told in each]) for name in each[0]}
 
     # --- at the server ----------------------------------------------------------------------------------
 

@@ -75,9 +75,7 @@ class WeighsNodes(CountsLabels, Votes):
         """Whether nodes are weighed by their shares of each class's examples."""
         return self.weights == "counts"
 
-    def look(self, nodes: Sequence[Node], x: torch.Tensor, at: NodeSetting) -> Tensors:
-        """The nodes' logits on inputs ``(B, ...)``: ``(K, B, C, ...)``."""
-        z = torch.cat([Group([node]).bench("model")(x.unsqueeze(0)) for node in nodes])
+    def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
         return {"logits": self.voted(at, z)}
 
     def summed(self, at: NodeSetting) -> Mapping[str, Added]:

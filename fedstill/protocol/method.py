@@ -144,11 +144,16 @@ class Method(Registered):
     def prepare(self, nodes: Any, at: NodeSetting) -> None:
         """What nodes do before anything else, as to make further networks; ``nodes`` are all, one by one."""
 
-    def look(self, nodes: Any, x: torch.Tensor, at: NodeSetting) -> Mapping[str, torch.Tensor]:
+    def look(
+        self, nodes: Any, x: torch.Tensor, z: torch.Tensor, at: NodeSetting
+    ) -> Mapping[str, torch.Tensor]:
         """What nodes would be answering about inputs ``(B, ...)``: ``(K, B, ...)`` a tensor.
 
         For evaluation in a simulation only: nothing is trained, released or counted. A method with an
         ensemble has one.
+
+        Args:
+            z: what the nodes' models give on ``x``: ``(K, B, C, ...)``.
         """
         return {}
 
@@ -162,7 +167,7 @@ class Method(Registered):
         return NodeSide(
             {question.name: question for question in self.questions(at)},
             prepare=lambda nodes: self.prepare(nodes, at),
-            look=(lambda nodes, x: self.look(nodes, x, at)) if looks else None,
+            look=(lambda nodes, x, z: self.look(nodes, x, z, at)) if looks else None,
             first=self.before,
             learns=self.learns,
             notes=(*self.notes(at), *((SUMMED,) if at.sums else ())),

@@ -211,9 +211,9 @@ class NodeSide:
     Args:
         questions: that it answers, by name.
         prepare: called once with all nodes, before anything else.
-        look: what a question about inputs ``(B, ...)`` would be answered, ``(K, ...)`` a tensor, with
-            nothing trained, released or counted: for evaluation in a simulation only. None where the
-            method has no ensemble.
+        look: what a question about inputs ``(B, ...)``, of which the nodes' models give ``(K, B, C, ...)``,
+            would be answered, ``(K, ...)`` a tensor, with nothing trained, released or counted: for
+            evaluation in a simulation only. None where the method has no ensemble.
         first: the part of the local training that is done before the first question; None is nothing.
         learns: whether the nodes' own models are trained at all, then or later.
         notes: what a run should be told of it: what is switched off here, and why.
@@ -221,7 +221,7 @@ class NodeSide:
 
     questions: Mapping[str, Question]
     prepare: Callable[[Sequence[Any]], None] = _nothing
-    look: Callable[[Sequence[Any], torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+    look: Callable[[Sequence[Any], torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     first: Span | None = WHOLE
     learns: bool = True
     notes: tuple[str, ...] = ()

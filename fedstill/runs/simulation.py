@@ -33,13 +33,7 @@ METERED = 50  # between two losses that are written down
 
 
 class Simulation(Measured):
-    """A setting's run in this process; of its nodes' data and networks see :class:`Prepared`.
-
-    Attributes:
-        trained: where other runs keep the models of nodes that were trained as this run's would be, or None.
-    """
-
-    trained: TrainedModels | None = None
+    """A setting's run in this process; of its nodes' data and networks see :class:`Prepared`."""
 
     def adopt(
         self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,10 +26,18 @@ from fedstill.protocol.summing import SUM, read_sums, summands, total
 from fedstill.runs.evaluation import Metrics, Outputs, deviation, mean, number, plain
 from fedstill.runs.loop import parameter_count
 from fedstill.runs.simulation_nodes import Prepared
+from fedstill.runs.trained_models import TrainedModels
 
 
 class Measured(Prepared, ABC):
-    """Measures a simulation's models as they stand, once its server has been made."""
+    """Measures a simulation's models as they stand, once its server has been made.
+
+    Attributes:
+        trained: where other runs keep the models of nodes that were trained as this run's would be, and what
+            these answer; None where there are no other runs.
+    """
+
+    trained: TrainedModels | None = None
 
     def look(self) -> Mapping[str, float]:
         """What the method is judged by, and the nodes' own models, as they are now."""
@@ -49,10 +58,23 @@ class Measured(Prepared, ABC):
     # --- the parts of the figures ---------------------------------------------------------------------
 
     def _outputs(self) -> Outputs:
-        look = self.evaluation
-        own = {node.name: look.outputs(node.model) for node in self.known} if self.side.learns else {}
-        marked = None if self.mark is None else look.outputs(self.mark.model)
-        return Outputs(self.answers(self.test.inputs), own, marked, self._ensemble(self.test.inputs))
+        own = self._own(self.known, self.side.first == WHOLE) if self.side.learns else {}
+        marked = None if self.mark is None else self._own([self.mark])[self.mark.name]
+        ensembled = self._ensemble(self.test.inputs, own)
+        central = ensembled if self.method.central == "ensemble" else self.answers(self.test.inputs)
+        return Outputs(central, own, marked, ensembled)
+
+    def _own(self, nodes: Sequence[Node], shared: bool = True) -> dict[str, torch.Tensor]:
+        """What nodes' own models answer on the test part, by name; ``shared``: another run may have asked the
+        same models."""
+        file = self.trained.answers_file(nodes, self.compute.precision) if self.trained and shared else None
+        if file is not None and file.exists():
+            return {name: told.to(self.compute.device) for name, told in TrainedModels.answers(file).items()}
+        own = {node.name: self.evaluation.outputs(node.model) for node in nodes}
+        if file is not None:
+            with suppress(OSError):  # on a full disk the next run asks for itself
+                TrainedModels.keep_answers(file, own)
+        return own
 
     def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         look, ensembled = self.evaluation, told.ensembled
@@ -122,15 +144,28 @@ class Measured(Prepared, ABC):
             found.append(look.leading(outputs, rows, node=node.name))
         return found
 
-    def _ensemble(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """The teachers' ensemble on real inputs, weighed as the method weighs it, if it has one."""
+    def _ensemble(
+        self, inputs: torch.Tensor, own: Mapping[str, torch.Tensor] | None = None
+    ) -> torch.Tensor | None:
+        """The teachers' ensemble on real inputs, weighed as the method weighs it, if it has one.
+
+        Args:
+            own: what nodes' models answer on them, as far as it is known.
+        """
         teachers = self._teachers() if self.side.look is not None else []
         if self.side.look is None or not teachers:
             return None
-        parts = []
+        answered = {
+            node.name: local_training.predict(node.model, inputs, self.compute)
+            for node in teachers
+            if node.name not in (own or {})
+        } | {**(own or {})}
+        parts, size = [], local_training.at_once(inputs)
         with torch.no_grad(), self.compute.autocast():
-            for some in torch.split(inputs, local_training.at_once(inputs)):
-                told: object = self.side.look(teachers, some)
+            for start in range(0, len(inputs), size):
+                rows = slice(start, start + size)
+                z = torch.stack([answered[node.name][rows] for node in teachers])  # (K, B, C, ...)
+                told: object = self.side.look(teachers, inputs[rows], z)
                 if not isinstance(told, Mapping):
                     allowed = "answers by name, as {'logits': (K, B, C)}"
                     raise ArgumentError(f"look of {self.method.title}", type(told).__name__, allowed)

@@ -1,4 +1,4 @@
-"""Keeps the models of nodes that were trained alike, so that the runs of a comparison train them once.
+"""Keeps nodes' models that were trained alike and what they answer, so that runs of a comparison share both.
 
 Methods that distil start from nodes that have trained on their own data, and the mark from all data together:
 where configuration, first weights and computation are the same, so is what comes out, to the last bit. What
@@ -45,14 +45,25 @@ class TrainedModels:
         nodes = [node for group in groups for node in group]
         if any(node.private or node.teachers for node in nodes):
             return None
+        return self._file(nodes, [[node.name for node in group] for group in groups], *about)
+
+    def answers_file(self, nodes: Sequence[Node], *about: object) -> Path | None:
+        """Where is kept what nodes' models answer on the test part; None where one keeps what is no tensor.
+
+        Args:
+            about: what else their answers follow from, beside the configuration.
+        """
+        return self._file(nodes, "answers", [node.name for node in nodes], *about)
+
+    def _file(self, nodes: Sequence[Node], *about: object) -> Path | None:
+        """The file named for the nodes' models as they are, the configuration and what else is said."""
         states = [node.model.state_dict() for node in nodes]
         if not all(isinstance(value, torch.Tensor) for state in states for value in state.values()):
             return None
-        names = [[node.name for node in group] for group in groups]
         same = {
             key: part for key, part in to_dict(self.config).items() if key not in ("name", "method", "paper")
         }
-        told = hashlib.sha256(repr((same, names, about, torch.get_num_threads())).encode())
+        told = hashlib.sha256(repr((same, about, torch.get_num_threads())).encode())
         for node, state in zip(nodes, states, strict=True):
             told.update(f"{node.model}{sorted(node.frozen['model'])}".encode())
             for name, tensor in state.items():
@@ -75,3 +86,15 @@ class TrainedModels:
             node.model.load_state_dict(kept["models"][node.name])
         about: dict[str, Any] = json.loads(kept["about"])
         return about
+
+    @staticmethod
+    def keep_answers(file: Path, outputs: Mapping[str, torch.Tensor]) -> None:
+        """Keep what models answer on the test part, each ``(N, C, ...)``, by their nodes."""
+        file.parent.mkdir(exist_ok=True)
+        save_state(file, dict(outputs))
+
+    @staticmethod
+    def answers(file: Path) -> dict[str, torch.Tensor]:
+        """What models answer on the test part, as it was kept."""
+        outputs: dict[str, torch.Tensor] = load_state(file)
+        return outputs

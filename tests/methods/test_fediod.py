@@ -307,7 +307,8 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
     before, audit = copy.deepcopy([node.state() for node in one.nodes]), one.audit.summary()
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        answer = one.side.look(one.nodes, x)
+        z = torch.stack([node.model(x) for node in one.nodes])
+        answer = one.side.look(one.nodes, x, z)
     for row, node in enumerate(one.nodes):
         torch.testing.assert_close(answer["logits"][row], node.model(x))
         if importance != "counts":  # only then do the weights need the critic

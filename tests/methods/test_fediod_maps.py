@@ -247,7 +247,8 @@ def test_looking_at_real_images_needs_no_maps() -> None:
     x = one.nodes[0].data.inputs
     before = copy.deepcopy(everything(one))
     with torch.no_grad():
-        answer = one.side.look(one.nodes, x)
+        z = torch.stack([node.model(x) for node in one.nodes])
+        answer = one.side.look(one.nodes, x, z)
         together = one.server.ensemble(Answers(-1, one.federation.nodes, answer))
     torch.testing.assert_close(answer["logits"][1], one.nodes[1].model(x))
     assert together.shape == (len(x), 2, 16, 16)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedstill.compare import comparison_file, comparison_runner
 from fedstill.core.run_writer import Records
@@ -98,6 +100,28 @@ def test_the_second_method_takes_the_models_of_the_first_and_ends_as_it_does_alo
     for phase in ("local_training", "centralised"):  # what it would have taken
         assert second["seconds"][phase] == pytest.approx(first["seconds"][phase], rel=0.5, abs=0.2)
     assert second["seconds"]["total"] > second["seconds"]["local_training"]
+
+
+def test_models_are_asked_once_about_the_test_part(tmp_path: Path) -> None:
+    """Their own figures and their ensemble's follow from the same answers, and so do another run's."""
+    asked: list[str] = []
+    for of, once in ((FEDKD, ["node-0", "node-1", "node-2", "centralised"]), (FEDIOD, [])):
+        simulation: Simulation = prepare(config(of))[0]
+        simulation.trained = TrainedModels(tmp_path, config(of))
+        tested = simulation.test.inputs.untyped_storage().data_ptr()
+
+        def about(
+            model: nn.Module, given: tuple[Any, ...], run: Simulation = simulation, of: int = tested
+        ) -> None:
+            nodes = [*run.nodes, *([] if run.mark is None else [run.mark])]
+            if isinstance(given[0], torch.Tensor) and given[0].untyped_storage().data_ptr() == of:
+                asked.extend(node.name for node in nodes if node.model is model)
+
+        hook = register_module_forward_pre_hook(about)
+        simulation.run(None)
+        hook.remove()
+        assert asked == once
+        asked.clear()
 
 
 def test_a_comparison_trains_once_a_setting_and_seed_and_leaves_no_models_behind(
