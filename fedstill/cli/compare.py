@@ -98,7 +98,7 @@ def _of_one_method(
         try:
             run = changed(from_dict({"method": methods[label]}), given, f"{prog} --{label}")
         except UnknownName as error:
-            known = [name for name in error.allowed.split(", ") if name.startswith("--method.")]
+            known = [name for name in error.known if name.startswith("--method.")]
             known.remove("--method.name")
             wrong, *others = [name.replace("--method.", f"--{label}.") for name in (str(error.value), *known)]
             raise UnknownName("option", wrong, others) from error

@@ -56,9 +56,9 @@ class UnknownName(ArgumentError):
     """
 
     def __init__(self, what: str, value: str, known: Iterable[str], see: str = "", meant: str = "") -> None:
-        choices = list(known)
-        self.name, self.value, self.allowed = what, value, ", ".join(choices)
-        close = nearest(value, choices)
+        self.known = tuple(known)
+        self.name, self.value, self.allowed = what, value, ", ".join(self.known)
+        close = nearest(value, self.known)
         meant = meant or (repr(close) if close else "")
         hint = f"did you mean {meant}?" if meant else see or f"allowed are {self.allowed}"
         Exception.__init__(self, f"unknown {what} {_short(value)}: {hint}")

@@ -213,7 +213,7 @@ class Registry(Mapping[str, T], Generic[T]):
                 reason = f"one that can be imported, which fails: {first_line(error)}"
                 raise PluginError(self.what, name, reason) from error
         else:
-            raise UnknownName(self.what, name, list(self))
+            raise UnknownName(self.what, name, [*self, "your own as module:Name"])
         if self.base is None:
             asked = None if callable(found) else f"a function of {self.takes}"
         elif not (isinstance(found, type) and issubclass(found, self.base)):
