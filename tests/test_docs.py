@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,21 @@ from typing import Any
 import pytest
 
 import fedstill
+from fedstill.attacks.attack import ATTACKS
 from fedstill.core.checked import Checked
+from fedstill.data.config import DATA
+from fedstill.data.split_base import SPLITS
+from fedstill.federation import offline_files
+from fedstill.models import MODELS
+from fedstill.node import audit_database
+from fedstill.privacy.config import MECHANISMS
+from fedstill.protocol import run_description
 from fedstill.protocol.method import METHODS
+from fedstill.protocol.run_plan import PROTOCOL
+from fedstill.report.result import Result
+from fedstill.tasks.config import TASKS
+from fedstill.tasks.task import ENSEMBLES
+from fedstill.track.tracker import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -121,3 +134,47 @@ def test_every_script_of_the_gallery_has_a_title_and_a_figure_and_uses_what_is_p
             offered = importlib.import_module(str(node.module))
             for name in node.names:
                 assert name.name in offered.__all__, f"{node.module}.{name.name}"
+
+
+PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in sorted(pages()))]
+
+
+def test_every_file_of_ours_that_a_page_names_is_there() -> None:
+    rooms = "benchmarks|docs|examples|experiments|fedstill|tests|tools"
+    named = {
+        (page.name, file)
+        for page in PAGES
+        for file in re.findall(rf"(?<![\w/.-])((?:{rooms})/[\w./-]+\.\w+)", page.read_text(encoding="utf-8"))
+    }
+    assert ("leakage.md", "tests/attacks/test_label_counts.py") in named
+    assert sorted((page, file) for page, file in named if not (ROOT / file).exists()) == []
+
+
+def test_entry_points_bear_the_names_under_which_they_are_looked_for() -> None:
+    registries = (ATTACKS, DATA, ENSEMBLES, MECHANISMS, METHODS, MODELS, SPLITS, TASKS, TRACKERS)
+    groups = {registry.group for registry in registries}
+    table = (DOCS / "reference" / "own.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\| `([\w.]+)` \|$", table, re.MULTILINE)) == groups
+    shown = {
+        group
+        for page in PAGES
+        for group in re.findall(r"entry-points\.\"([\w.]+)\"", page.read_text(encoding="utf-8"))
+    }
+    assert shown == groups
+
+
+def test_the_page_on_files_has_the_versions_and_the_keys_that_are_written() -> None:
+    text = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")
+    numbers = [int(number) for number in re.findall(r"^\| [^|]* \| (\d+) \(", text, re.MULTILINE)]
+    assert numbers == [audit_database.VERSION, offline_files.FORMAT, PROTOCOL, run_description.FORMAT]
+    table = text.partition("## result.json")[2].partition("\n## ")[0]
+    told = {
+        key
+        for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+        for key in re.findall(r"`(\w+)`", row)
+    }
+    written = {field.name for field in fields(Result)} - {
+        "reached",
+        "missing",
+    }  # which have no key of their own
+    assert told == written | {"metric", "task", "needs"}
