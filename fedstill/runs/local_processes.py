@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -247,6 +247,7 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
         for here in (flare_kit.server(deployed), *map(flare_kit.node, owners)):
             stack.callback(flare_site.stop, here)
             flare_site.start(here, **silent)
+        stack.enter_context(_crowding(len(names), deployed / "server.log"))
         admin = stack.enter_context(Admin(deployed / "admin", patience=UP))
         admin.wait_for(names, UP)
         (served / STOPPED).unlink(missing_ok=True)  # of an earlier time
@@ -258,6 +259,17 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
             status = admin.status(job)
     if not over(served):
         raise DeployError(f"the job ended as {status} and left no result: see {deployed / 'server.log'}")
+
+
+@contextlib.contextmanager
+def _crowding(nodes: int, log: Path) -> Iterator[None]:
+    """Where a rehearsal breaks off, say with it what a machine that is too small for it can do."""
+    try:
+        yield
+    except DeployError as error:
+        here = f"{nodes} nodes and a server of two processes each, on {os.cpu_count()} cores"
+        way_out = "where that is too much, take fewer (--nodes N), or leave --engine out"
+        raise DeployError(f"{error}: {here}; {way_out}; see {log}") from error
 
 
 def _surroundings() -> dict[str, str]:

@@ -363,6 +363,14 @@ def test_a_rehearsal_is_deployed_anew_each_time(
     assert made == ["kit 0", "kit 1", "kit 2"]
     assert (home / "runs/run/result.json").exists()  # behind a link, and not thrown away with it
 
+    def missing(*given: object) -> None:
+        raise DeployError("after 60 s not there: node-1")
+
+    monkeypatch.setattr(Server, "wait_for", missing)
+    told = r"not there: node-1: 2 nodes and a server of .*take fewer \(--nodes N\), or leave --engine out"
+    with pytest.raises(DeployError, match=told):
+        local_processes._deploy_here(tiny("fedavg"), "run", names, home)
+
 
 def test_the_page_of_a_rehearsal_shows_what_its_server_has_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
