@@ -35,7 +35,11 @@ def rows() -> list[str]:
             f"`{name}`",
             public,
             "one" if needs.same_architecture else "any",
-            "outputs" if all(kind.output for kind in side.leaves()) else "more",
+            "more"
+            if not all(kind.output for kind in side.leaves())
+            else "outputs"
+            if side.leaves()
+            else "nothing",
             "yes" if slopes else "",
             "once" if method.one_round else counted(method.turns, method.unit) if side.leaves() else "",
             CENTRAL[method.central],
