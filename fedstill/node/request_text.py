@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedstill.core.config_tables import read_table
 from fedstill.core.table_schema import Schema
-from fedstill.core.text_format import clip, human_bytes
+from fedstill.core.text_format import clip, counted, human_bytes
 from fedstill.node.requests import Request
 
 
@@ -14,14 +14,18 @@ def facts(request: Request) -> dict[str, str | list[str]]:
     method, spec, public = dict(table["method"]), table["spec"], table["public"]
     asks = []
     for name, asked in about.questions.items():
-        often = f"{asked['times']} times" if asked["times"] else "as often as the server likes"
+        often = counted(asked["times"], "time") if asked["times"] else "as often as the server likes"
         rows = f", up to {asked['rows']} inputs" if asked["rows"] else ""
         size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
         leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
         asks.append(f"{name}: {often}{rows}; {leaves} leave{size}")
-    questions = about.most_questions or "not limited by the plan"
+    most = about.most_questions
+    questions = counted(most, "question") if most else "questions not limited by the plan"
     left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
-    student, least = table["student"] or "to be chosen", table["least_nodes"] or "any number of"
+    student, least = table["student"] or "to be chosen", table["least_nodes"]
+    goes_on = (
+        f"goes on with {counted(least, 'node')} or more" if least else "does not say with how many nodes"
+    )
     shape = " x ".join(map(str, spec["shape"]))
     schema = read_table(Schema, spec["schema"])
     columns = [f"{clip(each.name)}: {clip(each.allowed)}" for each in schema.columns]
@@ -34,10 +38,10 @@ def facts(request: Request) -> dict[str, str | list[str]]:
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
         ),
         "asks": asks,
-        "at most": f"{questions} questions, {left}",
+        "at most": f"{questions}, {left}",
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{learned}",
         **({"columns": columns} if schema else {}),
         "public": shared if public["fingerprint"] else "none",
         "seen by it": "sums of all nodes' answers" if table["sums"] else "each node's answers",
-        "server says": f"student {student}; goes on with {least} nodes or more",
+        "server says": f"student {student}; {goes_on}",
     }

@@ -370,7 +370,8 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     refused(clinic)
     code, out, _ = command("node", "requests", clinic.folder)
     assert code == 0
-    for told in ("examine: 6 times, up to 4 inputs", "steps = 6", "7 questions", "3 nodes or more", "mlp:8"):
+    asked = ("examine: 6 times, up to 4 inputs", "count_labels: 1 time;", "steps = 6", "7 questions")
+    for told in (*asked, "student mlp:8; goes on with 3 nodes or more"):
         assert told in " ".join(out.split())
     assert command("node", "requests", clinic.folder, found.sha256)[1] == found.text
     code, _, err = command("node", "approve", clinic.folder, found.sha256[:7])
