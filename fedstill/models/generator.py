@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fedstill.models.group_norm import GroupNorm
+
 
 class _Normalised(nn.Module):
     """Gives images normalised by a data set's declared mean and standard deviation, per channel."""
@@ -152,7 +154,7 @@ class PatchCritic(nn.Sequential):
             nn.Conv2d(width, wide, 4, 2, 1),
             nn.BatchNorm2d(wide, track_running_stats=False)
             if norm == "batch"
-            else nn.GroupNorm(math.gcd(8, wide), wide),
+            else GroupNorm(math.gcd(8, wide), wide),
             nn.LeakyReLU(0.2),
             nn.Conv2d(wide, 1, 1),
             nn.Flatten(1, 2),
