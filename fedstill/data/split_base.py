@@ -84,6 +84,7 @@ SPLITS: Registry[type[SplitConfig]] = Registry(
     {
         "iid": "fedstill.data.splits:IID",
         "dirichlet": "fedstill.data.splits:Dirichlet",
+        "balanced-dirichlet": "fedstill.data.splits:BalancedDirichlet",
         "shards": "fedstill.data.splits:Shards",
         "column": "fedstill.data.splits:ByColumn",
         "sorted": "fedstill.data.splits:Sorted",
