@@ -92,6 +92,9 @@ class Journal:
         self.calls.append("price")
         return {"logits": Price({Event("laplace", 4.0): 2})}
 
+    def due(self, *given: Any) -> dict[str, Any]:
+        return {}
+
     def expected(self, *given: Any) -> dict[str, Any]:
         return {"answer": {}}
 
