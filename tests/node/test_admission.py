@@ -336,6 +336,29 @@ def test_whoever_asks_twice_is_not_taken_for_the_server_that_was_approved(tmp_pa
     assert "waits" in refused(clinic)
 
 
+def test_another_servers_approval_is_none_of_a_run_that_began_under_another_protection(
+    tmp_path: Path,
+) -> None:
+    """Both ask for the same; the owner has weakened the protection, and says yes to the second one only."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+    clinic.say("leave", message=99)
+    (clinic.folder / "node.toml").write_text(NODE + EACH + "[privacy]\ncounts_noise = 20.0\n")
+    clinic.again()
+    assert "waits" in refused(clinic)
+    clinic.host.asker = KNOWN
+    assert "waits" in refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+    clinic.say("leave", message=99)
+    clinic.again()
+    assert "waits" in refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+
+
 def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
