@@ -109,9 +109,10 @@ class Compute:
         """Whether channels last would be slower, or worse.
 
         torch's group norm (2.13, CPU) is slow with them in bfloat16. And where it may meet an input without
-        gradient, as behind a frozen layer, its way back then ends the whole process.
+        gradient, as behind a frozen layer, its way back then ends the whole process. Ours is not
+        (:mod:`fedstill.models.group_norm`).
         """
-        norms = any(isinstance(layer, torch.nn.GroupNorm) for layer in module.modules())
+        norms = any(type(layer) is torch.nn.GroupNorm for layer in module.modules())
         frozen = any(not parameter.requires_grad for parameter in module.parameters())
         slow = self.precision == "bfloat16" and self.device.type == "cpu"
         return norms and (frozen or slow)

@@ -41,6 +41,7 @@ class SplitConfig(Registered, ABC):
     under: ClassVar[str] = "split"
     key: ClassVar[str] = "how"
     default: ClassVar[str | None] = "dirichlet"
+    alike: ClassVar[bool] = True  # alpha is skew and column a column in all that have them
     fewest: ClassVar[int] = 1
     words: ClassVar[str] = ""
 
@@ -84,6 +85,7 @@ SPLITS: Registry[type[SplitConfig]] = Registry(
     {
         "iid": "fedstill.data.splits:IID",
         "dirichlet": "fedstill.data.splits:Dirichlet",
+        "balanced-dirichlet": "fedstill.data.splits:BalancedDirichlet",
         "shards": "fedstill.data.splits:Shards",
         "column": "fedstill.data.splits:ByColumn",
         "sorted": "fedstill.data.splits:Sorted",

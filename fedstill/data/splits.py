@@ -1,6 +1,6 @@
 """The splits: one frozen dataclass each, with its options and the way it divides.
 
-May import ``dividing``, which has what all of them share.
+May import ``split_base``, which has what all of them share.
 """
 
 from __future__ import annotations
@@ -62,6 +62,36 @@ class Dirichlet(SplitConfig):
             if np.bincount(owner, minlength=nodes).min() >= items.least:
                 return owner
         return topped_up(owner, nodes, items.least, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedDirichlet(SplitConfig):
+    """Equal sizes, a node's classes in shares from Dirichlet(alpha) (FedDyn: Acar et al., ICLR 2021)."""
+
+    words = "equal sizes, Dirichlet alpha {alpha:g}"
+
+    alpha: Alpha = 0.5
+    """Small is skewed (few classes at each node), large is even."""
+
+    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+        """Who holds least takes an item of a class that it draws by its shares, of those that are left."""
+        order = generator.permutation(len(items))
+        piles = [order[items.labels[order] == label].tolist() for label in range(items.classes)]
+        left = np.array([len(pile) for pile in piles])  # (classes,)
+        shares = [dirichlet_shares(self.alpha, items.classes, generator) for _ in range(self.nodes)]
+        held = np.zeros(self.nodes)
+        owner = np.empty(len(items), dtype=np.int64)
+        for drawn in generator.random(len(items)):
+            node = held.argmin()
+            weights = shares[node] * (left > 0)
+            # Of what it would hold nothing may be left; then it takes what comes.
+            ends = np.cumsum(weights if weights.any() else left)
+            label = np.searchsorted(ends, drawn * ends[-1], side="right")
+            item = piles[label].pop()
+            left[label] -= 1
+            owner[item] = node
+            held[node] += items.sizes[item]
+        return owner
 
 
 @dataclass(frozen=True, kw_only=True)

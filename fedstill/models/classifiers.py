@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedstill.models.group_norm import GroupNorm
+
 MOST_SQUARES = 8  # a side, that RandomConv's features are averaged in
 
 
@@ -31,15 +33,15 @@ class SmallCNN(nn.Sequential):
         wide = 2 * width
         super().__init__(
             nn.Conv2d(channels, width, 3, padding=1),
-            nn.GroupNorm(_groups(width), width),
+            GroupNorm(_groups(width), width),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(width, wide, 3, padding=1),
-            nn.GroupNorm(_groups(wide), wide),
+            GroupNorm(_groups(wide), wide),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(wide, wide, 3, padding=1),
-            nn.GroupNorm(_groups(wide), wide),
+            GroupNorm(_groups(wide), wide),
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(wide * (height // 4) * (side // 4), classes),

@@ -10,6 +10,7 @@ from torch import nn
 from fedstill.core.errors import ModelError
 from fedstill.models.classifiers import _groups
 from fedstill.models.extractor_head import Split
+from fedstill.models.group_norm import GroupNorm
 
 
 def depth_of(height: int, side: int) -> int:
@@ -26,10 +27,10 @@ def block(inside: int, outside: int) -> nn.Sequential:
     """Twice a 3x3 convolution, group norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``."""
     return nn.Sequential(
         nn.Conv2d(inside, outside, 3, padding=1, bias=False),
-        nn.GroupNorm(_groups(outside), outside),
+        GroupNorm(_groups(outside), outside),
         nn.ReLU(),
         nn.Conv2d(outside, outside, 3, padding=1, bias=False),
-        nn.GroupNorm(_groups(outside), outside),
+        GroupNorm(_groups(outside), outside),
         nn.ReLU(),
     )
 

@@ -223,6 +223,13 @@ def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) 
     assert plan.changed == ("nodes.local.epochs", "split.alpha")
 
 
+def test_another_split_keeps_the_settings_skew(tmp_path: Path) -> None:
+    text = 'methods = ["fedavg"]\n[[settings]]\nname = "skewed"\nsplit = { alpha = 0.1 }\n'
+    plan = compare.read(a_file(tmp_path, text), changes={"split.how": "balanced-dirichlet"})
+    split = plan.config(Place("skewed", "fedavg", 0)).split
+    assert (split.called, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
+
+
 def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
     plan = compare.plan(list(METHODS))
     for label in plan.methods:

@@ -107,14 +107,21 @@ def test_networks_are_placed_with_channels_last_if_wanted() -> None:
     assert not layout(Compute(EngineConfig(channels_last=False)), SmallCNN((3, 8, 8), 3, 4))
 
 
-def test_group_norms_keep_channels_first_in_bfloat16() -> None:
+def normed() -> nn.Sequential:
+    """A convolution and torch's own group norm."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
+
+
+def test_torchs_group_norms_keep_channels_first_in_bfloat16() -> None:
     """Where torch computes them several times as fast so."""
-    assert not layout(Compute(EngineConfig(precision="bfloat16")), SmallCNN((3, 8, 8), 3, 4))
+    low = Compute(EngineConfig(precision="bfloat16"))
+    assert not layout(low, normed())
+    assert layout(low, SmallCNN((3, 8, 8), 3, 4))  # whose norms take any layout
 
 
-def test_group_norms_behind_frozen_layers_keep_channels_first() -> None:
+def test_torchs_group_norms_behind_frozen_layers_keep_channels_first() -> None:
     """torch ends the process on the way back through such a norm with channels last."""
-    network = SmallCNN((3, 8, 8), 3, 4)
+    network = normed()
     network[0].requires_grad_(False)
     assert not layout(Compute(), network)
     network(torch.ones(2, 3, 8, 8)).sum().backward()

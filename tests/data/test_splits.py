@@ -46,7 +46,7 @@ def classes_held(parts: Sequence[torch.Tensor], labels: torch.Tensor) -> list[se
 @settings(deadline=None, max_examples=150)
 @given(
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any),
-    how=st.sampled_from(["iid", "dirichlet", "shards", "sorted"]),
+    how=st.sampled_from(["iid", "dirichlet", "balanced-dirichlet", "shards", "sorted"]),
     log_alpha=st.floats(-12, 12),
     draw=st.data(),
     seed=st.integers(0, 2**32),
@@ -60,6 +60,7 @@ def test_every_example_is_at_exactly_one_node(
     per_node = draw.draw(st.integers(1, int(np.count_nonzero(counts))))
     own = {
         "dirichlet": {"alpha": 10**log_alpha},
+        "balanced-dirichlet": {"alpha": 10**log_alpha},
         "shards": {"classes_per_node": per_node},
         "sorted": {"column": "age"},
     }
@@ -75,14 +76,20 @@ def test_every_example_is_at_exactly_one_node(
     assert lists(again) == lists(parts)
 
 
-@pytest.mark.parametrize("how", ["iid", "dirichlet", "shards"])
+@pytest.mark.parametrize("how", ["iid", "dirichlet", "balanced-dirichlet", "shards"])
 def test_another_seed_divides_otherwise(how: str) -> None:
     labels = of_sizes(50, 50, 50, 50)
     assert lists(divided(labels, 4, seed=1, how=how)) != lists(divided(labels, 4, seed=2, how=how))
 
 
 @pytest.mark.parametrize(
-    ("how", "own"), [("iid", {}), ("dirichlet", {"alpha": 1e6}), ("shards", {"classes_per_node": 1})]
+    ("how", "own"),
+    [
+        ("iid", {}),
+        ("dirichlet", {"alpha": 1e6}),
+        ("balanced-dirichlet", {}),
+        ("shards", {"classes_per_node": 1}),
+    ],
 )
 def test_the_order_of_the_examples_does_not_decide_the_node(how: str, own: dict[str, Any]) -> None:
     # Were classes cut without a shuffle, each node's part of a class would be a run of neighbours.
@@ -138,6 +145,27 @@ def test_a_draw_that_suffices_is_not_topped_up() -> None:
     ]
     assert min(least) >= 20
     assert least.count(20) < 5
+
+
+def test_equal_nodes_take_their_own_classes_as_long_as_there_are_any() -> None:
+    # By a tiny alpha each of two nodes wants one class: two classes, or the same, of which each gets half.
+    labels, found = of_sizes(10, 10), set()
+    for seed in range(20):
+        parts = divided(labels, 2, seed, how="balanced-dirichlet", nodes=2, alpha=1e-6)
+        assert sizes(parts) == [10, 10]
+        found.add(tuple(sorted(int(labels[part].sum()) for part in parts)))
+    assert found == {(0, 10), (5, 5)}
+
+
+def test_equal_nodes_are_skewed_by_alpha() -> None:
+    labels = of_sizes(*[100] * 10)
+    largest = {}
+    for alpha in (0.1, 1.0, 1e6):
+        parts = divided(labels, 10, how="balanced-dirichlet", nodes=10, alpha=alpha)
+        assert sizes(parts) == [100] * 10
+        largest[alpha] = float(np.mean([np.bincount(labels[part], minlength=10).max() for part in parts]))
+    assert largest[0.1] > 1.5 * largest[1.0] > 2 * largest[1e6]
+    assert largest[1e6] < 20  # the largest of ten classes, drawn evenly
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
@@ -228,7 +256,7 @@ def test_sorting_is_stable() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "words"),
     [
-        ({"how": "even"}, "split", "allowed are iid, dirichlet, shards, column, sorted"),
+        ({"how": "even"}, "split", "allowed are iid, dirichlet, balanced-dirichlet, shards"),
         ({"how": "iid", "alpha": 1.0}, "split.alpha", "none, as split 'iid' has no such option"),
         ({"nodes": 0}, "split.nodes", "from 1 up"),
         ({"how": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),

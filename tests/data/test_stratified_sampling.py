@@ -93,7 +93,7 @@ def test_a_site_of_one_patient_cannot_be_parted() -> None:
 
 
 @given(
-    st.sampled_from(["iid", "dirichlet", "shards", "sorted", "positives"]),
+    st.sampled_from(["iid", "dirichlet", "balanced-dirichlet", "shards", "sorted", "positives"]),
     st.integers(1, 5),
     st.integers(0, 10**6),
 )
@@ -104,6 +104,7 @@ def test_no_patient_is_at_two_nodes(how: str, nodes: int, seed: int) -> None:
         "shards": {"classes_per_node": 1},
         "sorted": {"column": "age"},
         "dirichlet": skewed,
+        "balanced-dirichlet": skewed,
         "positives": skewed,
     }
     config = SPLITS[how](nodes=nodes, minimum=2, **own.get(how, {}))
@@ -118,7 +119,7 @@ def test_no_patient_is_at_two_nodes(how: str, nodes: int, seed: int) -> None:
 
 def test_sizes_of_whole_units_are_as_equal_as_can_be() -> None:
     targets, patient = findings(200, 1)
-    for how in ("iid", "positives"):
+    for how in ("iid", "positives", "balanced-dirichlet"):
         parts = split(
             targets,
             4,

@@ -1,0 +1,91 @@
+"""What group norm costs a network: a training step with torch's layer, laid out for it, and with ours.
+
+    python benchmarks/group_norm.py
+
+Milliseconds of one thread's processor time, the median of nine steps, in turns; images as data lie (channels
+first), or as a generator gives them (channels last). Answering: without gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill import models
+from fedstill.core.compute import Compute, EngineConfig, Precision
+from fedstill.models.group_norm import GroupNorm
+
+STEPS = 9
+NETWORKS = [
+    ("small-cnn:16", (1, 28, 28), 64),
+    ("small-cnn:8", (3, 32, 32), 64),
+    ("unet:8", (3, 64, 64), 16),
+]
+Times = dict[tuple[str, str], list[float]]
+
+
+def with_torchs(network: nn.Module) -> nn.Module:
+    """The network with torch's own layers in place of ours."""
+    for layer in network.modules():
+        if type(layer) is GroupNorm:
+            layer.__class__ = nn.GroupNorm
+    return network
+
+
+def measured(spec: str, shape: tuple[int, int, int], batch: int, precision: Precision) -> dict[str, Times]:
+    """Milliseconds of a step and of an answer, by the images' layout and by whose layer it is."""
+    compute = Compute(EngineConfig(precision=precision))
+    sides = {
+        "torch's": compute.place(with_torchs(models.build(spec, shape, 2, 0))),
+        "ours": compute.place(models.build(spec, shape, 2, 0)),
+    }
+    found: dict[str, Times] = {"step": {}, "answer": {}}
+    for _ in range(STEPS):
+        for layout in ("first", "last"):
+            for side, network in sides.items():
+                x = torch.randn(batch, *shape)
+                if layout == "last":
+                    x = torch.randn(batch, *shape[1:], shape[0]).permute(0, 3, 1, 2)
+                y = torch.randint(2, (batch, *(shape[1:] if spec.startswith("unet") else ())))
+                start = time.process_time()
+                with compute.autocast():
+                    z = network(x)
+                F.cross_entropy(z.float(), y).backward()
+                found["step"].setdefault((layout, side), []).append(time.process_time() - start)
+                start = time.process_time()
+                with torch.no_grad(), compute.autocast():
+                    network(x)
+                found["answer"].setdefault((layout, side), []).append(time.process_time() - start)
+    return found
+
+
+def main() -> None:
+    """Print a row for each network and precision."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    torch.set_num_threads(1)
+    ways = [(layout, side) for layout in ("first", "last") for side in ("torch's", "ours")]
+    print(
+        "| network | precision | "
+        + " | ".join(f"{layout}: {side}" for layout, side in ways)
+        + " | answering, last |"
+    )
+    for spec, shape, batch in NETWORKS:
+        for precision in ("float32", "bfloat16"):
+            found = measured(spec, shape, batch, precision)
+            step, answer = (
+                {way: 1e3 * statistics.median(each) for way, each in part.items()} for part in found.values()
+            )
+            cells = [f"{step[way]:.1f}" for way in ways]
+            cells.append(" and ".join(f"{answer['last', side]:.1f}" for side in ("torch's", "ours")))
+            print(f"| {spec} | {precision} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
