@@ -148,7 +148,7 @@ def _judged(
     method: Method, file: NodeFile, found: Examined, asking: Asking | None, folder: Path | None
 ) -> _Verdict:
     """What a node would do in a run of a method; of the folder's own budgets where the run is known."""
-    from fedstill.cli.node_check_privacy import schema_objection, unprotected
+    from fedstill.cli.node_check_privacy import spec_objection, unprotected
     from fedstill.core.compute import Compute
     from fedstill.data.loader import CLASSIFICATION
     from fedstill.models import carries_gradient
@@ -171,7 +171,7 @@ def _judged(
     against = _first_refusal(refused) or _unfit(method, file, found, side.questions, asking)
     stranger = _stranger(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:
-        stranger = stranger or schema_objection(file, found, asking.spec.schema)
+        stranger = stranger or spec_objection(file, found, asking.spec)
     against = stranger or against or _first_refusal(bare) or dear
     return _Verdict(side.questions, {**bare, **refused}, against, None if bare else mechanism)
 

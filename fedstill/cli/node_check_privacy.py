@@ -7,7 +7,9 @@ from pathlib import Path
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
-from fedstill.core.table_schema import Schema, difference
+from fedstill.core.table_schema import difference
+from fedstill.core.text_format import clip
+from fedstill.data.input_spec import InputSpec
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node import audit_file
 from fedstill.node.audit_file import Balance
@@ -59,9 +61,12 @@ def schema_fact(file: NodeFile) -> str:
     return f"any that a run has: {learned} (data.schema names the only one)"
 
 
-def schema_objection(file: NodeFile, found: Examined, schema: Schema) -> str | None:
-    """In what a run's schema differs from the only one that the owner allows, if so."""
-    differs = difference(found.schema, schema) if found.schema else ""
+def spec_objection(file: NodeFile, found: Examined, spec: InputSpec) -> str | None:
+    """In what a run's schema or classes differ from the only ones that the owner allows, if so."""
+    if file.data.classes and file.data.classes != spec.classes:
+        named = ", ".join(map(clip, spec.classes))
+        return f"its classes are not those of data.classes, in their order: {named}"
+    differs = difference(found.schema, spec.schema) if found.schema else ""
     return f"its schema is not that of {file.data.schema}: other {differs}" if differs else None
 
 

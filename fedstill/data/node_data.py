@@ -25,6 +25,7 @@ from fedstill.data.loader import CLASSIFICATION
 from fedstill.data.node_data_config import SOURCES, PrivateConfig
 from fedstill.data.preparation import with_channels
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
+from fedstill.data.spec_tensors import check_range
 from fedstill.data.tables import read_schema
 from fedstill.data.user_data import SERVING, read
 from fedstill.tasks import TASKS, TaskConfig
@@ -99,6 +100,16 @@ def _loaded(
         data = node_readers.of_images(raw, config, spec, what, most)
     spec.make_task().check(data, what)
     return data, spec
+
+
+def check_values(config: PrivateConfig, data: TensorData, spec: InputSpec) -> None:
+    """Refuse (DataError) tensors of images that are no pixels under the spec's normalisation.
+
+    For the owner, and not as a run begins: a server that declared one normalisation after another would learn
+    the least and the largest value, by which of them were refused.
+    """
+    if config.source == "tensors" and spec.task.makes.form == "images":
+        check_range(spec.make_task().pictured(data), spec, f"data {config.path!r}")
 
 
 def own_schema(config: PrivateConfig, folder: Path) -> Schema:

@@ -54,6 +54,12 @@ class PrivateConfig:
     empty, any run's will do: then a server that proposes one range after another learns, by what your node
     refuses, the least and the largest value of each column."""
 
+    classes: tuple[str, ...] = ()
+    """The classes, labels or channels that a run must have, by name and in its order; of tables the schema
+    says them. A run of others is refused before your data are looked at. If empty, any run's will do: then a
+    server that proposes one list after another learns, by what your node refuses, which classes your examples
+    have."""
+
     vocabulary: str = ""
     """Texts: how words become ids, as data.vocabulary of the run; if empty, by hashing."""
 
@@ -65,6 +71,8 @@ class PrivateConfig:
             )
         if self.schema and self.source in ("npz", "folder", "nifti"):
             raise ArgumentError("data.schema", self.schema, f"empty, as source {self.source} holds no rows")
+        if self.schema and self.classes:
+            raise ArgumentError("data.classes", list(self.classes), "empty, as data.schema says them")
         if self.slices < 0 or (self.slices and self.source != "nifti"):
             raise ArgumentError("data.slices", self.slices, "0, or a whole number from 1 up for source nifti")
         if self.channels and self.source == "csv":

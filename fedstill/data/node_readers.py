@@ -24,7 +24,7 @@ from fedstill.data.instance_images import SLIDE, cases_of, cut, read_pictures, w
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.raw import Raw
-from fedstill.data.spec_tensors import check_range, groups_of, inputs_in, labels_in
+from fedstill.data.spec_tensors import groups_of, inputs_in, labels_in
 from fedstill.data.stratified_sampling import Ints, numbered
 from fedstill.data.tables import check_rows, read_rows
 from fedstill.data.text_data import HASH
@@ -75,8 +75,6 @@ def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) ->
     task.check(data, what)
     if spec.schema:
         check_rows(data.inputs, spec.schema, what)
-    if task.form == "images":
-        check_range(task.pictured(data), spec, what)
     return data
 
 

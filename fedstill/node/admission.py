@@ -49,6 +49,13 @@ def require_schema(node: str, own: Schema, schema: Schema) -> None:
         raise QuestionRefused(node, "join", "schema: the run's is not the one that the owner names")
 
 
+def require_classes(node: str, own: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """Refuse all classes but the owner's; without own ones, none. QuestionRefused says nothing of the data:
+    which classes these have would be found list by list."""
+    if own and classes != own:
+        raise QuestionRefused(node, "join", "classes: the run's are not those that the owner names")
+
+
 def require_records(node: str, policy: PolicyConfig, records: int) -> None:
     """Refuse while there are too few records; how many there are is not said. QuestionRefused."""
     if records < policy.minimum_records:

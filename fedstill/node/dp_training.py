@@ -14,8 +14,10 @@ from torch import nn
 from torch.func import vmap
 
 from fedstill.core.compute import Compute, as_laid_out
+from fedstill.core.errors import ArgumentError
 from fedstill.data.augment import augmented
 from fedstill.node.node import Node
+from fedstill.privacy import dpsgd
 from fedstill.privacy.dpsgd import (
     PrivateLoss,
     PrivateSteps,
@@ -62,7 +64,11 @@ def step(
 
     Returns:
         The mean private loss of the drawn records, 0 if there are none. Not protected: for the owner alone.
+
+    Raises:
+        ArgumentError: a question is answered, and it has not declared this step, or not of so many records.
     """
+    _take(node, role, rate)
     module, optimiser = node.modules[role], node.optimisers[role]
     names = (node.asking, *purpose)  # what is asked again otherwise is another release, with other noise
     drawn = sample(node.data, rate, dp.draws(*names, "sample"))
@@ -88,6 +94,17 @@ def step(
     optimiser.step()
     optimiser.zero_grad()
     return loss
+
+
+def _take(node: Node, role: str, rate: float) -> None:
+    """Take a step off those that are charged for the question that is answered."""
+    if node.due is None:
+        return
+    batch, left = node.due.get(role, (0, 0))
+    if not left or rate > dpsgd.rate(len(node.data), batch):
+        allowed = "as many private steps, of as many records, as the question declares (span, trains, rows)"
+        raise ArgumentError(f"steps of the {role} of {node.name}", "more", allowed)
+    node.due[role] = batch, left - 1
 
 
 def train(

@@ -189,6 +189,12 @@ class Gate:
         undeclared = sorted(set(tensors) - set(kinds))
         if undeclared:
             raise QuestionRefused(self.node, asked.question, f"undeclared: {', '.join(undeclared)}")
+        # Inputs that came were counted when they did; of public ones a question says which in its own way.
+        scores = [tensor for name, tensor in tensors.items() if kinds[name].of == "scores"]
+        rows = max([0, *(tensor.shape[:1].numel() for tensor in scores)])
+        if 0 < (approved := self._approved(asked.question, "rows")) < rows:
+            rule = f"approved: {approved} inputs, and the answer is about {rows}"
+            raise QuestionRefused(self.node, asked.question, rule)
         noised, price, rule, stamp = self._protected(asked, part, tensors, question)
         finished = noised
         if part == ANSWER and question.finish is not None:

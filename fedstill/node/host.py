@@ -72,6 +72,7 @@ class Host:
         self.schema = node_data.own_schema(self.file.data, folder)
         own = {"policy": as_table(self.file.policy), "privacy": as_table(self.file.privacy)}
         own["data"] = {"schema": fingerprint(schema_text(self.schema).encode()) if self.schema else ""}
+        own["data"]["classes"] = list(self.file.data.classes)
         self.security.note_policy({f"{of}.{name}": own[of][name] for of in own for name in own[of]})
         self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
@@ -295,10 +296,11 @@ class Host:
             self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, question)
 
     def require_admission(self, plan: Plan) -> None:
-        """Refuse servers, hours, schemas and too few nodes, before anything of a run is kept or read."""
+        """Refuse servers, hours, schemas, classes, too few nodes, before anything of a run is kept."""
         admission.require_server(self.name, self.file.policy, self.asker)
         admission.require_hour(self.name, self.file.policy, "join")
         admission.require_schema(self.name, self.schema, plan.spec.schema)
+        admission.require_classes(self.name, self.file.data.classes, plan.spec.classes)
         admission.require_nodes(self.name, self.file.policy, plan.least_nodes)
 
     def admit(self, plan: Plan, public: Public | None) -> Description | None:

@@ -225,6 +225,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         attempt("data", lambda: node_data.locate(file.data, folder))
     elif (loaded := attempt("data", lambda: node_data.load(file.data, folder, spec, task))) is not None:
         data, known = loaded
+        attempt("data", lambda: node_data.check_values(file.data, *loaded))
     if known is not None:
         model = attempt("model", lambda: make_model(file, folder, known))
         attempt("model", lambda: perceptual(file, folder, known))

@@ -302,13 +302,19 @@ class RequestHandler:
         compute = self.compute.exact if question.differenced else self.compute
         for node in self.group.nodes:
             node.asking = chained(node.answered, f"{number} {now.content} {attempt}")
-        with (
-            compute.step(first.seed, first.name, question.name, number),
-            torch.set_grad_enabled(now.differentiable),
-        ):
-            self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
-            now.inputs = inputs
-            now.outputs = question.give(question.handler(self.group, number, **inputs, **values))
+            if node.private and node.gate.budgets is not None:
+                node.due = node.gate.budgets.mechanism.due(question, now.tensors)
+        try:
+            with (
+                compute.step(first.seed, first.name, question.name, number),
+                torch.set_grad_enabled(now.differentiable),
+            ):
+                self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
+                now.inputs = inputs
+                now.outputs = question.give(question.handler(self.group, number, **inputs, **values))
+        finally:
+            for node in self.group.nodes:
+                node.due = None
 
     def _question(self, name: str, tensors: Tensors) -> Question:
         question = self.side.questions[name]

@@ -28,6 +28,7 @@ def facts(request: Request) -> dict[str, str | list[str]]:
     )
     shape = " x ".join(map(str, spec["shape"]))
     schema = read_table(Schema, spec["schema"])
+    classes = clip(", ".join(map(clip, spec["classes"])), 2000)
     columns = [f"{clip(each.name)}: {clip(each.allowed)}" for each in schema.columns]
     learned = f"; learned is {clip(schema.target)}" if schema else ""
     shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
@@ -40,7 +41,7 @@ def facts(request: Request) -> dict[str, str | list[str]]:
         "asks": asks,
         "at most": f"{questions}, {left}",
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{learned}",
-        **({"columns": columns} if schema else {}),
+        **({"columns": columns} if schema else {"classes": classes}),
         "public": shared if public["fingerprint"] else "none",
         "seen by it": "sums of all nodes' answers" if table["sums"] else "each node's answers",
         "server says": f"student {student}; {goes_on}",

@@ -160,7 +160,9 @@ class Requests:
             name = one_of(known, sha256)
             before = known[name]
             state = APPROVED if approved else REJECTED
-            runs = before.runs if approved else ()
+            # What began under another protection has to ask anew: it may be another server's than this one.
+            same = before.protection == self._protection()
+            runs = before.runs if approved and same else ()
             after = replace(before, state=state, protection=self._protection(), runs=runs)
             event: Any = state
             self._log.write(event, account(), because or "no reason given", run=before.run, description=name)

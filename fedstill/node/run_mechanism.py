@@ -217,12 +217,18 @@ class Mechanism:
 
     def learning(self, question: Question, sent: Tensors) -> Bill:
         """What it costs that networks learn from the records before a question is answered."""
-        bill = Bill()
+        due = self.due(question, sent).items()
+        return {self.config.learns[role]: self._learning(role, *each) for role, each in due}
+
+    def due(self, question: Question, sent: Tensors) -> dict[str, tuple[int, int]]:
+        """By role, of how many records on average, and how many, the steps are that a question declares: no
+        more are charged, and so no more may be taken."""
+        found = {}
         if self.protects and "critic" in question.trains:
-            bill[self.config.learns["critic"]] = self._learning("critic", max(question.rows, 1), 1)
-        if self.protects and question.span is not None:
-            bill[self.training] = self._local(len(question.span(sent).steps(self._all)))
-        return bill
+            found["critic"] = max(question.rows, 1), 1
+        if self.protects and "model" in self.config.learns and question.span is not None:
+            found["model"] = self.local.batch, len(question.span(sent).steps(self._all))
+        return found
 
     def first(self) -> Bill:
         """What the local training before the first question costs, whatever is asked about it later."""

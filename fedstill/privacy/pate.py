@@ -169,13 +169,17 @@ class PATE(AnswersConfig):
         return None
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
-        """Votes, and the mean of the teachers' gradients."""
-        pate = self.pate
+        """Votes, and the mean of the teachers' gradients.
+
+        Only of the package's own methods, which let votes out as they are. What a stranger's method makes of
+        them is not known: one vote may then move a row, and the gradients of all teachers, as far as it will.
+        """
+        pate, strange = self.pate, bool(release.kind.package)
         if release.pulled:
             # One that carries records carries all of them, whoever's they are.
-            teachers = 1 if release.reads else pate.teachers
+            teachers = 1 if release.reads or strange else pate.teachers
             return Sanitised(self.gradients.clip, levels["gradients"], teachers)
-        if release.kind.of == "scores" and not release.reads:
+        if release.kind.of == "scores" and not (release.reads or strange):
             return Votes(pate, levels["pate"])
         return super().rule(release, levels)
 

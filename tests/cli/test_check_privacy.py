@@ -58,6 +58,19 @@ def test_a_run_that_the_data_cannot_pay_any_more_is_told(
     assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fediod")
 
 
+def test_a_run_of_other_classes_than_the_owners_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path / "clinic", "")
+    text = (folder / "node.toml").read_text()
+    for classes, told in (
+        ("0123456789", "It can take part."),
+        ("1023456789", "its classes are not those of data.classes, in their order: 0, 1, 2, 3, 4, 5"),
+    ):
+        (folder / "node.toml").write_text(text.replace("[data]\n", f"[data]\nclasses = {list(classes)}\n"))
+        assert told in said(capsys, str(folder), "digits-fediod")
+
+
 def test_what_a_run_costs_is_told_by_the_owners_accountant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, FedstillError
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.node_data import load
+from fedstill.data.node_data import check_values, load
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.tasks.classification import ClassificationConfig
 
@@ -210,8 +210,10 @@ def test_tensors_in_the_servers_form_are_taken_as_they_are(tmp_path: Path) -> No
     assert data.targets.tolist() == [2, 0]
     assert data.groups is not None
     assert data.groups.tolist() == [7, 7]
+    check_values(config, data, PETS)
+    with pytest.raises(DataError, match=r"values from -3 to .* allowed by mean 0.5 and std 0.5 are -1 to 1"):
+        check_values(config, loaded(inputs=3 * NORMALISED), PETS)
     for changed, said in (
-        ({"inputs": 3 * NORMALISED}, r"values from -3 to .* allowed by mean 0.5 and std 0.5 are -1 to 1"),
         ({"inputs": NORMALISED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\): allowed is \(1, 4, 8\)"),
         ({"patient": torch.tensor([7])}, r"patient is of shape \(1,\): allowed is one an example"),
         ({"age": torch.tensor([7])}, "holds age, inputs, patient, targets: allowed are just inputs, patient"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
@@ -20,6 +21,7 @@ from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder, requests
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.request_text import facts
 from fedstill.node.security_log import FILE, SecurityLog
 from fedstill.protocol.run_description import describe
 from fedstill.protocol.run_plan import Plan
@@ -131,6 +133,65 @@ def test_after_hours_nothing_is_learned_or_answered(tmp_path: Path, monkeypatch:
         told = clinic.say(do, seconds=1, question="examine", number=0, differentiable=True)
         assert told["rule"].startswith(f"hours: {soon}-{later}")
     assert clinic.left() == []
+
+
+# --- classes, and values of tensors ---------------------------------------------------------------------
+
+
+def test_a_server_that_tries_list_after_list_learns_no_class_that_a_node_has(tmp_path: Path) -> None:
+    """One record has the class "rare": a server that leaves it out sees whether a node cannot join then."""
+    own = 'classes = ["common", "rare"]\n'
+    clinics = []
+    for name, data in (("own", own), ("any", "")):
+        clinic = Clinic(tmp_path / name)
+        images = np.random.default_rng(0).uniform(0, 1, (3, *SHAPE)).astype(np.float32)
+        np.savez(clinic.folder / "data.npz", images=images, labels=np.array(["common", "common", "rare"]))
+        (clinic.folder / "node.toml").write_text(NODE.replace("[model]\n", f"{data}[model]\n"))
+        clinic.again()
+        clinics.append(clinic)
+    named, anybody = clinics
+    for each, classes in enumerate((("common", "other"), ("rare", "common"), ("common", "rare", "other"))):
+        for asked in clinics:
+            asked.plan = replace(PLAN, run=f"run-{each}", spec=replace(PLAN.spec, classes=classes))
+        assert refused(named) == "classes: the run's are not those that the owner names"
+        assert joined(anybody) is ("rare" in classes), "where the owner names none, it would be learned"
+    (named.folder / "data.npz").unlink()
+    assert refused(named) == "classes: the run's are not those that the owner names"
+    assert not list((named.folder / "runs").glob("*"))
+    with pytest.raises(ArgumentError, match=r"data\.classes is .*: allowed is empty, as data.schema says"):
+        PrivateConfig(source="csv", schema="ours.toml", classes=("a", "b"))
+
+
+def test_a_run_of_the_owners_classes_is_let_in(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    own = f"classes = {json.dumps(PLAN.spec.classes)}\n"
+    (clinic.folder / "node.toml").write_text(NODE.replace("[model]\n", f"{own}[model]\n"))
+    clinic.again()
+    assert joined(clinic)
+    *_, changed, _ = SecurityLog(clinic.folder).lines()
+    assert changed["why"].startswith('data.classes = ["0", "1"')
+
+
+def test_no_normalisation_that_a_server_declares_tells_the_largest_value(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic")
+    tensors = {"inputs": torch.full((3, *SHAPE), 0.4), "targets": torch.tensor([0, 1, 2])}
+    save_file(tensors, clinic.folder / "own.safetensors")
+    owned = NODE.replace('path = "data.npz"', 'source = "tensors"\npath = "own.safetensors"')
+    (clinic.folder / "node.toml").write_text(owned)
+    clinic.again()
+    for each, (mean, std) in enumerate(((0.5, 0.5), (0.7, 1.0))):  # up to 1, and up to 0.3
+        spec = replace(PLAN.spec, mean=(mean,), std=(std,))
+        clinic.plan = replace(PLAN, run=f"run-{each}", spec=spec)
+        assert joined(clinic)
+    found = owner_folder.examine(clinic.folder, clinic.plan.spec)
+    assert any("has values from 0.4 to 0.4 in channel 0" in fault for fault in found.faults)
+
+
+def test_a_request_names_the_classes(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    (request,) = clinic.host.requests.all().values()
+    assert facts(request)["classes"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -273,6 +334,29 @@ def test_whoever_asks_twice_is_not_taken_for_the_server_that_was_approved(tmp_pa
     assert joined(clinic)
     clinic.host.asker = KNOWN
     assert "waits" in refused(clinic)
+
+
+def test_another_servers_approval_is_none_of_a_run_that_began_under_another_protection(
+    tmp_path: Path,
+) -> None:
+    """Both ask for the same; the owner has weakened the protection, and says yes to the second one only."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+    clinic.say("leave", message=99)
+    (clinic.folder / "node.toml").write_text(NODE + EACH + "[privacy]\ncounts_noise = 20.0\n")
+    clinic.again()
+    assert "waits" in refused(clinic)
+    clinic.host.asker = KNOWN
+    assert "waits" in refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+    clinic.say("leave", message=99)
+    clinic.again()
+    assert "waits" in refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
 
 
 def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.run_description import Description
 from fedstill.tasks.classification import Classification
 from tests.audited import entries, paid
 
@@ -92,6 +93,9 @@ class Journal:
         self.calls.append("price")
         return {"logits": Price({Event("laplace", 4.0): 2})}
 
+    def due(self, *given: Any) -> dict[str, Any]:
+        return {}
+
     def expected(self, *given: Any) -> dict[str, Any]:
         return {"answer": {}}
 
@@ -123,6 +127,17 @@ class Watched(AuditLog):
 
 
 # --- policy --------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
+    """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
+    asks = {"predict": {"times": 9, "rows": 3, "leaves": {}, "bytes": 0}}
+    door, question = gate(), Question("predict", QUESTION.handler, {"rows": "indices"}, {"logits": "logits"})
+    door.approved = Description({"questions": asks})
+    about = asked(question="predict")
+    assert release(door, about, tensors={"logits": torch.zeros(3, 5)}, question=question)
+    with pytest.raises(QuestionRefused, match="approved: 3 inputs, and the answer is about 4"):
+        release(door, about, tensors={"logits": torch.zeros(4, 5)}, question=question)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
 from fedstill.federation.inprocess import InProcess, partition
+from fedstill.methods import train_round
+from fedstill.methods._critics import CriticOptions
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.dp_compatibility import NotPrivate
@@ -23,8 +25,10 @@ from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
+from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import check_priced, protect, unit_notes, wanted
+from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, as_text, total
@@ -32,9 +36,10 @@ from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.pate_teachers import Teachers
 from fedstill.privacy.statement import SEVERAL
-from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS
+from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import side_of
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.questions import NodeSetting, question
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation
@@ -406,3 +411,50 @@ def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
     assert unit_notes(parts, [under("dp-sgd", group_size=8)] * 3) == ()
     assert unit_notes(parts[2:], [under("dp-sgd")]) == ()
     assert unit_notes(parts, [NoPrivacy()] * 3) == ()
+
+
+# --- steps that are taken, and those that are charged --------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(CriticOptions):
+    """A stranger's method, whose questions learn more than they say."""
+
+    title: ClassVar[str] = "Greedy"
+
+    @question(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
+    def silent(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        train_round(nodes, 0, 3)  # and no span
+        return {"logits": nodes.bench("model")(x)}
+
+    @question(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=(), span=lambda self, sent: ROUND)
+    def twice(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        train_round(nodes, 0, 3)
+        return self.silent(nodes, x)
+
+    @question(sends={"x": INPUTS}, releases={"critic": CRITIC}, reads=(), trains=("critic",))
+    def one_by_one(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return self.critics(nodes.at).judge(nodes, 0, x)  # of self.batch records, and rows says nothing
+
+    @question(sends={"x": INPUTS}, releases={"critic": CRITIC}, reads=(), trains=("critic",), rows=ROWS)
+    def five_steps(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return [self.critics(nodes.at).judge(nodes, 0, x) for _ in range(5)][-1]
+
+
+ROUND = Span.one(0, 3)
+
+
+@pytest.mark.parametrize("asked", ["silent", "twice", "one_by_one", "five_steps"])
+def test_no_more_private_steps_are_taken_than_are_charged(asked: str) -> None:
+    """DP-SGD would else learn for free: without a span, or with five critic steps at the price of one."""
+    at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(batch=ROWS, critic_width=4)
+    every = PolicyConfig(kinds=("tests: logits", "tests: critic"))
+    network = build("mlp:4", SHAPE, CLASSES, 0)
+    node = Node("n", records(), network, Gate("n", every, AuditLog()), 0)
+    side = side_of(method, at)
+    protect(node, protected("dp-sgd", **CONFIG), side, method, at, secret=1)
+    side.prepare([node])
+    handler = RequestHandler(Group([node]), side, COMPUTE)
+    with pytest.raises(ArgumentError, match=r"steps of the \w+ of n is 'more': allowed is as many private"):
+        handler.answer(asked, 0, {"x": X}, False)
+    assert node.due is None

@@ -224,6 +224,17 @@ def test_what_is_made_of_votes_to_be_added_is_no_vote() -> None:
     protection("noisy-outputs", summed)  # bounds and noises whatever it is
 
 
+def test_what_a_strangers_method_makes_of_votes_is_no_vote() -> None:
+    """It may sharpen them: then one teacher more or less moves a row by all of them, and not by one vote."""
+    theirs = EXAMINE.of_package("lab")
+    made = protection("pate", theirs)
+    assert answer(made, theirs) is None
+    near(priced(made, theirs, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))  # of all teachers
+    for other in ("dp-sgd", "noisy-outputs"):
+        logits = {"logits": SHAPES["logits"]}
+        assert priced(protection(other, theirs), replace(theirs, trains=()), "answer", logits) is not None
+
+
 def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
     with pytest.raises(QuestionRefused, match="outputs of task segmentation are pictures"):
         protection("noisy-outputs", PREDICT, task=MAPS)
