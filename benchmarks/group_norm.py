@@ -83,7 +83,7 @@ def main() -> None:
                 {way: 1e3 * statistics.median(each) for way, each in part.items()} for part in found.values()
             )
             cells = [f"{step[way]:.1f}" for way in ways]
-            cells.append(" and ".join(f"{answer['last', side]:.1f}" for side in ("torch's", "ours")))
+            cells += [f"{answer['last', side]:.1f}" for side in ("torch's", "ours")]
             print(f"| {spec} | {precision} | {' | '.join(cells)} |", flush=True)
 
 

@@ -48,7 +48,7 @@ def compare(given: Given) -> None:
         folder = out_folder(given, f"runs/{comparison.name}", "comparison")
         with resumable(folder, "compare"):
             comparison_runner.compare(comparison, folder, command=given.command, **how)
-    _print_json(folder, only) if "--json" in given else _show_comparison(folder)
+    (_print_json if "--json" in given else _show_comparison)(folder, only)
 
 
 def _planned(given: Given) -> Comparison:
@@ -132,11 +132,12 @@ def changes_of(words: list[str], base: RunConfig, own: Given, prog: str) -> dict
     return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
 
 
-def _show_comparison(folder: Path) -> None:
-    """Print a comparison and write its files; leave with 1 where a method did not run."""
+def _show_comparison(folder: Path, only: Sequence[str]) -> None:
+    """Print a comparison and write its files; leave with 1 where a method that was to run did not."""
     from rich.console import Console
 
     from fedstill.compare import comparison_file as compare
+    from fedstill.compare import comparison_runner
     from fedstill.report.compare_files import print_comparison, summarise, write_comparison
 
     comparison = compare.read_folder(folder)
@@ -144,8 +145,10 @@ def _show_comparison(folder: Path) -> None:
     summary = summarise(folder, comparison)
     print_comparison(summary, Console())
     print(f"Report: {page}")
-    lacking = dict.fromkeys(entry.name for entry in summary.entries if entry.not_run)
-    if lacking:
+    names = {entry.label: entry.name for entry in summary.entries}
+    reasons = comparison_runner.not_run(folder)
+    asked = [place for place in comparison.places(only) if place.folder in reasons]
+    if lacking := dict.fromkeys(names[place.label] for place in asked):
         leave(f"not all methods ran, the table says why: {', '.join(lacking)}", 1)
 
 

@@ -109,10 +109,13 @@ class Compute:
         """Whether channels last would be slower, or worse.
 
         torch's group norm (2.13, CPU) is slow with them in bfloat16. And where it may meet an input without
-        gradient, as behind a frozen layer, its way back then ends the whole process. Ours is not
+        gradient, as behind a frozen layer, its way back then ends the whole process. Ours takes any layout
         (:mod:`fedstill.models.group_norm`).
         """
-        norms = any(type(layer) is torch.nn.GroupNorm for layer in module.modules())
+        norms = any(
+            isinstance(layer, torch.nn.GroupNorm) and not getattr(layer, "any_layout", False)
+            for layer in module.modules()
+        )
         frozen = any(not parameter.requires_grad for parameter in module.parameters())
         slow = self.precision == "bfloat16" and self.device.type == "cpu"
         return norms and (frozen or slow)
@@ -132,7 +135,7 @@ def _gains(shape: Sequence[int], network: torch.nn.Module) -> bool:
     """Whether a network computes faster in bfloat16, where a processor does.
 
     On AMD's with AVX-512 bf16 a step of a convolutional network on 28 x 28 takes 0.5 to 0.8 of the time in
-    float32; on 8 x 8, and without convolutions, as long or longer (``benchmarks/precision.py``).
+    float32; on 8 x 8, and without convolutions, about as long (``benchmarks/precision.py``).
     """
     convolutions = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
     image = len(shape) == 3 and min(shape[1:]) >= 16

@@ -86,7 +86,7 @@ class BalancedDirichlet(SplitConfig):
             weights = shares[node] * (left > 0)
             # Of what it would hold nothing may be left; then it takes what comes.
             ends = np.cumsum(weights if weights.any() else left)
-            label = np.searchsorted(ends, drawn * ends[-1], side="right")
+            label = np.searchsorted(ends / ends[-1], drawn, side="right")
             item = piles[label].pop()
             left[label] -= 1
             owner[item] = node

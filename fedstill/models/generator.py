@@ -75,7 +75,7 @@ def _layer(convolution: nn.Conv2d | nn.ConvTranspose2d) -> tuple[nn.Module, ...]
 
 
 def instance_norm(channels: int) -> nn.Module:
-    """Instance norm without weights: group norm of one channel a group, whose kernels are quicker."""
+    """Instance norm without weights: group norm of one channel a group, which is quicker in bfloat16."""
     return GroupNorm(channels, channels, affine=False)
 
 

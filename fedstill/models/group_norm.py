@@ -20,11 +20,14 @@ class GroupNorm(nn.GroupNorm):
     (True, True)
     """
 
+    any_layout = True  # a network with it may lie channels last
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``(B, C, H, W)`` or any other ``(B, C, ...)`` to the same shape and layout."""
         if not _slow(x):
             return super().forward(x)
-        return super().forward(x.contiguous()).contiguous(memory_format=torch.channels_last)
+        y = super().forward(x.contiguous())
+        return y.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap knows no memory formats
 
 
 def _slow(x: torch.Tensor) -> bool:

@@ -124,6 +124,16 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
     return hashlib.blake2b(text.encode(), key=key, digest_size=16).hexdigest()
 
 
+def prepare(side: NodeSide, nodes: Sequence[Node]) -> None:
+    """What a method does at nodes before anything else, of which nothing is charged: no network of a node
+    that learns privately takes a step in it (ArgumentError), or it would learn for free."""
+    for node in nodes:
+        node.due = {} if node.private else None
+    side.prepare(nodes)
+    for node in nodes:
+        node.due = None
+
+
 def check_priced(node: Node) -> None:
     """Refuse a node whose data a method has changed since its protection was priced."""
     budgets = node.gate.budgets

@@ -47,7 +47,7 @@ from fedstill.node.network_setup import architecture, fitted
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import Group
-from fedstill.node.protection import check_priced, protect
+from fedstill.node.protection import check_priced, prepare, protect
 from fedstill.node.refusal_text import short, telling
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
@@ -145,7 +145,7 @@ class Session:
             protect(self.node, *own, secret=secret, salt=self.kept.salt())
         except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
             raise OwnDataError(str(error)) from error
-        self.side.prepare([self.node])
+        prepare(self.side, [self.node])
         check_priced(self.node)
         for module in self.node.modules.values():
             self.compute.place(module)

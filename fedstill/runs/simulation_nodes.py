@@ -20,7 +20,7 @@ from fedstill.node import local_training
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import signature
-from fedstill.node.protection import check_priced, protect, unit_notes, wanted
+from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
 from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
@@ -89,7 +89,7 @@ class Prepared(Run, ABC):
                 key = self.secret(node.name)
                 protect(node, privacy, self.side, self.method, self.at_nodes, secret=key)
         self.learners = [learner for node in self.nodes for learner in node.learners]
-        self.side.prepare(self.nodes)
+        prepare(self.side, self.nodes)
         for node in self.nodes:
             check_priced(node)
             for module in node.modules.values():

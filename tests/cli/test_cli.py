@@ -413,7 +413,9 @@ class Comparisons:
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
     comparisons = Comparisons()
     monkeypatch.setattr("fedstill.compare.comparison_runner.compare", comparisons)
-    monkeypatch.setattr("fedstill.cli.compare._show_comparison", lambda folder: print(f"table of {folder}"))
+    monkeypatch.setattr(
+        "fedstill.cli.compare._show_comparison", lambda folder, only: print(f"table of {folder}")
+    )
     return comparisons
 
 

@@ -532,6 +532,19 @@ def test_the_command_says_by_its_exit_code_that_a_method_did_not_run(
     assert left(f"compare standalone {words}3") == 0
 
 
+def test_runs_that_are_left_for_later_are_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
+    compared(plan, tmp_path / "out", command="", only=["fedavg", "standalone"], quiet=True)
+    for only, code in ((["standalone"], 0), ([], 1)):
+        for form in ([], ["--json"]):
+            words = ["--only", *only] if only else []
+            with pytest.raises(SystemExit) as end:
+                main(["compare", "--resume", str(tmp_path / "out"), *words, "--quiet", *form])
+            assert end.value.code == code
+
+
 def test_an_option_of_one_method_is_answered_with_where_it_belongs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -119,9 +119,14 @@ def test_torchs_group_norms_keep_channels_first_in_bfloat16() -> None:
     assert layout(low, SmallCNN((3, 8, 8), 3, 4))  # whose norms take any layout
 
 
-def test_torchs_group_norms_behind_frozen_layers_keep_channels_first() -> None:
+class Own(nn.GroupNorm):
+    """A network's own kind of it."""
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm, Own])
+def test_torchs_group_norms_behind_frozen_layers_keep_channels_first(norm: type[nn.GroupNorm]) -> None:
     """torch ends the process on the way back through such a norm with channels last."""
-    network = normed()
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), norm(2, 4))
     network[0].requires_grad_(False)
     assert not layout(Compute(), network)
     network(torch.ones(2, 3, 8, 8)).sum().backward()

@@ -157,6 +157,16 @@ def test_equal_nodes_take_their_own_classes_as_long_as_there_are_any() -> None:
     assert found == {(0, 10), (5, 5)}
 
 
+def test_equal_nodes_take_what_is_left_where_their_own_shares_of_it_are_next_to_nothing() -> None:
+    for seed in range(300):
+        assert (
+            sum(
+                sizes(divided(of_sizes(*[30] * 10), 10, seed, how="balanced-dirichlet", nodes=10, alpha=1e-3))
+            )
+            == 300
+        )
+
+
 def test_equal_nodes_are_skewed_by_alpha() -> None:
     labels = of_sizes(*[100] * 10)
     largest = {}

@@ -74,9 +74,12 @@ def test_an_input_without_gradient_does_not_end_the_process() -> None:
     torch.testing.assert_close(ours.weight.grad, torchs.weight.grad)
 
 
-def test_stacked_norms_are_each_their_own() -> None:
+@pytest.mark.parametrize("last", [False, True])
+def test_stacked_norms_are_each_their_own(last: bool) -> None:
     each = [norms()[0] for _ in range(3)]
     x = torch.randn(3, 5, 6, 4, 3)
+    if last:  # without gradient to the input: as behind frozen layers
+        x = torch.randn(3, 5, 4, 3, 6).permute(0, 1, 4, 2, 3)
     weights = {name: torch.stack([norm.state_dict()[name] for norm in each]) for name in ("weight", "bias")}
     y = vmap(lambda own, x: functional_call(each[0], own, (x,)))(weights, x)
     torch.testing.assert_close(y, torch.stack([norm(part) for norm, part in zip(each, x, strict=True)]))

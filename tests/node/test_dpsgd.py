@@ -469,6 +469,23 @@ def test_the_loss_that_is_told_is_the_samples_mean() -> None:
     assert step(node, "model", private(), 1e-9, private_loss=entropy, batch=1.0) == 0
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fixed", [(), ("0.weight", "0.bias")])
+def test_clipped_sums_are_the_same_whatever_the_layout(precision: Any, fixed: tuple[str, ...]) -> None:
+    """Group norm lays channels out anew, within vmap, too, and behind frozen layers."""
+    node, compute = made("small-cnn:4"), Compute(EngineConfig(precision=precision))
+
+    def of(model: nn.Module) -> torch.Tensor:
+        trained = {name: own for name, own in model.named_parameters() if name not in fixed}
+        with compute.autocast():
+            return clipped_sum(model, trained, entropy, node.data.inputs, node.data.targets, 1.0)[0]
+
+    for name in fixed:
+        node.model.get_parameter(name).requires_grad_(False)
+    first, last = of(node.model), of(compute.place(node.model))
+    assert float((last - first).norm() / first.norm()) < (1e-5 if precision == "float32" else 0.15)
+
+
 def test_what_is_frozen_stays_and_neither_counts_nor_gets_noise() -> None:
     network = build("mlp:8", SHAPE, 3, 0)
     network[1].requires_grad_(False)

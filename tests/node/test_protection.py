@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.protection import check_priced, protect, unit_notes, wanted
+from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
@@ -421,6 +421,12 @@ class Greedy(CriticOptions):
     """A stranger's method, whose questions learn more than they say."""
 
     title: ClassVar[str] = "Greedy"
+    early: bool = False
+
+    def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
+        super().prepare(nodes, at)
+        if self.early:
+            train_round(Group([*nodes]).knowing(at), 0, 3)
 
     @question(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
     def silent(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
@@ -444,17 +450,20 @@ class Greedy(CriticOptions):
 ROUND = Span.one(0, 3)
 
 
-@pytest.mark.parametrize("asked", ["silent", "twice", "one_by_one", "five_steps"])
+@pytest.mark.parametrize("asked", ["silent", "twice", "one_by_one", "five_steps", "early"])
 def test_no_more_private_steps_are_taken_than_are_charged(asked: str) -> None:
     """DP-SGD would else learn for free: without a span, or with five critic steps at the price of one."""
-    at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(batch=ROWS, critic_width=4)
+    at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(batch=ROWS, critic_width=4, early=asked == "early")
     every = PolicyConfig(kinds=("tests: logits", "tests: critic"))
     network = build("mlp:4", SHAPE, CLASSES, 0)
     node = Node("n", records(), network, Gate("n", every, AuditLog()), 0)
     side = side_of(method, at)
     protect(node, protected("dp-sgd", **CONFIG), side, method, at, secret=1)
-    side.prepare([node])
-    handler = RequestHandler(Group([node]), side, COMPUTE)
+
+    def attempt() -> None:
+        prepare(side, [node])
+        RequestHandler(Group([node]), side, COMPUTE).answer(asked, 0, {"x": X}, False)
+
     with pytest.raises(ArgumentError, match=r"steps of the \w+ of n is 'more': allowed is as many private"):
-        handler.answer(asked, 0, {"x": X}, False)
-    assert node.due is None
+        attempt()
+    assert asked == "early" or node.due is None
