@@ -38,7 +38,6 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.privacy.pate_teachers import shards
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks.classification import Classification
@@ -84,7 +83,7 @@ class World:
         self.node = Node(NAME, self.data, network, gate, 0)
         method = Audited(batch=self.rows, gan=float(self.critics))
         setting = NodeSetting(self.task, self.local, self.compute)
-        side = side_of(method, setting)
+        side = method.node_side(setting)  # ours, though no method that is named: its votes are votes
         protect(self.node, self.privacy, side, method, setting, secret=self.secret)
         side.prepare([self.node])
         local_training.prepare(self.node.learners, self.local)

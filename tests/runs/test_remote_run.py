@@ -178,7 +178,7 @@ def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(tmp_p
     config = tiny("fediod")
     link = Heard(nodes(config, tmp_path))
     server = live(config, link, tmp_path)
-    spec = dataclasses.replace(server.federation.plan.spec, mean=(0.5,), std=(5.0,))
+    spec = dataclasses.replace(server.federation.plan.spec, classes=("zero", "one"))
     server.federation.plan = dataclasses.replace(server.federation.plan, spec=spec)
     with pytest.raises(NodeFault, match="its own log says more"):
         server.run()
