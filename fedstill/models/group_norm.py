@@ -16,8 +16,10 @@ class GroupNorm(nn.GroupNorm):
 
     >>> x = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
     >>> y = GroupNorm(2, 4)(x)
-    >>> torch.allclose(y, nn.GroupNorm(2, 4)(x)), y.is_contiguous(memory_format=torch.channels_last)
-    (True, True)
+    >>> (y - nn.GroupNorm(2, 4)(x)).abs().max().item() < 1e-5
+    True
+    >>> y.is_contiguous(memory_format=torch.channels_last)
+    True
     """
 
     any_layout = True  # a network with it may lie channels last
