@@ -14,6 +14,11 @@ LAST = torch.channels_last
 GRADIENT = torch.ops.aten.native_group_norm_backward.default
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 class Layouts(TorchDispatchMode):
     """Whether any input of group norm, forward or backward, lies channels last."""
 
