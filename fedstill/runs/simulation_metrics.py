@@ -155,11 +155,10 @@ class Measured(Prepared, ABC):
         teachers = self._teachers() if self.side.look is not None else []
         if self.side.look is None or not teachers:
             return None
-        answered = {
-            node.name: local_training.predict(node.model, inputs, self.compute)
-            for node in teachers
-            if node.name not in (own or {})
-        } | {**(own or {})}
+        answered = dict(own or {})
+        for node in teachers:
+            if node.name not in answered:
+                answered[node.name] = local_training.predict(node.model, inputs, self.compute)
         parts, size = [], local_training.at_once(inputs)
         with torch.no_grad(), self.compute.autocast():
             for start in range(0, len(inputs), size):
