@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -263,27 +263,3 @@ def _read(file: Path) -> Reproduction | None:
 def _order(about: Reproduces) -> tuple[str, bool, int]:
     digits = "".join(filter(str.isdigit, about.what.partition(",")[0].partition("(")[0]))
     return about.paper, not about.what.startswith("Table"), int(digits or 0)
-
-
-def in_order(rows: Iterable[Row], published: Sequence[PaperFigure]) -> tuple[int, int]:
-    """Of all pairs of methods with a published figure in one setting: how many we order alike, and how many
-    there are. Pairs that the paper has level count as neither.
-
-    >>> theirs = [PaperFigure(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
-    >>> in_order([Row("", m, "accuracy", {0: v}) for m, v in (("a", 9.0), ("b", 7.0), ("c", 8.0))], theirs)
-    (2, 3)
-    """
-    ours = {(row.setting, row.method, row.figure): row.spread()[0] for row in rows}
-    groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for setting in dict.fromkeys(setting for setting, _, _ in ours):
-        for paper in published:
-            mean = ours.get((setting, paper.method, paper.figure))
-            if paper.setting in ("", setting) and mean is not None:
-                groups.setdefault((setting, paper.figure), []).append((paper.value, mean))
-    alike = total = 0
-    for pairs in groups.values():
-        for place, (theirs, mine) in enumerate(pairs):
-            for their_other, my_other in pairs[:place]:
-                total += theirs != their_other
-                alike += (theirs - their_other) * (mine - my_other) > 0
-    return alike, total

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from fedstill.compare.comparison import COSTS, Comparison
 from fedstill.compare.comparison_file import read_folder
-from fedstill.compare.reproduction import Record, Reproduction, Row, in_order
+from fedstill.compare.reproduction import Record, Reproduction, Row
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted
 from fedstill.report import table_formats
 from fedstill.report.compare_entry import LOCAL, Run
 from fedstill.report.compare_files import summarise, write_comparison
 from fedstill.report.compare_summary import Summary
+from fedstill.report.reproduction_order import in_order
 from fedstill.report.table_formats import Cell, Column
 from fedstill.report.table_formats import Row as Line
 from fedstill.runs.config import PaperFigure
@@ -90,13 +91,13 @@ def markdown(entry: Reproduction, record: Record) -> str:
         lines += [f"**{setting}**", ""] if setting else []
         lines += table_formats.markdown(table_formats.Table("", "", columns, table))
         lines.append("")
-    alike, pairs = in_order(record.rows, published)
+    order = in_order(record.rows, published, len(record.seeds))
     seeds = counted(len(record.seeds), "seed")
     minutes = "" if record.minutes is None else f", {record.minutes:.0f} minutes in all"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""
     lines.append(f"Scale {record.scale}, {seeds}{changed}; {record.machine}, {record.date}{minutes}.")
-    if pairs:
-        lines.append(f"Of {pairs} pairs of methods {alike} stand in the paper's order.")
+    if order.pairs:
+        lines.append(f"Pairs of methods in the paper's order: {order}.")
     lines += [record.note] if record.note else []
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.compare.reproduction import Record, Reproduction, in_order, reproductions
+from fedstill.compare.reproduction import Record, Reproduction, reproductions
+from fedstill.report.reproduction_order import in_order
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
 LINE = re.compile(r"\| \[[^]]*\]\(\.\./experiments/(\w+)\.toml\): (.*) \|$", re.MULTILINE)
@@ -34,8 +35,8 @@ def test_a_line_says_what_was_recorded(entry: Reproduction) -> None:
         assert (ours, seeds, pairs) == ("-", "-", "-")
         return
     assert seeds == f"{len(record.seeds)}, {record.date}"
-    alike, among = in_order(record.rows, entry.published())
-    assert pairs == (f"{alike} of {among}" if among else "nothing printed")
+    order = in_order(record.rows, entry.published(), len(record.seeds))
+    assert pairs == (str(order) if order.pairs else "nothing printed")
     figures = re.findall(rf"(?:({'|'.join(NAMES)}|[\w-]+) )?(\d+\.\d+)", ours)
     assert figures
     for name, figure in figures:

@@ -1,0 +1,78 @@
+"""How far a record is in the paper's order: over all pairs of methods, and over those told apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from fedstill.compare.reproduction import Row
+from fedstill.report.paired import Gap, difference
+from fedstill.runs.config import PaperFigure
+
+
+@dataclass(frozen=True)
+class Order:
+    """Pairs of methods with published figures in one setting; those that the paper has level are not counted.
+
+    Args:
+        pairs: how many there are.
+        alike: of these, how many our means order as the paper does.
+        told: of all, those whose difference has a 95 % interval over seeds on one side of 0.
+        told_alike: of these, how many are in the paper's order.
+    """
+
+    pairs: int
+    alike: int
+    told: int
+    told_alike: int
+
+    def __str__(self) -> str:
+        """As a cell of a table."""
+        clear = f"{self.told_alike} of {self.told}" if self.told else "none"
+        return f"{self.alike} of {self.pairs}; told apart: {clear}"
+
+
+def in_order(rows: Sequence[Row], published: Sequence[PaperFigure], seeds: int) -> Order:
+    """The order of a record of some seeds.
+
+    >>> theirs = [PaperFigure(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
+    >>> ours = {"a": (9.0, 9.2, 9.1), "b": (7.0, 7.1, 7.3), "c": (8.0, 5.0, 9.0)}
+    >>> rows = [Row("", name, "accuracy", dict(enumerate(found))) for name, found in ours.items()]
+    >>> print(in_order(rows, theirs, 3))
+    2 of 3; told apart: 1 of 1
+    """
+    groups: dict[tuple[str, str], list[tuple[float, Row]]] = {}
+    for row in (row for row in rows if row.spread()[0] is not None):
+        for paper in published:
+            if (paper.method, paper.figure) == (row.method, row.figure) and paper.setting in (
+                "",
+                row.setting,
+            ):
+                groups.setdefault((row.setting, row.figure), []).append((paper.value, row))
+    found = [
+        (theirs - other > 0, _apart(ours, others, seeds))
+        for group in groups.values()
+        for (theirs, ours), (other, others) in combinations(group, 2)
+        if theirs != other
+    ]
+    alike = [gap.mean > 0 if above else gap.mean < 0 for above, gap in found]
+    told = [gap.told for _, gap in found]
+    return Order(len(found), sum(alike), sum(told), sum(map(bool.__and__, alike, told)))
+
+
+def _apart(one: Row, other: Row, seeds: int) -> Gap:
+    """The difference of two rows, seed by seed where these are known."""
+    common = one.values.keys() & other.values.keys()
+    if common:
+        return difference([one.values[seed] - other.values[seed] for seed in sorted(common)])
+    from scipy.stats import t
+
+    (mean, std), (other_mean, other_std) = one.spread(), other.spread()
+    gap = (mean or 0.0) - (other_mean or 0.0)
+    if seeds < 2:
+        return Gap(gap, None)
+    return Gap(
+        gap, float(t.ppf(0.975, 2 * seeds - 2)) * math.hypot(std or 0.0, other_std or 0.0) / math.sqrt(seeds)
+    )
