@@ -7,7 +7,7 @@ from collections import Counter
 from functools import cached_property
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.audit_entries import ALL, ANSWER, BARE, LEARNED, TRAINING, Asked, Entry
+from fedstill.node.audit_entries import ANSWER, LEARNED, TRAINING, Asked, Entry
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
@@ -180,14 +180,11 @@ class Budgets:
         """What left without a guarantee has no price that a budget could have paid."""
         if spent.bare_run and self.budget.epsilon < math.inf:
             way_out = "allowed is a new run, or privacy.epsilon = inf"
-            raise Unpriced(self.budget.epsilon, self.budget.delta, {self.run: spent.bare_run}, way_out)
+            raise Unpriced(self.budget.epsilon, self.budget.delta, spent.bare_run, way_out)
         total = self.total_budget
         if spent.bare_total and total.epsilon < math.inf:
-            way_out = "its owner may set privacy.total_epsilon = inf, so that each run has its own budget"
-            totals = reversed(list(self.audit.sums.spent.items()))  # the latest run first
-            bare = {
-                run: counts[BARE]
-                for (payer, run), counts in totals
-                if payer == self.payer and run != ALL and counts[BARE]
-            }
-            raise Unpriced(total.epsilon, total.delta, bare, way_out)
+            way_out = (
+                "its owner sees in which runs by fedstill audit show, and may set "
+                "privacy.total_epsilon = inf, so that each run has its own budget"
+            )
+            raise Unpriced(total.epsilon, total.delta, spent.bare_total, way_out)

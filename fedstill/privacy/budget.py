@@ -14,8 +14,6 @@ from fedstill.privacy.accounting import epsilon, most, within
 from fedstill.privacy.config import Accountant, Epsilon
 from fedstill.privacy.events import Event
 
-MOST_NAMED = 3  # runs in one message
-
 
 class BudgetSpent(FedstillError):
     """A release would cost more than what is ``left``: epsilon spent so far, and with it; inf without a
@@ -43,24 +41,22 @@ class BudgetSpent(FedstillError):
 
 
 class Unpriced(BudgetSpent):
-    """Releases without any guarantee have left before, so many in each run: no budget can have paid for them.
+    """Releases without any guarantee have left before: no budget can have paid for them.
 
-    >>> raise Unpriced(3.0, 1e-5, {"trial-0-1f": 61}, "inf does without a budget")
+    It does not say in which runs: a server that is told of it may have no part in these.
+
+    >>> raise Unpriced(3.0, 1e-5, 61, "inf does without a budget")
     Traceback (most recent call last):
     ...
     fedstill.privacy.budget.Unpriced: the budget of epsilon 3 at delta 1e-05 cannot hold, as 61 releases left
-    without any guarantee before it was set, in run trial-0-1f (61): inf does without a budget
+    without any guarantee before it was set: inf does without a budget
     """
 
-    def __init__(self, limit: float, delta: float, runs: Mapping[str, int], way_out: str) -> None:
+    def __init__(self, limit: float, delta: float, count: int, way_out: str) -> None:
         super().__init__(limit, delta, math.inf, math.inf)
-        count = sum(runs.values())
-        which = ", ".join(f"{run} ({times})" for run, times in list(runs.items())[:MOST_NAMED])
-        more = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
         self.args = (
             f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as "
-            f"{counted(count, 'release')} left without any guarantee before it was set, in "
-            f"run{'s' if len(runs) > 1 else ''} {which}{more}: {way_out}",
+            f"{counted(count, 'release')} left without any guarantee before it was set: {way_out}",
         )
 
 
