@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -66,12 +67,26 @@ def _planned(given: Given) -> Comparison:
     changes = changes_of(words, run, given, prog)
     if not planned:
         many = seeds or 1
-        return comparison_file.plan(
+        plan = comparison_file.plan(
             names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
         )
+        _say_what_is_left_out([name for name in names if name != base], plan.config(plan.places()[0]))
+        return plan
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
     return comparison_file.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
+
+
+def _say_what_is_left_out(names: Sequence[str], run: RunConfig) -> None:
+    """Say of a preset whose data are others that its method alone is taken."""
+    from fedstill.runs import presets
+    from fedstill.runs.config import load
+
+    for name in names:
+        preset = name.endswith(".toml") or name in presets.names()
+        if preset and type(load(name).data) is not type(run.data):
+            told = f"Of {name} the method alone is taken, not its data: --base {name} would take these."
+            print(told, file=sys.stderr)
 
 
 def _of_one_method(

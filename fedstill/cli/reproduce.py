@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ def reproduce(given: Given) -> None:
         record = entry.record(scale)
         if record is None:
             leave(f"nothing is recorded of {entry.called(scale)}", 2)
+        if "--json" in given:
+            return print_json(asdict(record))
         return print(markdown(entry, record), end="")
     seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
     folder = Path(given.get("--out") or ROOT)
@@ -55,23 +58,27 @@ def _list() -> None:
             if (record := entry.record(scale)) is not None
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
-        minutes = f"{entry.about.minutes:g}"
+        minutes = f"{max(entry.minutes, 1):.0f}"
         table.add_row(entry.name, shows, ", ".join(entry.data), minutes, "; ".join(told) or "-")
     whole_rows().print(table)
-    print("Data, and minutes of a seed on two cores, are the small scale's. The data's form: docs/tasks.md")
+    print(
+        "Data, and minutes of a seed, are the small scale's: as recorded with one thread, or else estimated."
+    )
+    print("The data's form: docs/tasks.md")
 
 
 def _print_json() -> None:
-    from dataclasses import asdict
-
     from fedstill.compare.reproduction import reproductions
 
     told = []
     for entry in reproductions():
-        about = {key: getattr(entry.about, key) for key in ("paper", "what", "title", "minutes")}
+        about = {key: getattr(entry.about, key) for key in ("paper", "what", "title")}
         records = {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
         kept = {scale: asdict(record) for scale, record in records.items()}
-        told.append({"name": entry.name, **about, "data": list(entry.data), "records": kept})
+        minutes = round(entry.minutes, 1)
+        told.append(
+            {"name": entry.name, **about, "minutes": minutes, "data": list(entry.data), "records": kept}
+        )
     print_json(told)
 
 

@@ -50,6 +50,7 @@ class Comparison:
 
     Args:
         about: one line on it.
+        note: what else its tables' readers must know.
         seeds: each method runs once with each.
         base: a run's table without method, seed and name.
         methods: each method's table by its label. A label is the method's name, or another one where a
@@ -65,6 +66,7 @@ class Comparison:
     base: Table
     methods: Mapping[str, Table]
     about: str = ""
+    note: str = ""
     settings: Mapping[str, Table] = field(default_factory=lambda: {SINGLE: {}})
     runs: Mapping[str, Table] = field(default_factory=dict)
     paper: tuple[PaperFigure, ...] = ()
@@ -124,6 +126,8 @@ class Comparison:
     def to_toml(self) -> str:
         """The comparison as a file that :func:`read` reads back to an equal one."""
         table: Table = {"name": self.name, "about": self.about, "seeds": list(self.seeds)}
+        if self.note:
+            table["note"] = self.note
         table.update(methods=list(self.methods), changed=list(self.changed), base=self.base)
         table.update(options=dict(self.methods), runs=dict(self.runs))
         if list(self.settings) != [SINGLE]:

@@ -168,6 +168,7 @@ class _File:
 
     name: str
     about: str = ""
+    note: str = ""
     seeds: int | tuple[int, ...] = 1
     methods: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -213,6 +214,7 @@ def _comparison(
     comparison = Comparison(
         name=told.name,
         about=told.about,
+        note=told.note,
         seeds=_seeds(told.seeds),
         base=_complete(merged(raw, above), next(iter(methods.values()))),
         methods=methods,

@@ -57,7 +57,9 @@ def _method(label: str, name: str, given: Table) -> Table:
             below = table_at(presets.read(name, RunConfig), "method")
         else:
             known = [*METHODS, *presets.names()]
-            raise UnknownName("method or preset", name, known, see="see `fedstill list`")
+            module = Path(name).stem if name.endswith(".py") else name
+            meant = f"'{module}:CLASS', a method in that file" if Path(f"{module}.py").is_file() else ""
+            raise UnknownName("method or preset", name, known, see="see `fedstill list`", meant=meant)
     try:
         run = from_dict({"method": merged({"method": below}, {"method": given})["method"]})
     except FedstillError as error:

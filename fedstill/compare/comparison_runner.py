@@ -233,7 +233,7 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
                 continue
             if part.name == "seeds" and set(before.seeds) < set(comparison.seeds):
                 continue
-            if part.name not in ("name", "about") and _differ(before, comparison, part.name):
+            if part.name not in ("name", "about", "note") and _differ(before, comparison, part.name):
                 raise RunFolderError(
                     f"{out} holds a comparison that differs in its {part.name}: choose another folder, "
                     f"or go on with it (fedstill compare --resume {out})"

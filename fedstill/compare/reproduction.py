@@ -57,6 +57,9 @@ class Reproduces(Checked):
 class Row:
     """One method's figure in one setting, by seed; of records from before there were any, mean and deviation.
 
+    Args:
+        count: the seeds behind a mean, where they are fewer than the record's.
+
     >>> Row("", "fedkd", "accuracy", {0: 80.0, 1: 82.0}).spread()
     (81.0, 1.4142135623730951)
     """
@@ -67,6 +70,7 @@ class Row:
     values: Mapping[int, float] = field(default_factory=dict)
     mean: float | None = None
     std: float | None = None
+    count: int | None = None
 
     def spread(self) -> tuple[float | None, float | None]:
         """Mean and sample deviation over seeds."""
@@ -184,6 +188,14 @@ class Reproduction:
         """What was recorded at a scale."""
         return Record.read(self.record_file(scale))
 
+    @property
+    def minutes(self) -> float:
+        """Of a seed of the small scale: as recorded, or else the file's estimate."""
+        record = self.record()
+        if record is None or record.minutes is None:
+            return self.about.minutes
+        return record.minutes / len(record.seeds)
+
     def seeds(self, scale: str, count: int | None = None) -> tuple[int, ...]:
         """Those of a scale, or as many as are asked for."""
         own = count or at_scale(self.table, self._known(scale)).get("seeds", 1)
@@ -205,12 +217,15 @@ class Reproduction:
         comparison = comparison_file.read(
             source.file, seeds=seeds, changes=changes, scale=source._known(scale)
         )
+        if scale == SMALL:
+            smaller = f"The small scale, whose heights are not the paper's: {source.about.reduction}"
+            comparison = replace(comparison, note=smaller)
         return comparison if source is self else replace(comparison, paper=tuple(self.published(scale)))
 
     def published(self, scale: str = SMALL) -> list[PaperFigure]:
         """The paper's own figures."""
         told = written_out(self.table, self._known(scale)).get("paper", [])
-        return [read_table(PaperFigure, figure, "paper") for figure in told]
+        return [read_table(PaperFigure, figure, "paper.") for figure in told]
 
     def _known(self, scale: str) -> str:
         """A scale that the file has."""
@@ -257,7 +272,7 @@ def _read(file: Path) -> Reproduction | None:
     table = toml.parse(presets.text_of(file), str(file))
     if "reproduces" not in table:
         return None
-    return Reproduction(file, read_table(Reproduces, table["reproduces"], "reproduces"), table)
+    return Reproduction(file, read_table(Reproduces, table["reproduces"], "reproduces."), table)
 
 
 def _order(about: Reproduces) -> tuple[str, bool, int]:

@@ -121,7 +121,8 @@ def read_table(kind: type[C], table: Mapping[str, Any], prefix: str = "", told: 
         if key not in fields and _is_chosen(base) and _is_anothers(base, key):
             raise _not_of(base, table.get(base.key) or base.registry.name_of(kind), prefix + key, value)
         if key not in fields:
-            raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in fields])
+            choosing = [base.key] if _is_chosen(base) else []
+            raise UnknownName("key", f"{prefix}{key}", [prefix + name for name in (*choosing, *fields)])
     plain: Any = kind
     for part in dataclasses.fields(plain):
         if part.name not in table and part.default is part.default_factory is dataclasses.MISSING:

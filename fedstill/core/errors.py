@@ -65,9 +65,26 @@ class UnknownName(ArgumentError):
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:
-    """The name that somebody most likely meant, or None where none is close."""
+    """The name that somebody most likely meant, or None where none is close.
+
+    Of dotted names those are compared first that differ in the last part alone.
+
+    >>> known = ["method.name", "method.tau", "public.name", "public.seed"]
+    >>> nearest("method.nam", known), nearest("metod.tau", known), nearest("public", known)
+    ('method.name', 'method.tau', 'public.name')
+    """
     spelled = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(value.lower(), spelled, n=1, cutoff=0.7)
+    wanted = value.lower()
+    if f"{wanted}.name" in spelled:  # a table, of which one kind is chosen by name
+        return spelled[f"{wanted}.name"]
+    head = wanted.rpartition(".")[0]
+    beside = {
+        name.rpartition(".")[2]: told for name, told in spelled.items() if name.rpartition(".")[0] == head
+    }
+    close = difflib.get_close_matches(wanted.rpartition(".")[2], beside, n=1, cutoff=0.7)
+    if close:
+        return beside[close[0]]
+    close = difflib.get_close_matches(wanted, spelled, n=1, cutoff=0.85 if beside and head else 0.7)
     return spelled[close[0]] if close else None
 
 

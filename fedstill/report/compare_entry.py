@@ -117,7 +117,7 @@ class Entry:
     @property
     def name(self) -> str:
         """As people write it; where a method stands here more than once, as the comparison calls it."""
-        return self.title if self.label == self.method else self.label
+        return self.title if self.label in (self.method, self.method.rpartition(":")[2]) else self.label
 
     def spread(self, figure: str) -> Spread | None:
         """A figure over seeds."""

@@ -184,6 +184,8 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
             notes.append(f"Not on equal terms: {label} has other run options ({keys}).")
         elif keys:
             notes.append(f"{label} has run options of its own: {keys}.")
+    if comparison.note:
+        notes.append(comparison.note)
     if comparison.changed:
         notes.append(f"Options given on the command line: {', '.join(comparison.changed)}.")
         if comparison.paper:

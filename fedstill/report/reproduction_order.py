@@ -63,16 +63,21 @@ def in_order(rows: Sequence[Row], published: Sequence[PaperFigure], seeds: int) 
 
 
 def _apart(one: Row, other: Row, seeds: int) -> Gap:
-    """The difference of two rows, seed by seed where these are known."""
+    """The difference of two rows: seed by seed, where these were kept."""
     common = one.values.keys() & other.values.keys()
     if common:
         return difference([one.values[seed] - other.values[seed] for seed in sorted(common)])
+    return _unpaired(one, other, seeds)
+
+
+def _unpaired(one: Row, other: Row, seeds: int) -> Gap:
+    """Of means and deviations alone, by Student's t with a pooled variance."""
     from scipy.stats import t
 
     (mean, std), (other_mean, other_std) = one.spread(), other.spread()
     gap = (mean or 0.0) - (other_mean or 0.0)
-    if seeds < 2:
+    n, m = one.count or seeds, other.count or seeds
+    if min(n, m) < 2:
         return Gap(gap, None)
-    return Gap(
-        gap, float(t.ppf(0.975, 2 * seeds - 2)) * math.hypot(std or 0.0, other_std or 0.0) / math.sqrt(seeds)
-    )
+    pooled = ((n - 1) * (std or 0.0) ** 2 + (m - 1) * (other_std or 0.0) ** 2) / (n + m - 2)
+    return Gap(gap, float(t.ppf(0.975, n + m - 2)) * math.sqrt(pooled * (1 / n + 1 / m)))

@@ -93,7 +93,7 @@ def markdown(entry: Reproduction, record: Record) -> str:
         lines.append("")
     order = in_order(record.rows, published, len(record.seeds))
     seeds = counted(len(record.seeds), "seed")
-    minutes = "" if record.minutes is None else f", {record.minutes:.0f} minutes in all"
+    minutes = "" if record.minutes is None else f", {counted(round(record.minutes), 'minute')} in all"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""
     lines.append(f"Scale {record.scale}, {seeds}{changed}; {record.machine}, {record.date}{minutes}.")
     if order.pairs:
@@ -105,10 +105,12 @@ def markdown(entry: Reproduction, record: Record) -> str:
 def _text(mean: float | None, std: float | None) -> str | None:
     """To a tenth, or finer where figures are small.
 
-    >>> _text(93.04, 0.26), _text(0.0891, None), _text(None, None)
-    ('93.0 ± 0.3', '0.089', None)
+    >>> _text(93.04, 0.26), _text(0.0891, None), _text(0.00041, None), _text(None, None)
+    ('93.0 ± 0.3', '0.089', '0.00041', None)
     """
     if mean is None:
         return None
+    if 0 < abs(mean) < 0.01:
+        return f"{mean:.2g}" + ("" if std is None else f" \u00b1 {std:.2g}")
     digits = 1 if abs(mean) >= 10 else 2 if abs(mean) >= 1 else 3
     return f"{mean:.{digits}f}" + ("" if std is None else f" \u00b1 {std:.{digits}f}")

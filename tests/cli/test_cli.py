@@ -248,6 +248,9 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --nodes.models", "nodes.models is []: allowed is a list of one model or more"),
         ("run mine.toml --method.tau -1", "method.tau is -1.0: allowed is above 0, or inf"),
         ("run mine.toml --resume there", "fedstill run is 'mine.toml': allowed is --resume DIR"),
+        ("run plan.toml", "fedstill run is 'plan.toml': allowed is a run's file: this one compares runs"),
+        ("run mine.toml --method.nam fedkd", "unknown option '--method.nam': did you mean '--method.name'?"),
+        ("compare fedavg --public digits", "unknown option '--public': did you mean '--public.name'?"),
         ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
         ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
         ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
@@ -290,6 +293,7 @@ def test_bad_files_are_one_line(command: Main, here: Path) -> None:
             '[method]\nname = "fediod"\n[split]\nnods = 3',
             "unknown key 'split.nods': did you mean 'split.nodes'?",
         ),
+        ('[method]\nname = "fediod"\nnam = "x"', "unknown key 'method.nam': did you mean 'method.name'?"),
         ('method.name = "fediod"\nseed = "a\\nb"', r"seed is 'a\nb': allowed is a whole number"),
         ("seed = 3", "method.name is empty: allowed is one of standalone, "),
         ("seed 3", "mine.toml is not TOML: "),
@@ -417,6 +421,20 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
         "fedstill.cli.compare._show_comparison", lambda folder, only: print(f"table of {folder}")
     )
     return comparisons
+
+
+def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
+    command: Main, here: Path, comparisons: Comparisons
+) -> None:
+    told = (
+        "Of fashion-fediod the method alone is taken, not its data: --base fashion-fediod would take these.\n"
+    )
+    words = ("compare", "fedavg", "fashion-fediod", "--out", "there")
+    assert command(*words) == (0, "table of there\n", told)
+    assert command(*words, "--data", "fashion-mnist") == (0, "table of there\n", "")
+    (here / "lab.py").touch()
+    wanted = "unknown method or preset 'lab.py': did you mean 'lab:CLASS', a method in that file?"
+    assert one_line(command("compare", "fedavg", "lab.py")) == wanted
 
 
 @pytest.mark.usefixtures("here")

@@ -91,6 +91,15 @@ def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_a_file_that_lacks_a_word_is_told_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text('[reproduces]\npaper = "FedX"\n')
+    reproduced("mine.toml", code=2)
+    assert "reproduces.what is empty" in capsys.readouterr().err
+
+
 def reproduced(*words: str, code: int = 0) -> None:
     with pytest.raises(SystemExit) as end:
         main(["reproduce", *words])
@@ -125,6 +134,10 @@ def test_a_table_is_run_recorded_and_goes_on(
     capsys.readouterr()
     reproduced("x-table1", "--recorded")
     assert "| fedavg |" in capsys.readouterr().out
+    reproduced("x-table1", "--recorded", "--json")
+    assert json.loads(capsys.readouterr().out)["seeds"] == [0, 1]
+    page = Path("runs/reproduce/x-table1/compare.html").read_text(encoding="utf-8")
+    assert "The small scale, whose heights are not the paper&#39;s: Digits for photographs." in page
     monkeypatch.delenv("COLUMNS", raising=False)
     reproduced()
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("x-table1 ")]

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_entry import Spread
+from fedstill.report.compare_entry import Entry, Spread
 from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarise, write_comparison
 from fedstill.report.compare_summary import Setting, Summary
 from fedstill.runs.config import PaperFigure
@@ -398,3 +398,14 @@ def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
     drawn(folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19)  # of other cases: nothing pairs them
     [setting] = summarise(folder, plan).settings
     assert setting.best(setting.metric) == {"fediod"}
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("lab:Own", "Mean teacher"), ("Own", "Mean teacher"), ("lab.Own", "lab.Own"), ("low", "low")],
+)
+def test_a_method_of_ones_own_is_called_by_its_title_where_its_label_is_its_class(
+    label: str, name: str
+) -> None:
+    entry = Entry(1, label, "lab:Own", "Mean teacher", central="student", leaves=(), needs=())
+    assert entry.name == name

@@ -38,6 +38,16 @@ def test_where_only_means_were_kept_they_are_compared_unpaired(other: float, tol
     assert in_order(rows, paper(a=2.0, b=1.0), 3) == Order(1, 1, told, told)
 
 
+def test_a_mean_of_fewer_seeds_than_the_record_has_counts_as_such() -> None:
+    # Three seeds each: 2.776 * sqrt(2 / 3) is 2.27. Two of one: 3.182 * sqrt(1 / 2 + 1 / 3) is 2.90.
+    rows = [Row("", "a", "accuracy", mean=100.0, std=1.0), Row("", "b", "accuracy", mean=97.5, std=1.0)]
+    assert in_order(rows, paper(a=2.0, b=1.0), 3).told == 1
+    rows[1] = Row("", "b", "accuracy", mean=97.5, std=1.0, count=2)
+    assert in_order(rows, paper(a=2.0, b=1.0), 3).told == 0
+    rows[1] = Row("", "b", "accuracy", mean=50.0, std=1.0, count=1)
+    assert in_order(rows, paper(a=2.0, b=1.0), 3).told == 0
+
+
 def test_settings_and_figures_are_not_mixed_and_level_pairs_not_counted() -> None:
     rows = [
         Row("one", "a", "accuracy", {0: 9.0}),

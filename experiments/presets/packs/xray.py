@@ -38,5 +38,6 @@ class ChestXray(DataConfig):
             tuple(str(name) for name in need(path, arrays, "label_names")),
             columns={PATIENT: need(path, arrays, "patient").astype(np.str_)},
         )
-        note = f"{len(raw.images)} of the images of NIH ChestX-ray14, reduced to 64 x 64"
+        side = self.size or raw.images.shape[-1]
+        note = f"{len(raw.images)} of the images of NIH ChestX-ray14, reduced to {side} x {side}"
         return of_images(raw, self, task, self.title, note, self.size)
