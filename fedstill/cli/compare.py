@@ -70,7 +70,8 @@ def _planned(given: Given) -> Comparison:
         plan = comparison_file.plan(
             names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
         )
-        _say_what_is_left_out([name for name in names if name != base], plan.config(plan.places()[0]))
+        if "--quiet" not in given:
+            _say_what_is_left_out([name for name in names if name != base], plan.config(plan.places()[0]))
         return plan
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
@@ -80,13 +81,15 @@ def _planned(given: Given) -> Comparison:
 def _say_what_is_left_out(names: Sequence[str], run: RunConfig) -> None:
     """Say of a preset whose data are others that its method alone is taken."""
     from fedstill.runs import presets
-    from fedstill.runs.config import load
+    from fedstill.runs.config import RunConfig, to_dict
 
+    data = to_dict(run)["data"]["name"]
     for name in names:
-        preset = name.endswith(".toml") or name in presets.names()
-        if preset and type(load(name).data) is not type(run.data):
-            told = f"Of {name} the method alone is taken, not its data: --base {name} would take these."
-            print(told, file=sys.stderr)
+        if name.endswith(".toml") or name in presets.names():
+            own = presets.read(name, RunConfig).get("data", {}).get("name", data)
+            if own != data:
+                told = f"Of {name} the method alone is taken: all run on {data}, not on its {own}."
+                print(told, file=sys.stderr)
 
 
 def _of_one_method(

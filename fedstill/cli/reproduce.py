@@ -36,10 +36,13 @@ def reproduce(given: Given) -> None:
     folder = Path(given.get("--out") or ROOT)
     record = _made(entry, scale, seeds, given, folder)
     table = write(entry, record, folder / entry.called(scale))
+    if "--record" in given:
+        record.write(entry.record_file(scale))
+    if "--json" in given:
+        return print_json(asdict(record))
     print(table.read_text(encoding="utf-8"), end="")
     print(f"Table: {table}")
     if "--record" in given:
-        record.write(entry.record_file(scale))
         print(f"Record: {entry.record_file(scale)}")
     return None
 
@@ -61,9 +64,7 @@ def _list() -> None:
         minutes = f"{max(entry.minutes, 1):.0f}"
         table.add_row(entry.name, shows, ", ".join(entry.data), minutes, "; ".join(told) or "-")
     whole_rows().print(table)
-    print(
-        "Data, and minutes of a seed, are the small scale's: as recorded with one thread, or else estimated."
-    )
+    print("Data, and minutes of a seed, are the small scale's: as recorded, or else estimated.")
     print("The data's form: docs/tasks.md")
 
 

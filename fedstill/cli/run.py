@@ -125,10 +125,10 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
 
 def configured(target: str, given: Given, command: str) -> RunConfig:
     """The run that a preset or file and the options behind it describe."""
-    from fedstill.compare.comparison_file import is_plan
+    from fedstill.compare.comparison_file import compares
     from fedstill.runs.config import load
 
-    if is_plan(target):
+    if compares(target):
         allowed = f"a run's file: this one compares runs (fedstill compare {target}, or reproduce)"
         raise ArgumentError(f"fedstill {command}", target, allowed)
     words = [in_full(word) for word in given.rest]

@@ -130,7 +130,11 @@ def read(
         FedstillError: the file cannot be read, or it describes no comparison.
     """
     text = presets.text_of(file)
-    table = written_out(toml.parse(text, str(file)), scale)
+    told = toml.parse(text, str(file))
+    table = written_out(told, scale)
+    if scale == SMALL and "reduction" in table_at(told, "reproduces"):
+        smaller = f"The small scale, whose heights are not the paper's: {told['reproduces']['reduction']}"
+        table.setdefault("note", smaller)
     if seeds is not None:
         table["seeds"] = seeds
     if leakage:
@@ -139,16 +143,30 @@ def read(
     return _comparison({"about": first, **table}, file.stem, changes or {}, file.parent)
 
 
+def compares(file: str) -> bool:
+    """Whether a name is that of a file that is no run's: of a comparison, or of a published table.
+
+    Raises:
+        FedstillError: a file that cannot be read.
+    """
+    return _has(file, (*LISTS, "reproduces"))
+
+
 def is_plan(file: str) -> bool:
     """Whether a name is that of a file with a comparison in it, rather than with a run.
 
     Raises:
         FedstillError: a file that cannot be read.
     """
+    return _has(file, LISTS)
+
+
+def _has(file: str, keys: Sequence[str]) -> bool:
+    """Whether a name is that of a file with one of these keys."""
     if not file.endswith(".toml"):
         return False
     table = toml.parse(presets.text_of(Path(file)), file)
-    return any(key in table for key in LISTS)
+    return any(key in table for key in keys)
 
 
 def read_folder(out: Path) -> Comparison:

@@ -190,11 +190,15 @@ class Reproduction:
 
     @property
     def minutes(self) -> float:
-        """Of a seed of the small scale: as recorded, or else the file's estimate."""
+        """Of a seed of the small scale: as recorded, or else the file's estimate.
+
+        Raises:
+            RunFolderError: the record is none.
+        """
         record = self.record()
         if record is None or record.minutes is None:
             return self.about.minutes
-        return record.minutes / len(record.seeds)
+        return record.minutes / max(len(record.seeds), 1)
 
     def seeds(self, scale: str, count: int | None = None) -> tuple[int, ...]:
         """Those of a scale, or as many as are asked for."""
@@ -217,9 +221,6 @@ class Reproduction:
         comparison = comparison_file.read(
             source.file, seeds=seeds, changes=changes, scale=source._known(scale)
         )
-        if scale == SMALL:
-            smaller = f"The small scale, whose heights are not the paper's: {source.about.reduction}"
-            comparison = replace(comparison, note=smaller)
         return comparison if source is self else replace(comparison, paper=tuple(self.published(scale)))
 
     def published(self, scale: str = SMALL) -> list[PaperFigure]:

@@ -67,24 +67,26 @@ class UnknownName(ArgumentError):
 def nearest(value: str, known: Iterable[str]) -> str | None:
     """The name that somebody most likely meant, or None where none is close.
 
-    Of dotted names those are compared first that differ in the last part alone.
+    Of dotted names first those that differ in the last part alone, then those whose last part is the same.
 
-    >>> known = ["method.name", "method.tau", "public.name", "public.seed"]
-    >>> nearest("method.nam", known), nearest("metod.tau", known), nearest("public", known)
-    ('method.name', 'method.tau', 'public.name')
+    >>> known = ["method.name", "method.tau", "nodes.local.epochs", "public.seed", "public.name"]
+    >>> nearest("method.nam", known), nearest("nodes.epochs", known), nearest("metod.tau", known)
+    ('method.name', 'nodes.local.epochs', 'method.tau')
+    >>> nearest("public", known), nearest("method.xyz", known)
+    ('public.name', None)
     """
     spelled = {name.lower(): name for name in known}
     wanted = value.lower()
     if f"{wanted}.name" in spelled:  # a table, of which one kind is chosen by name
         return spelled[f"{wanted}.name"]
-    head = wanted.rpartition(".")[0]
-    beside = {
-        name.rpartition(".")[2]: told for name, told in spelled.items() if name.rpartition(".")[0] == head
-    }
-    close = difflib.get_close_matches(wanted.rpartition(".")[2], beside, n=1, cutoff=0.7)
-    if close:
-        return beside[close[0]]
-    close = difflib.get_close_matches(wanted, spelled, n=1, cutoff=0.85 if beside and head else 0.7)
+    head, dot, last = wanted.rpartition(".")
+    beside = {name.rpartition(".")[2]: name for name in spelled if name.rpartition(".")[0] == head}
+    close = [beside[name] for name in difflib.get_close_matches(last, beside, n=1, cutoff=0.7)]
+    if dot and not close:
+        elsewhere = [name for name in spelled if name.rpartition(".")[2] == last]
+        close = difflib.get_close_matches(wanted, elsewhere, n=1, cutoff=0.0)
+    if not close and not (dot and beside):
+        close = difflib.get_close_matches(wanted, spelled, n=1, cutoff=0.7)
     return spelled[close[0]] if close else None
 
 

@@ -187,4 +187,4 @@ class Budgets:
                 "its owner sees in which runs by fedstill audit show, and may set "
                 "privacy.total_epsilon = inf, so that each run has its own budget"
             )
-            raise Unpriced(total.epsilon, total.delta, spent.bare_total, way_out)
+            raise Unpriced(total.epsilon, total.delta, None, way_out)

@@ -43,7 +43,11 @@ class BudgetSpent(FedstillError):
 class Unpriced(BudgetSpent):
     """Releases without any guarantee have left before: no budget can have paid for them.
 
-    It does not say in which runs: a server that is told of it may have no part in these.
+    It does not say in which runs, and of other runs than a server's own not how many: a server that is told
+    of it may have no part in these.
+
+    Args:
+        count: how many; None: not said.
 
     >>> raise Unpriced(3.0, 1e-5, 61, "inf does without a budget")
     Traceback (most recent call last):
@@ -52,11 +56,12 @@ class Unpriced(BudgetSpent):
     without any guarantee before it was set: inf does without a budget
     """
 
-    def __init__(self, limit: float, delta: float, count: int, way_out: str) -> None:
+    def __init__(self, limit: float, delta: float, count: int | None, way_out: str) -> None:
         super().__init__(limit, delta, math.inf, math.inf)
+        some = "releases" if count is None else counted(count, "release")
         self.args = (
-            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as "
-            f"{counted(count, 'release')} left without any guarantee before it was set: {way_out}",
+            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as {some} left without any "
+            f"guarantee before it was set: {way_out}",
         )
 
 

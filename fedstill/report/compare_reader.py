@@ -78,7 +78,7 @@ def _entry(
         place=number,
         label=label,
         method=method_name(method),
-        title=method.title,
+        title=method.title if "title" in vars(type(method)) else label,  # not one that it has inherited
         central=method.central,
         leaves=what_leaves(config),
         needs=needs_words(vars(method.needs())),

@@ -64,9 +64,8 @@ def in_order(rows: Sequence[Row], published: Sequence[PaperFigure], seeds: int) 
 
 def _apart(one: Row, other: Row, seeds: int) -> Gap:
     """The difference of two rows: seed by seed, where these were kept."""
-    common = one.values.keys() & other.values.keys()
-    if common:
-        return difference([one.values[seed] - other.values[seed] for seed in sorted(common)])
+    if one.values and one.values.keys() == other.values.keys():
+        return difference([value - other.values[seed] for seed, value in one.values.items()])
     return _unpaired(one, other, seeds)
 
 
@@ -76,8 +75,8 @@ def _unpaired(one: Row, other: Row, seeds: int) -> Gap:
 
     (mean, std), (other_mean, other_std) = one.spread(), other.spread()
     gap = (mean or 0.0) - (other_mean or 0.0)
-    n, m = one.count or seeds, other.count or seeds
-    if min(n, m) < 2:
+    n, m = (len(row.values) or row.count or seeds for row in (one, other))
+    if std is None or other_std is None or min(n, m) < 2:
         return Gap(gap, None)
-    pooled = ((n - 1) * (std or 0.0) ** 2 + (m - 1) * (other_std or 0.0) ** 2) / (n + m - 2)
+    pooled = ((n - 1) * std**2 + (m - 1) * other_std**2) / (n + m - 2)
     return Gap(gap, float(t.ppf(0.975, n + m - 2)) * math.sqrt(pooled * (1 / n + 1 / m)))

@@ -249,7 +249,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --method.tau -1", "method.tau is -1.0: allowed is above 0, or inf"),
         ("run mine.toml --resume there", "fedstill run is 'mine.toml': allowed is --resume DIR"),
         ("run plan.toml", "fedstill run is 'plan.toml': allowed is a run's file: this one compares runs"),
-        ("run mine.toml --method.nam fedkd", "unknown option '--method.nam': did you mean '--method.name'?"),
+        ("run mine.toml --nodes.epochs 3", "unknown option '--nodes.epochs': did you mean '--nodes.local.ep"),
         ("compare fedavg --public digits", "unknown option '--public': did you mean '--public.name'?"),
         ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
         ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
@@ -426,12 +426,13 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
 def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
     command: Main, here: Path, comparisons: Comparisons
 ) -> None:
-    told = (
-        "Of fashion-fediod the method alone is taken, not its data: --base fashion-fediod would take these.\n"
-    )
+    told = "Of fashion-fediod the method alone is taken: all run on digits, not on its fashion-mnist.\n"
     words = ("compare", "fedavg", "fashion-fediod", "--out", "there")
     assert command(*words) == (0, "table of there\n", told)
+    assert command(*words, "--quiet") == (0, "table of there\n", "")
     assert command(*words, "--data", "fashion-mnist") == (0, "table of there\n", "")
+    (here / "part.toml").write_text('method.name = "fediod"\n[evaluation]\nnope = 3', encoding="utf-8")
+    assert command("compare", "fedavg", "part.toml", "--out", "there") == (0, "table of there\n", "")
     (here / "lab.py").touch()
     wanted = "unknown method or preset 'lab.py': did you mean 'lab:CLASS', a method in that file?"
     assert one_line(command("compare", "fedavg", "lab.py")) == wanted

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_entry import Entry, Spread
+from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarise, write_comparison
 from fedstill.report.compare_summary import Setting, Summary
 from fedstill.runs.config import PaperFigure
@@ -400,12 +400,15 @@ def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
     assert setting.best(setting.metric) == {"fediod"}
 
 
-@pytest.mark.parametrize(
-    ("label", "name"),
-    [("lab:Own", "Mean teacher"), ("Own", "Mean teacher"), ("lab.Own", "lab.Own"), ("low", "low")],
-)
-def test_a_method_of_ones_own_is_called_by_its_title_where_its_label_is_its_class(
-    label: str, name: str
+def test_a_method_of_ones_own_is_called_by_its_own_title_or_else_by_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = Entry(1, label, "lab:Own", "Mean teacher", central="student", leaves=(), needs=())
-    assert entry.name == name
+    head = "from dataclasses import dataclass\nfrom fedstill.methods.fedprox import FedProx\n"
+    kind = "@dataclass(frozen=True, kw_only=True)\nclass {}(FedProx):\n    "
+    lines = head + kind.format("Titled") + 'title = "Mean teacher"\n' + kind.format("Untitled") + "pass\n"
+    (tmp_path / "own_methods.py").write_text(lines)
+    monkeypatch.chdir(tmp_path)
+    plan = compare.plan(["fedprox", "own_methods:Titled", "own_methods:Untitled"])
+    (tmp_path / "compare.toml").write_text(plan.to_toml())
+    [setting] = summarise(tmp_path, plan).settings
+    assert [entry.name for entry in setting.entries] == ["FedProx", "Mean teacher", "Untitled"]

@@ -48,6 +48,22 @@ def test_a_mean_of_fewer_seeds_than_the_record_has_counts_as_such() -> None:
     assert in_order(rows, paper(a=2.0, b=1.0), 3).told == 0
 
 
+def test_what_has_no_deviation_is_not_told_apart_and_other_seeds_are_compared_unpaired() -> None:
+    sure = [Row("", "a", "gigabytes", mean=2.0), Row("", "b", "gigabytes", mean=1.0)]
+    published = [
+        PaperFigure(method=m, figure="gigabytes", value=v, source="x") for m, v in (("a", 2.0), ("b", 1.0))
+    ]
+    assert in_order(sure, published, 3) == Order(1, 1, 0, 0)
+    # Two seeds of one and three of the other: of 0.0 and 2.0 and of 10, 11, 12; pooled variance 4 / 3.
+    apart = [
+        Row("", "a", "accuracy", {0: 0.0, 1: 2.0}),
+        Row("", "b", "accuracy", {0: 10.0, 1: 11.0, 2: 12.0}),
+    ]
+    assert in_order(apart, paper(a=2.0, b=1.0), 3) == Order(1, 0, 1, 0)
+    apart[0] = Row("", "a", "accuracy", {0: 0.0})
+    assert in_order(apart, paper(a=2.0, b=1.0), 3) == Order(1, 0, 0, 0)
+
+
 def test_settings_and_figures_are_not_mixed_and_level_pairs_not_counted() -> None:
     rows = [
         Row("one", "a", "accuracy", {0: 9.0}),
