@@ -80,13 +80,14 @@ def _planned(given: Given) -> Comparison:
 
 def _say_what_is_left_out(names: Sequence[str], run: RunConfig) -> None:
     """Say of a preset whose data are others that its method alone is taken."""
+    from fedstill.compare.comparison_methods import table_at
     from fedstill.runs import presets
-    from fedstill.runs.config import RunConfig, to_dict
+    from fedstill.runs.config import RunConfig
 
-    data = to_dict(run)["data"]["name"]
+    data = run.data.called
     for name in names:
         if name.endswith(".toml") or name in presets.names():
-            own = presets.read(name, RunConfig).get("data", {}).get("name", data)
+            own = table_at(presets.read(name, RunConfig), "data").get("name", data)
             if own != data:
                 told = f"Of {name} the method alone is taken: all run on {data}, not on its {own}."
                 print(told, file=sys.stderr)

@@ -55,13 +55,13 @@ def _list() -> None:
 
     table = columns("name", "shows", "data", "minutes", "recorded")
     for entry in reproductions():
+        records = _records(entry)
         told = [
             f"{'' if scale == SMALL else f'{scale}: '}{record.date}, {counted(len(record.seeds), 'seed')}"
-            for scale in entry.scales
-            if (record := entry.record(scale)) is not None
+            for scale, record in records.items()
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
-        minutes = f"{max(entry.minutes, 1):.0f}"
+        minutes = f"{max(entry.minutes(records.get(SMALL)), 1):.0f}"
         table.add_row(entry.name, shows, ", ".join(entry.data), minutes, "; ".join(told) or "-")
     whole_rows().print(table)
     print("Data, and minutes of a seed, are the small scale's: as recorded, or else estimated.")
@@ -69,18 +69,24 @@ def _list() -> None:
 
 
 def _print_json() -> None:
+    from fedstill.compare.compact_form import SMALL
     from fedstill.compare.reproduction import reproductions
 
     told = []
     for entry in reproductions():
         about = {key: getattr(entry.about, key) for key in ("paper", "what", "title")}
-        records = {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
+        records = _records(entry)
         kept = {scale: asdict(record) for scale, record in records.items()}
-        minutes = round(entry.minutes, 1)
+        minutes = round(entry.minutes(records.get(SMALL)), 1)
         told.append(
             {"name": entry.name, **about, "minutes": minutes, "data": list(entry.data), "records": kept}
         )
     print_json(told)
+
+
+def _records(entry: Reproduction) -> dict[str, Record]:
+    """What was recorded, by scale."""
+    return {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
 
 
 def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, folder: Path) -> Record:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import Given, leave
 from fedstill.cli.console import print_json
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
     from fedstill.runs.config import RunConfig
@@ -125,14 +125,19 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
 
 def configured(target: str, given: Given, command: str) -> RunConfig:
     """The run that a preset or file and the options behind it describe."""
-    from fedstill.compare.comparison_file import compares
     from fedstill.runs.config import load
 
-    if compares(target):
+    try:
+        config = load(target)
+    except UnknownName as error:
+        from fedstill.compare.comparison_file import compares
+
+        if not compares(target):
+            raise
         allowed = f"a run's file: this one compares runs (fedstill compare {target}, or reproduce)"
-        raise ArgumentError(f"fedstill {command}", target, allowed)
+        raise ArgumentError(f"fedstill {command}", target, allowed) from error
     words = [in_full(word) for word in given.rest]
-    return changed(load(target), words, f"fedstill {command} {target}", given.known)
+    return changed(config, words, f"fedstill {command} {target}", given.known)
 
 
 def in_full(word: str) -> str:

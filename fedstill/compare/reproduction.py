@@ -188,14 +188,8 @@ class Reproduction:
         """What was recorded at a scale."""
         return Record.read(self.record_file(scale))
 
-    @property
-    def minutes(self) -> float:
-        """Of a seed of the small scale: as recorded, or else the file's estimate.
-
-        Raises:
-            RunFolderError: the record is none.
-        """
-        record = self.record()
+    def minutes(self, record: Record | None) -> float:
+        """Of a seed of the small scale: as its record has it, or else the file's estimate."""
         if record is None or record.minutes is None:
             return self.about.minutes
         return record.minutes / max(len(record.seeds), 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -25,6 +26,8 @@ from fedstill.protocol.kinds import INPUTS
 @dataclass(frozen=True, kw_only=True)
 class FedIODMaps(FromMaps, FedIOD):
     """FedIOD's options, and those of label maps."""
+
+    title: ClassVar[str] = "FedIOD"  # the same method, of another input
 
     pretrain: NonNegativeInt = 0
     """Steps of generator and critics alone that come before."""

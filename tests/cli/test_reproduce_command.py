@@ -134,6 +134,8 @@ def test_a_table_is_run_recorded_and_goes_on(
     capsys.readouterr()
     reproduced("x-table1", "--recorded")
     assert "| fedavg |" in capsys.readouterr().out
+    reproduced("x-table1", "--json", "--quiet", *changed)
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == len(record.rows)
     reproduced("x-table1", "--recorded", "--json")
     assert json.loads(capsys.readouterr().out)["seeds"] == [0, 1]
     page = Path("runs/reproduce/x-table1/compare.html").read_text(encoding="utf-8")
