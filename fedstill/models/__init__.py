@@ -1,10 +1,10 @@
 """Networks, and how a name in a configuration becomes one.
 
 ``classifiers``, ``tables``, ``unet`` and ``transformer`` are for nodes and student; ``generator``,
-``table_gan`` and ``feature_gan`` are what methods add. ``extractor_head`` parts a network in two,
-``parameter_vector`` makes it one vector, ``attention_maps`` are where it looks, ``vgg`` is what a perceptual
-loss compares. ``hugging_face`` has models of that library. ``dp_compatibility`` says which can learn
-privately.
+``patch_critics``, ``table_gan`` and ``feature_gan`` are what methods add. ``extractor_head`` parts a network
+in two, ``parameter_vector`` makes it one vector, ``attention_maps`` are where it looks, ``vgg`` is what a
+perceptual loss compares. ``hugging_face`` has models of that library. ``dp_compatibility`` says which can
+learn privately.
 
 A model that is there already: ``model_config`` is what is said of it, and ``own_model`` makes it, by
 ``non_torch`` from a ``skops_file``, an ``onnx_graph`` or an ``endpoint``, to fit an ``interface``, with its
@@ -35,7 +35,8 @@ from fedstill.models.classifiers import (
     SmallCNN,
     UnitLinear,
 )
-from fedstill.models.generator import Generator, PatchCritic
+from fedstill.models.generator import Generator
+from fedstill.models.patch_critics import PatchCritic
 from fedstill.models.tables import MLP, Linear, ResidualMLP
 
 __all__ = [

@@ -75,7 +75,7 @@ class TableCritic(nn.Sequential):
     Args:
         features: F.
         width: w.
-        norm: as of :class:`fedstill.models.generator.PatchCritic`.
+        norm: as of :class:`fedstill.models.patch_critics.PatchCritic`.
     """
 
     def __init__(self, features: int, width: int, norm: Literal["batch", "group"] = "batch") -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.models import MODELS, TEXTS, Generator, PatchCritic, build, check
+from fedstill.models import MODELS, TEXTS, Generator, build, check
 
 IMAGE = (1, 8, 8)
 CLASSIFIERS = [name for name in MODELS.own if "unet" not in name and name not in TEXTS]  # see test_unet.py
@@ -147,19 +147,6 @@ def test_generated_images_fill_the_data_sets_normalised_range_and_no_more() -> N
         low, high = -mean[channel] / std[channel], (1 - mean[channel]) / std[channel]
         assert x[:, channel].min().item() == pytest.approx(low)
         assert x[:, channel].max().item() == pytest.approx(high)
-
-
-@pytest.mark.parametrize(("side", "patches"), [(8, 2), (28, 7), (32, 8)])
-def test_the_critic_gives_one_value_a_patch(side: int, patches: int) -> None:
-    critic = PatchCritic(3, 4)
-    assert critic(torch.randn(2, 3, side, side)).shape == (2, patches, patches)
-
-
-def test_the_published_critic() -> None:
-    critic = PatchCritic(3, 128)
-    shapes = [tuple(p.shape) for name, p in critic.named_parameters() if p.ndim == 4]
-    assert shapes == [(128, 3, 4, 4), (256, 128, 4, 4), (1, 256, 1, 1)]
-    assert not list(critic.buffers()), "the critic must always use the batch's own statistics"
 
 
 # --- build ---------------------------------------------------------------------------------------
