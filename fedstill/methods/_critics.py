@@ -10,19 +10,21 @@ FedIOD Eq. 2; Chang et al., "Synthetic Learning", CVPR 2020, Eq. 2 and 3 (AsynDG
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.data.augment import posed
 from fedstill.methods import ArgumentError, Group, Method, Node, NodeSetting, TensorData, adam, seeded, stack
 from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
 from fedstill.models import PatchCritic
+from fedstill.models.patch_critics import Norm, PatchGAN
 from fedstill.models.table_gan import TableCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import dp_training
@@ -30,6 +32,7 @@ from fedstill.privacy.dpsgd import rate
 from fedstill.protocol.kinds import CRITIC, SOURCES
 
 GANForm = Literal["eq2", "bce"]
+CriticForm = Literal["two-layer", "patchgan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,9 @@ class CriticOptions(Method):
     """Inputs x in a question."""
     critic_width: PositiveInt = 32
     """Channels of D_k's first convolution (published: 128)."""
+    critic_form: CriticForm = "two-layer"
+    """What D_k looks at: patches of 10 pixels, by two strided convolutions (published for classes), or of 70,
+    by Isola et al.'s patchgan (published for label maps), which wants images of 24 pixels a side or more."""
     gan: NonNegativeFloat = 1.0
     """Weight of L_gan (Eq. 2); 0: the nodes have no critics."""
     gan_form: GANForm = "bce"
@@ -116,12 +122,25 @@ class Critics:
         """A critic D_k for each node, with its own first weights; none where nothing needs it."""
         conditions = self.task.conditions if self.pairs else 0
         for node in nodes if self.config.critical else ():
-            norm: Literal["batch", "group"] = "group" if "critic" in node.private else "batch"
-            channels = self.task.pictured(node.data).shape[1] + conditions
+            norm: Norm = "group" if "critic" in node.private else "batch"
+            shape = self.task.pictured(node.data).shape[1:]
+            kind = self._kind(tuple(shape[1:]))
             with seeded(node.seed, node.name, "critic"):
-                kind = TableCritic if self.task.form == "rows" else PatchCritic
-                critic = kind(channels, self.config.critic_width, norm)
+                critic = kind(shape[0] + conditions, self.config.critic_width, norm)
             node.add("critic", critic, partial(adam, lr=self.config.critic_lr, beta=0.5))
+
+    def _kind(self, sides: tuple[int, ...]) -> Callable[[int, int, Norm], nn.Module]:
+        """The network of D_k for inputs of a size.
+
+        Raises:
+            ArgumentError: the PatchGAN, for rows of a table or images that are too small.
+        """
+        if self.config.critic_form == "patchgan":
+            if self.task.form == "rows" or min(sides) < PatchGAN.least:
+                allowed = f"two-layer, but for images of {PatchGAN.least} pixels a side or more"
+                raise ArgumentError("method.critic_form", "patchgan", allowed)
+            return PatchGAN
+        return TableCritic if self.task.form == "rows" else PatchCritic
 
     def judge(
         self,

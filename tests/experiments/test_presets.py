@@ -62,7 +62,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
     assert (method.steps, method.batch, method.student_batch) == (steps, batch, batch)
     rates = (method.generator_lr, method.generator_lr_end, method.critic_lr, method.student_lr)
     assert {*rates, method.student_lr_end} == {rate}
-    assert (method.generator_width, method.critic_width) == (64, 64)
+    assert (method.generator_width, method.critic_width, method.critic_form) == (64, 64, "patchgan")
     assert run.nodes.perceptual
     assert method.perceptual == 1.0
 

@@ -10,15 +10,19 @@ import pytest
 import torch
 
 from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._critics import Critics
+from fedstill.methods._critics import Critics, seeing
 from fedstill.methods._label_maps import told, whose
+from fedstill.methods.fediod import FedIOD
 from fedstill.models.parameter_vector import to_vector
+from fedstill.models.patch_critics import PatchGAN
 from fedstill.node.node_group import Group
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSetting
+from fedstill.tasks.classification import TabularClassification
 from tests.methods.map_world import FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -89,3 +93,25 @@ def test_a_critic_of_pairs_learns_privately() -> None:
     assert answer["critic"].shape == (1, 4, 4, 4)
     assert not torch.equal(to_vector(node.modules["critic"]), before)
     assert node.data is data
+
+
+def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
+    config = replace(FIOD, critic_form="patchgan")
+    node, critics = world().nodes[0], critics_of(config)
+    allowed = "critic_form is 'patchgan': allowed is two-layer, but for images of 24 pixels a side or more"
+    with pytest.raises(ArgumentError, match=allowed):
+        critics.prepare([node])  # 16 x 16
+    rows = seeing(node, TensorData(torch.randn(4, 30), torch.zeros(4).long()))
+    with pytest.raises(ArgumentError, match=allowed):
+        critics_of(FedIOD(critic_form="patchgan"), TabularClassification(2)).prepare([rows])
+    images, maps = node.data.inputs, node.data.targets
+    large = TensorData(images.repeat(1, 1, 2, 2), maps.repeat(1, 2, 2))
+    node = seeing(node, large)
+    critics.prepare([node])
+    critic = node.modules["critic"]
+    assert isinstance(critic, PatchGAN)
+    assert critic[0].in_channels == 1 + TASK.conditions
+    before = to_vector(critic)
+    answer = critics.judge(Group([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
+    assert answer["critic"].shape == (1, 4, 2, 2)
+    assert not torch.equal(to_vector(critic), before)

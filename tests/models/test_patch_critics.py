@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedstill.models import PatchCritic
+from fedstill.models.patch_critics import PatchGAN
 
 
 @pytest.mark.parametrize(("side", "patches"), [(8, 2), (28, 7), (32, 8)])
@@ -50,3 +51,34 @@ def test_batch_norm_is_the_usual_one_with_the_same_weights() -> None:
     assert list(usual.state_dict()) == list(other.state_dict())
     for name, value in usual.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("sides", "patches"), [((24, 24), (1, 1)), ((64, 40), (6, 3)), ((256, 256), (30, 30))]
+)
+def test_a_patchgan_gives_one_value_for_each_place_of_its_patch(sides: Any, patches: Any) -> None:
+    assert PatchGAN(2, 1)(torch.randn(2, 2, *sides)).shape == (2, *patches)
+
+
+def test_a_patch_of_the_patchgan_has_70_pixels_a_side() -> None:
+    torch.manual_seed(0)
+    critic, x = PatchGAN(1, 4, "group"), torch.randn(1, 1, 256, 256, requires_grad=True)
+    # Group norm's statistics are of the whole image: without them a value depends on its patch alone.
+    alone = nn.Sequential(*(layer for layer in critic if not isinstance(layer, nn.GroupNorm)))
+    alone(x)[0, 15, 15].backward()
+    assert x.grad is not None
+    rows, columns = torch.nonzero(x.grad[0, 0], as_tuple=True)
+    assert [int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1] == [70, 70]
+
+
+def test_the_published_patchgan() -> None:
+    shapes = [tuple(p.shape) for p in PatchGAN(6, 64).parameters() if p.ndim == 4]
+    assert shapes == [(64, 6, 4, 4), (128, 64, 4, 4), (256, 128, 4, 4), (512, 256, 4, 4), (1, 512, 4, 4)]
+    assert not list(PatchGAN(6, 64).buffers()), "the critic must always use the batch's own statistics"
+
+
+def test_a_patchgan_with_group_norm_judges_each_example_by_itself() -> None:
+    torch.manual_seed(0)
+    critic, x = PatchGAN(1, 2, "group"), torch.randn(3, 1, 32, 32)
+    alone = torch.cat([critic(row.unsqueeze(0)) for row in x])
+    torch.testing.assert_close(critic(x), alone, rtol=1e-4, atol=1e-5)
