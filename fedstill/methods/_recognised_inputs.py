@@ -130,10 +130,14 @@ class Recognises(Examines, FromLabels, Imagines, ABC):
             server.compute.place(model).eval().requires_grad_(False)
         return models
 
+    def weighable(self, state: Any) -> Sequence[str] | None:
+        """Whose answers the ensemble can weigh; None: everybody's."""
+        return None
+
     def meet(self, server: Server, state: Any) -> None:
         """Before the first step: take the nodes' models, where they give them away."""
         if self.models == "uploaded" and not state.given:
-            told = server.ask("upload").by_node("parameters")
+            told = server.ask("upload", of=self.weighable(state)).by_node("parameters")
             state.models = {name: model for name, model in state.models.items() if name in told}
             for name, model in state.models.items():
                 load_vector(model, told[name])
@@ -142,7 +146,7 @@ class Recognises(Examines, FromLabels, Imagines, ABC):
     def answers(self, server: Server, state: Any, x: torch.Tensor) -> Answers:
         """What the nodes say of x ``(B, ...)``, or what their models do."""
         if self.models == "asked":
-            return server.ask("examine", x=x)
+            return server.ask("examine", of=self.weighable(state), x=x)
         seen = server.task.observe(x)
         each = [examined(model, seen, self.bn) for model in state.models.values()]
         told = {name: torch.stack([one[name] for one in each]) for name in each[0]}

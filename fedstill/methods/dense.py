@@ -57,8 +57,11 @@ class DENSE(WeighsNodes, Recognises):
         return Weighing(**self.begun(server), histogram=LabelHistogram())
 
     def meet(self, server: Server, state: Any) -> None:
-        super().meet(server, state)
         self.gather(server, state)
+        super().meet(server, state)
+
+    def weighable(self, state: Any) -> Sequence[str]:
+        return tuple(state.histogram.names)
 
     def together(self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]) -> torch.Tensor:
         """D(x) = 1 / K sum_k f_k(x), or weighed."""

@@ -20,7 +20,16 @@ import torch
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.methods import ArgumentError, Needs, NodeSetting, Question, Server, predict, torch_generator
+from fedstill.methods import (
+    ArgumentError,
+    Needs,
+    NodeFault,
+    NodeSetting,
+    Question,
+    Server,
+    predict,
+    torch_generator,
+)
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
 from fedstill.methods._public import Batch, distil, known, optimiser_of
@@ -89,12 +98,15 @@ class FedDF(CountsLabels, Averaging):
         received: dict[str, dict[str, torch.Tensor]] = {}  # x_k (P_a,) by node, by architecture
         for (first, student), (names, _) in zip(state.students.items(), server.kinds, strict=True):
             asked = [name for name in taking_part if name in names]
-            if asked:  # or else its student is taught all the same
-                answers = server.ask("train", of=asked, parameters=to_vector(student), round=t)
+            sent = {"parameters": to_vector(student), "round": t}
+            answers = server.ask_or_none("train", of=asked, **sent) if asked else None
+            if answers is not None:  # or else its student is taught all the same
                 x_k = answers["parameters"]  # (K_a, P_a)
                 n = state.histogram.of(answers.nodes).sizes
                 load_vector(student, weighted_mean(x_k, n))  # x_0 = sum n_k x_k / sum n_k
                 received[first] = dict(zip(answers.nodes, x_k, strict=True))
+        if not received:
+            raise NodeFault(", ".join(taking_part), "train", "none of the nodes that were asked is left")
         return {"student": self.fuse(server, state, received, t) if self.steps else 0.0}
 
     def fuse(

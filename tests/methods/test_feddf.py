@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import torch_generator
+from fedstill.federation.link_config import LinkConfig
 from fedstill.methods import feddf
 from fedstill.methods.feddf import FedDF
 from fedstill.models.parameter_vector import load_vector, to_vector
@@ -28,6 +29,7 @@ from tests.methods.small_world import (
     SEED,
     TASK,
     World,
+    answering,
     gone_on,
     kinds_of,
     made,
@@ -190,6 +192,35 @@ def test_an_architecture_of_which_no_node_was_drawn_is_taught_all_the_same() -> 
     before = [to_vector(student) for student in students(here)]
     run(here, 1)
     assert all(not torch.equal(to_vector(s), b) for s, b in zip(students(here), before, strict=True))
+
+
+def without(here: World, away: set[str]) -> None:
+    """Let nodes be away as others train."""
+    here.federation.link = LinkConfig(quorum=0.2)
+
+    def heard(question: str, asked: Any, sent: Any, answer: Any) -> Any:
+        gone = away & set(asked) if question == "train" else set()
+        for name in gone:
+            here.federation.leave_out(name, question, "no answer", back=True, since=answer.args[1].number)
+        return {name: told for name, told in answer().items() if name not in gone}
+
+    answering(here, heard)
+
+
+def test_an_architecture_all_of_whose_nodes_stay_away_is_taught_by_the_others() -> None:
+    here = world(CONFIG, specs=MIXED)
+    without(here, {"n3"})  # the one mlp:4
+    before = [to_vector(student) for student in students(here)]
+    here.server.step()
+    assert here.federation.present == ("n0", "n1", "n2", "n4")
+    assert all(not torch.equal(to_vector(s), b) for s, b in zip(students(here), before, strict=True))
+
+
+def test_a_round_of_which_nobody_is_left_stops_the_run() -> None:
+    here = world(replace(CONFIG, participation=0.2), specs=MIXED)
+    without(here, {"n0", "n1", "n2", "n3", "n4"})
+    with pytest.raises(NodeFault, match="none of the nodes that were asked is left"):
+        here.server.step()
 
 
 def test_a_student_of_no_nodes_architecture_is_refused_with_what_is_allowed() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.seeds import torch_generator
+from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.co_boosting import CoBoosting
 from fedstill.methods.dense import DENSE
 from fedstill.models.batch_norm import remembered
@@ -22,7 +23,18 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, few, made, make_nodes, same
+from tests.methods.small_world import (
+    CLASSES,
+    SEED,
+    SHAPE,
+    World,
+    answering,
+    disagreeing,
+    few,
+    made,
+    make_nodes,
+    same,
+)
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -211,3 +223,24 @@ def test_the_distance_to_batch_norm_pulls_inputs_to_what_it_has_kept() -> None:
         adam.step()
     torch.testing.assert_close(x.mean((0, 2, 3)), norm.running_mean, atol=0.05, rtol=0)
     assert remembered(nn.Linear(2, 2), torch.ones(1, 2))[1] == 0
+
+
+@pytest.mark.parametrize("models", ["asked", "uploaded"])
+def test_who_was_away_as_label_counts_were_told_does_not_count_once_back(models: Any) -> None:
+    config = replace(DENSER, weights="counts", models=models)
+    here = world(config)
+    here.federation.link = LinkConfig(quorum=0.3)
+
+    def heard(question: str, asked: Any, sent: Any, answer: Any) -> Any:
+        if question == "count_labels":
+            here.federation.leave_out("n1", question, "no answer", back=True, since=answer.args[1].number)
+        return {name: told for name, told in answer().items() if name not in here.federation.out}
+
+    answering(here, heard)
+    losses = [here.server.step()]
+    here.federation.out.pop("n1", None)  # it is back
+    losses.append(here.server.step())
+    alone = world(config)  # as if there were no n1
+    alone.federation.link = LinkConfig(quorum=0.3)
+    alone.federation.leave_out("n1", "count_labels", "gone", back=False)
+    assert losses == [alone.server.step(), alone.server.step()]
