@@ -21,7 +21,19 @@ from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.data.augment import posed
-from fedstill.methods import ArgumentError, Group, Method, Node, NodeSetting, TensorData, adam, seeded, stack
+from fedstill.methods import (
+    ArgumentError,
+    Group,
+    Method,
+    Node,
+    NodeSetting,
+    TensorData,
+    adam,
+    cosine,
+    seeded,
+    set_lr,
+    stack,
+)
 from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
 from fedstill.models import PatchCritic
 from fedstill.models.patch_critics import Norm, PatchGAN
@@ -52,6 +64,8 @@ class CriticOptions(Method):
     """L_gan as printed in Eq. 2, or binary cross-entropy with the generator's non-saturating form."""
     critic_lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for each D_k."""
+    critic_schedule: Literal["constant", "cosine"] = "constant"
+    """Whether it stays, or falls on a cosine to 0 over all steps of D_k (published)."""
     critic_batch: NonNegativeInt = 0
     """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published). A critic
     that learns privately takes all."""
@@ -60,6 +74,11 @@ class CriticOptions(Method):
     def critical(self) -> bool:
         """Whether there are critics at all."""
         return self.gan > 0
+
+    @property
+    def critic_steps(self) -> int:
+        """How many steps D_k takes in a run."""
+        return self.turns
 
     def critics(self, at: NodeSetting) -> Critics:
         """D_k of the nodes."""
@@ -168,6 +187,7 @@ class Critics:
                 raise ArgumentError(f"shape of {name}", tuple(about.shape[1:]), allowed)
         if self.config.critical:
             seen = self.seen(x, maps)
+            self._set_rates(group.nodes)
             if "critic" in group.nodes[0].private:
                 self._learn_privately(group.nodes[0], number, seen[0].detach())
             else:
@@ -197,6 +217,15 @@ class Critics:
         views = [seeing(node, self.gallery.of(node.data)) for node in group.nodes]
         parts = [view.sample(size, "critic", number) for view in views]
         return self.seen(stack([part.inputs for part in parts]), stack([part.targets for part in parts]))
+
+    def _set_rates(self, nodes: Sequence[Node]) -> None:
+        """Each D_k's learning rate by the steps that it has taken, which its optimiser remembers."""
+        for node in nodes if self.config.critic_schedule == "cosine" else ():
+            first = node.optimisers["critic"].param_groups[0]
+            done = first.setdefault("done", 0)
+            total = self.config.critic_steps
+            set_lr(node.optimisers["critic"], cosine(min(done, total - 1), total, self.config.critic_lr, 0.0))
+            first["done"] = done + 1
 
     def _learn(self, group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
         """A step of each D_k (Eq. 2), without pi_k, which would need the other nodes' sizes."""

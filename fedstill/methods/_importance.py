@@ -49,7 +49,8 @@ class Importance(CountsLabels, Votes, CriticOptions, StudentOptions):
     student_inputs: Literal["remembered", "fresh"] = "remembered"
     """What S learns on: remembered questions, or (published code) a fresh question for each step."""
     gan_weights: Literal["size", "average", "expertise"] = "size"
-    """How critics are weighed: by data size (pi_k), equally, or by who holds the classes x shows."""
+    """How critics are weighed: by data size (pi_k), equally, or by who holds the classes x shows (before the
+    student takes part by data size)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,6 +175,8 @@ class Importance(CountsLabels, Votes, CriticOptions, StudentOptions):
         each = doubts(answers["critic"], self.gan_form)  # (K, B)
         if self.gan_weights == "expertise":
             return (task.expertise(z_bar.detach(), weights) * each).sum(0).mean()
-        if self.gan_weights == "average":
-            return each.mean()
-        return pi @ each.mean(1)
+        return self.doubted(each, pi)
+
+    def doubted(self, each: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+        """L_gan of critics' doubts ``(K, B)``, by data size or, where critics are averaged, equally."""
+        return each.mean() if self.gan_weights == "average" else pi @ each.mean(1)

@@ -81,6 +81,10 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
     def turns(self) -> int:
         return self.steps + self.student_steps
 
+    @property
+    def critic_steps(self) -> int:
+        return self.steps
+
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @question(

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fedstill.core.checked import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
 from fedstill.methods._critics import doubts
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
@@ -63,8 +63,8 @@ class FedIOD(Importance, FromNoise, Imagines):
     that learns privately takes all."""
     conf: NonNegativeFloat = 0.2
     """Weight of L_conf (Eq. 3)."""
-    unique: NonNegativeFloat = 0.2
-    """Weight of L_unique (Eq. 5)."""
+    unique: Finite = 0.2
+    """Weight of L_unique (Eq. 5); below 0 G seeks inputs on which nodes agree, as the published code does."""
     mimic: NonNegativeFloat = 0.02
     """Weight of L_mimic in the generator's loss (Eq. 10)."""
     balance: NonNegativeFloat = 10.0

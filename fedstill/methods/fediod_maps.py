@@ -67,7 +67,7 @@ class FedIODMaps(FromMaps, FedIOD):
             w = state.source.draw(self.batch, "w", t)
             _, answers = self.asked(server, state, "judge", w)
             sizes = state.histogram.of(answers.nodes).sizes
-            losses = {"gan": sizes / sizes.sum() @ doubts(answers["critic"], self.gan_form).mean(1)}
+            losses = {"gan": self.doubted(doubts(answers["critic"], self.gan_form), sizes / sizes.sum())}
             if "difference" in answers.tensors:
                 losses["difference"] = answers["difference"].sum(0).mean()
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)

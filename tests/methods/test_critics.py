@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import TabularClassification
-from tests.methods.map_world import FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
+from tests.methods.map_world import ASYN, FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -115,3 +116,26 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     answer = critics.judge(Group([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
     assert answer["critic"].shape == (1, 4, 2, 2)
     assert not torch.equal(to_vector(critic), before)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private: bool) -> None:
+    config = replace(FIOD, pretrain=2, steps=3, critic_lr=0.01, critic_schedule="cosine")
+    nodes, critics = world(config, specs=("unet:2",) * 2).nodes, critics_of(config)
+    rates = []
+    for number in range(5):
+        if number == 3:  # stopped, and begun anew
+            node, first = world(config, specs=("unet:2",) * 2).nodes[1], nodes[1]
+            node.load(first.state())
+            nodes = [node]
+        for node in nodes:
+            node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
+            critics.judge(Group([node]), number, X, MAPS)
+        rates.append([node.optimisers["critic"].param_groups[0]["lr"] for node in nodes])
+    expected = [0.01 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(5)]  # of 2 + 3 steps
+    for found, rate in zip(rates, expected, strict=True):
+        assert found == pytest.approx([rate] * len(found))
+
+
+def test_asyndgans_critics_learn_while_the_generator_does() -> None:
+    assert replace(ASYN, steps=7, student_steps=9).critic_steps == 7

@@ -247,6 +247,7 @@ def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:
         pytest.param(replace(SMALL, critic_batch=2), id="critics learn on two of five"),
         pytest.param(replace(SMALL, critic_batch=0), id="critics learn on all"),
         pytest.param(replace(SMALL, gan=0.0, conf=0.0, unique=5.0, mimic=3.0, balance=0.0), id="adversaries"),
+        pytest.param(replace(SMALL, unique=-5.0), id="agreement"),
     ],
 )
 def test_a_step_is_one_turn_of_algorithm_1(config: FedIOD) -> None:

@@ -31,7 +31,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import SEED, gone_on
+from tests.methods.small_world import SEED, answering, gone_on
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -142,6 +142,26 @@ def test_pretraining_moves_generator_and_critics_and_leaves_the_student() -> Non
     assert one.audit.summary()["questions_by_name"] == {
         "count_labels": 1, "tell_maps": 3, "judge": 2, "examine": 1,
     }  # fmt: skip
+
+
+def test_critics_are_weighed_before_the_student_as_with_it() -> None:
+    losses = {}
+    for how in ("size", "average"):
+        one = world(pretrain=1, gan_weights=how)
+        given: list[torch.Tensor] = []
+
+        def heard(question: str, *_: Any, given: list[torch.Tensor] = given) -> Any:
+            answers = _[-1]()
+            if question == "judge":
+                given.extend(F.softplus(each["critic"]).flatten(1).sum(1).mean() for each in answers.values())
+            return answers
+
+        answering(one, heard)
+        losses[how] = one.server.step()["gan"]
+        n = torch.tensor([len(node.data) for node in one.nodes]).float()
+        pi = n / n.sum() if how == "size" else torch.full((3,), 1 / 3)
+        assert losses[how] == pytest.approx(float(pi @ torch.stack(given).detach()), rel=1e-5)
+    assert abs(losses["size"] - losses["average"]) > 1e-4, "nodes are of unlike sizes"
 
 
 def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
