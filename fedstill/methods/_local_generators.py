@@ -247,9 +247,8 @@ def crossed(
 def ensembled(
     uploads: Uploads, G: nn.Module, D: nn.Module, c: torch.Tensor, pi: torch.Tensor
 ) -> torch.Tensor:
-    """FedCG's server loss: KL from the mean of rho(D_i(G_i)), weighed by pi ``(K,)``, to rho(D(G))."""
+    """FedCG's server loss: KL from rho of the mean of D_i(G_i), weighed by pi ``(K,)``, to rho(D(G))."""
     with torch.no_grad():
         d_i = uploads.heads(uploads.features(c))  # (K, B, C)
-        teacher = torch.tensordot(pi, d_i.softmax(-1), 1)  # (B, C)
-        log_teacher = teacher.clamp_min(torch.finfo(teacher.dtype).tiny).log()
-    return kl(log_teacher, D(G(c))).mean()
+        teacher = torch.tensordot(pi, d_i, 1)  # (B, C)
+    return kl(teacher, D(G(c))).mean()
