@@ -5,6 +5,7 @@ It answers what asks for predictions. It has nothing to train, and no gradient g
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig
 from fedstill.models.onnx_graph import OnnxGraph
 
+logger = logging.getLogger("fedstill.node")
+
 Numbers = npt.NDArray[Any]
 
 
@@ -29,6 +32,13 @@ def file_of(model: nn.Module) -> str:
     """The fingerprint of the file from which a model that only predicts is; empty: it is from none. Weights
     of a network are not meant: a run remembers these itself."""
     return "".join(part.file for part in model.modules() if isinstance(part, Predictor))
+
+
+def tell_no_failures(model: nn.Module) -> None:
+    """Have a model that only predicts give NaN from now on where it fails, and say so in this log alone."""
+    for part in model.modules():
+        if isinstance(part, Predictor):
+            part.tells = False
 
 
 @dataclass(frozen=True)
@@ -86,15 +96,29 @@ class Predictor(nn.Module):
         mapped = ClassMap(own, to.classes) if own else None
         self._given = mapped.given if mapped else len(to.classes)
         self._map = mapped if mapped and mapped.changes else None
+        self.tells = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs, without gradient.
 
+        Where it is not to tell that the model fails (:func:`tell_no_failures`), which would tell of what it
+        has learned, NaN stand for what should have come out.
+
         Raises:
-            PredictorError: a gradient was wanted, the model fails, or what comes out is no ``(B, classes)``.
+            PredictorError: a gradient was wanted; or it tells, and the model fails, or what comes out is no
+                ``(B, classes)``.
         """
         if torch.is_grad_enabled() and x.requires_grad:
             raise PredictorError(f"a {self._called} predicts only: no gradient goes through it")
+        try:
+            return self._outputs(x)
+        except PredictorError as error:
+            if self.tells:
+                raise
+            logger.error("NaN stand for what the model gives: %s", error)
+            return torch.full((len(x), *self._to.outputs), float("nan"), device=x.device)
+
+    def _outputs(self, x: torch.Tensor) -> torch.Tensor:
         inputs = x.detach().cpu()
         taken = self._taken((inputs.float() if inputs.is_floating_point() else inputs).numpy())
         given = _asked(self._predict, taken, self._called)

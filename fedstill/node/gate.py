@@ -128,8 +128,10 @@ class Gate:
             self._limit(asked.question, self.audit.spent(self.payer, self.run), 1, 1)
             if self.budgets is not None:
                 self.budgets.afford(asked, question, sent)
-        if self.budgets is not None and not self.budgets.attempts(asked, question, sent):
-            self.budgets.pay_learning(asked, question, sent, 0)  # before it happens, whatever comes of it
+        if self.budgets is not None:
+            self.budgets.pay_first(asked)  # before anything is computed: a failure, too, tells of the model
+            if not self.budgets.attempts(asked, question, sent):
+                self.budgets.pay_learning(asked, question, sent, 0)  # before it happens, whatever comes of it
 
     def _limit(self, question: str, spent: Spent, more_questions: int, more_bytes: int) -> None:
         """Refuse what would pass a limit of the policy, with what has left already, in all runs."""
@@ -222,9 +224,7 @@ class Gate:
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
     def _charge(self, asked: Asked, entry: Entry, price: Price | None) -> int:
-        """Write a release, and before the first one the training behind it; its entry's number."""
-        if self.budgets is not None:
-            self.budgets.pay_first(asked)
+        """Write a release; its entry's number."""
         # A gradient belongs to its answer, and each further one of that is a question by itself.
         counts = int(entry.part == ANSWER or bool(self.audit.sums.siblings(vars(entry))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import QuestionRefused
@@ -55,6 +56,12 @@ class MaskedHandler(RequestHandler):
         if any(refine(pull).keys() != question.sums.keys() for pull in pulls):
             rule = f"sums: gradients of {', '.join(question.sums)}, and of nothing else"
             raise QuestionRefused(self.group.nodes[0].name, question.name, rule)
+        (node,) = self.group.nodes
+        # Before anything is computed: what comes of that would else be told, by which refusal comes.
+        for how in question.sums.values():
+            if how in ("size", "counts") and how not in node.told:
+                rule = f"sums: '{how}' of its data, which weigh its answer, were not asked before"
+                raise QuestionRefused(node.name, question.name, rule)
         return self.masks.admit(question.name, call)
 
     def _adding(
@@ -64,4 +71,5 @@ class MaskedHandler(RequestHandler):
         if adding is None or call is None:
             return None
         told = (kept.bits, "" if pull is None else fingerprint(pull))
-        return Adding(node.told, self.masks.mask(call, kept.question.name, told), self.masks.fail)
+        mask = self.masks.mask(call, kept.question.name, told)
+        return replace(adding, mask=mask, spoil=self.masks.noise(call))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,10 @@ from fedstill.node.node import Node
 from fedstill.protocol.kinds import INDICES, INPUTS
 from fedstill.protocol.questions import Question
 from fedstill.protocol.wire_format import Tensors, size
+
+logger = logging.getLogger("fedstill.node")
+
+JOIN = "join"
 
 
 @contextmanager
@@ -37,6 +42,9 @@ def limited(node: str, question: str, seconds: int = 0) -> Iterator[None]:
         ):
             raise
         what = error.what if isinstance(error, TooLarge) else "it"
+        if question == JOIN:  # which of its parts is too large would tell how many records there are
+            logger.error("refused, as most_memory allows less: %s", error)
+            what = "the run"
         rule = f"most_memory: {what} would take more than the node's owner allows"
         raise QuestionRefused(node, question, rule) from error
 

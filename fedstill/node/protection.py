@@ -17,6 +17,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest, limit_groups
 from fedstill.models import dp_compatibility
+from fedstill.models.non_torch import tell_no_failures
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.network_setup import architecture
 from fedstill.node.node import Node, frozen
@@ -74,7 +75,7 @@ def protect(
     data = node.data
     if config.group_size > 1 and data.groups is None:
         raise ArgumentError("privacy.group_size", config.group_size, "1 where records have no data.group")
-    several = largest(data) > 1
+    several = data.groups is not None  # not whether one has: one record would decide that
     if data.groups is not None:
         # Where each record is protected by itself, whose it is plays no part in anything.
         data = limit_groups(data, config.group_size)
@@ -94,6 +95,8 @@ def protect(
     node.private = mechanism.networks()
     if parts := config.shards(data):
         _teach(node, config, parts)
+    if config.protects:  # a failure would leave by the side of what protects, unnoised and free
+        tell_no_failures(node.model)
     gate = node.gate
     gate.budgets = Budgets(mechanism, gate.audit, gate.run, gate.payer)
 

@@ -179,7 +179,9 @@ class RequestHandler:
         self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None
     ) -> Adding | None:
         """How a node's answer or gradient becomes a part of a sum; None: it leaves by itself."""
-        return Adding(node.told) if kept.question.sums and call is not None else None
+        if not kept.question.sums or call is None:
+            return None
+        return Adding(node.told, least=0.0 if node.gate.budgets is None else 1.0)
 
     def pull_back(
         self, number: int, pulls: Mapping[str, Tensors], call: SumCall | None = None
@@ -205,7 +207,7 @@ class RequestHandler:
         """
         first = self.group.nodes[0].name
         kept = self._answered.get(number)
-        if kept is None:
+        if kept is None or len(kept.releases) < len(self.group.nodes):  # refused: no gradient of it leaves
             raise QuestionMismatch(first, "unknown", number)
         name = kept.question.name
         mine = {node.name: asked for node, asked in zip(self.group.nodes, kept.asked, strict=True)}

@@ -232,7 +232,7 @@ class Mechanism:
 
     def first(self) -> Bill:
         """What the local training before the first question costs, whatever is asked about it later."""
-        span = self.side.first if self.side.learns else None
+        span = self.side.first
         steps = 0 if span is None else len(span.steps(self._all))
         return {self.training: self._local(steps)}
 

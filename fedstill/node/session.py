@@ -31,7 +31,7 @@ from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.models import carries_gradient
-from fedstill.models.non_torch import file_of
+from fedstill.models.non_torch import file_of, tell_no_failures
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model, startup_kit
 from fedstill.node.admission import require_records
 from fedstill.node.audit_database import AuditError
@@ -152,6 +152,8 @@ class Session:
         self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
         self.masks = self._masks()
+        if self.masks is not None:  # which would hide whose it is, and a refusal does not
+            tell_no_failures(self.node.model)
         self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
         asked = any(question.differentiable for question in self.side.questions.values())

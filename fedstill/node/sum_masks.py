@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,9 @@ from fedstill.core.errors import QuestionRefused
 from fedstill.node.cohort import Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.summing import LEAST, SumCall
+from fedstill.protocol.summing import LEAST, Spoil, SumCall
+
+logger = logging.getLogger("fedstill.node")
 
 KEPT = 8  # sums that a server may still finish: answers and gradients of the last questions
 KEY = 32  # bytes
@@ -74,7 +77,7 @@ class SumMasks:
         self._private = X25519PrivateKey.generate()
         self._shared: dict[str, bytes] = {}  # what is agreed on with each other node
         self._open: OrderedDict[int, _Open] = OrderedDict()
-        self._last, self._failed = -1, False
+        self._last = -1
 
     @property
     def least(self) -> int:
@@ -136,9 +139,7 @@ class SumMasks:
             raise QuestionRefused(self.name, question, "sums: this run's answers leave under masks only")
         unknown = sorted(set(call.members) - {*self._shared, self.name})
         rule = None
-        if self._failed:
-            rule = "an answer could not be added, and what it was like is not told: start the node anew"
-        elif call.number <= self._last:  # who sends a message again does not come here
+        if call.number <= self._last:  # who sends a message again does not come here
             rule = f"number {call.number} is not above {self._last}"
         elif self.name not in call.members:
             rule = "this node is none of its members"
@@ -187,9 +188,15 @@ class SumMasks:
 
         return add
 
-    def fail(self) -> None:
-        """Add no more in this process: what could not be added would be told apart, question by question."""
-        self._failed = True
+    def noise(self, call: SumCall) -> Spoil:
+        """Whole numbers that only this node knows, for what of an answer cannot be added."""
+        about = b"spoilt" + self._known(call.number).about
+
+        def drawn(shape: Sequence[int], place: int) -> torch.Tensor:
+            logger.warning("sum %d is spoilt: an answer here holds NaN, or what is too large", call.number)
+            return stream(_derive(self._own, about), place, shape)
+
+        return drawn
 
     def agree(self, number: int, survivors: Sequence[str]) -> dict[str, str]:
         """This node's word to each other survivor that a sum is read of these nodes; it is given once a sum.

@@ -9,7 +9,7 @@ import torch
 
 from fedstill.core.errors import DataError, QuestionRefused
 from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import Added, summands
+from fedstill.protocol.summing import Added, Spoil, summands
 from fedstill.protocol.wire_format import Tensors
 
 
@@ -20,25 +20,28 @@ class Adding:
     Args:
         told: counts that the node has let out, noised if they had to be: it is weighed by these, and by
             nothing that has not left through its gate.
+        least: that a count is taken for in weighing: noise may leave one node alone with any of a class that
+            nobody has, and the sum would be that node's answer.
         mask: what is added to each part, by its place; None: nothing, which changes no sum.
-        fail: called where it cannot be added: which answers can would tell what they are.
+        spoil: as :func:`~fedstill.protocol.summing.summands` has it.
     """
 
     told: dict[str, torch.Tensor]
+    least: float = 0.0
     mask: Callable[[torch.Tensor, int], torch.Tensor] | None = None
-    fail: Callable[[], None] = lambda: None
+    spoil: Spoil | None = None
 
     def cover(self, node: str, question: Question, released: Tensors) -> dict[str, torch.Tensor]:
         """What leaves of what the gate lets out, as whole numbers of 64 bits.
 
         Raises:
-            QuestionRefused: numbers that are none, or weights that were not asked for before.
+            QuestionRefused: numbers that are none, where no mask hides whose they are; or weights that were
+                not asked for before.
         """
         kinds = question.kinds()
         try:
-            added = summands(released, kinds, question.sums, self.told)
+            added = summands(released, kinds, question.sums, self.told, self.spoil)
         except DataError as error:
-            self.fail()
             raise QuestionRefused(node, question.name, f"sums: {error}") from error
         except KeyError as missing:
             rule = f"sums: {missing} of its data, which weigh its answer, were not asked before"
@@ -48,9 +51,9 @@ class Adding:
         return {name: self.mask(added[name], place) for place, name in enumerate(sorted(added))}
 
     def keep(self, question: Question, released: Tensors) -> None:
-        """Weigh by counts that have left, from now on."""
+        """Weigh by counts that have left, from now on: by the first, as noise is another each time."""
         kinds = question.kinds()
         for name, tensor in released.items():
             if kinds[name].of == "counts" and question.sums.get(name) == "sum":
                 way: Added = "counts" if tensor.ndim else "size"
-                self.told[way] = tensor.detach().cpu().clone()
+                self.told.setdefault(way, tensor.detach().cpu().clone().clamp_min(self.least))

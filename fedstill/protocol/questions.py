@@ -226,6 +226,10 @@ class NodeSide:
     learns: bool = True
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.learns:  # a training that is done is one that is paid for
+            object.__setattr__(self, "first", None)
+
     @property
     def sums(self) -> bool:
         """Whether the server sees sums of answers only."""

@@ -9,7 +9,7 @@ part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from fedstill.core.errors import ArgumentError, DataError, NodeFault
 Added = Literal["sum", "mean", "size", "counts"]
 """How a part is added: as it is; as it is, for its mean; or for its mean weighed by what each node told of
 the size of its data, or of its examples of each class (by the part's second axis)."""
+
+Spoil = Callable[[Sequence[int], int], torch.Tensor]
 
 SUM = "sum of the nodes"  # stands for all nodes in answers
 WEIGHT = ":weight"  # "logits:weight" goes with a sum of "logits" that is weighed
@@ -126,6 +128,7 @@ def summands(
     kinds: Mapping[str, Any],
     sums: Mapping[str, Added],
     told: Mapping[str, torch.Tensor],
+    spoil: Spoil | None = None,
 ) -> dict[str, torch.Tensor]:
     """What one node adds: its part of each sum, weighed, and its weights, as whole numbers of 64 bits.
 
@@ -133,19 +136,27 @@ def summands(
         released: what its gate lets out; of gradients, what was pulled back from what is weighed already.
         sums: how each part is added; one that is not named (gradients) is added as it is.
         told: what the node has told of itself.
+        spoil: gives random whole numbers of a shape, by the part's place, to stand where an answer is no
+            number or too large: a refusal, or any number known to the server, would tell that answer apart
+            from the others'. None, where nobody is to be kept from knowing: it is an error.
 
     Raises:
-        DataError: NaN or infinity.
+        DataError: NaN or infinity, without ``spoil``.
         KeyError: the node has not told what it is weighed by.
     """
     added: dict[str, torch.Tensor] = {}
-    for name, tensor in released.items():
+    for place, (name, tensor) in enumerate(sorted(released.items())):
         weight = weight_of(sums.get(name, "sum"), told)
-        part = tensor.double().cpu()
+        part, fraction = tensor.double().cpu(), fraction_of(kinds[name])
         if weight is not None:
             part = part * spread(weight, part)
             added[name + WEIGHT] = to_ring(weight)
-        added[name] = to_ring(part, fraction_of(kinds[name]))
+        if spoil is None:
+            added[name] = to_ring(part, fraction)
+        else:
+            fits = (part * 2.0**fraction).abs() < 2.0**63  # false of NaN
+            whole = to_ring(part.where(fits, 0.0), fraction)
+            added[name] = whole if bool(fits.all()) else whole.where(fits, spoil(part.shape, place))
     return added
 
 

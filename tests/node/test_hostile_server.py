@@ -10,14 +10,17 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedstill.data.public import Public
 from fedstill.node.audit_entries import ALL, DATA
+from fedstill.protocol.questions import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.tasks import TASKS
-from tests.node.test_host import FEDIOD, PLAN, SHAPE, SPEC, Clinic, same
+from tests.node import test_host
+from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 
 def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
@@ -296,3 +299,92 @@ def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
     (line,) = caplog.messages
     assert line.startswith("refused message: ")
     assert clinic.lines() == before, "nobody knows which question it was"
+
+
+# --- what a refusal or a failure tells --------------------------------------------------------------------
+
+
+def test_no_gradient_leaves_of_an_answer_that_was_refused(tmp_path: Path) -> None:
+    """Answers of 400 classes are larger than gradients of 8 x 8 images, which the limit lets pass."""
+    spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(400))))
+    policy = "most_questions = 1\nmost_bytes = 6000\n"
+    clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, spec=spec)).ready()
+    assert "most_bytes" in clinic.ask(0)["rule"]
+    assert clinic.say("pull back", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QuestionMismatch"
+    assert clinic.left() == []
+
+
+def test_a_model_that_fails_at_an_answer_has_been_paid_for(tmp_path: Path) -> None:
+    """As public images at the end of float32 can make it do, or not, by what a private model has learned."""
+    public = Public("p", torch.zeros(4, *SHAPE))
+    method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
+    plan = Plan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
+    privacy = "[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1.0\naccountant = 'rdp'\n"
+    clinic = Clinic(tmp_path / "clinic", privacy, plan)
+    clinic.say("join", public_tensors(public), plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    assert not clinic.session.audit.spent(DATA, ALL).total
+    for parameter in clinic.session.node.model.parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    rows = {"rows": torch.tensor([0, 2]), "view": torch.tensor(0)}
+    said = clinic.say("answer", rows, question="predict", number=0, differentiable=False)
+    assert "z is 'NaN'" in said["text"]
+    assert clinic.session.audit.spent(DATA, ALL).total
+
+
+ESTIMATOR = """
+import numpy as np
+from pathlib import Path
+from sklearn.svm import LinearSVC
+def make(shape, classes):
+    data = np.load(Path(__file__).parent / "data.npz")
+    return LinearSVC(max_iter=20).fit(data["images"].reshape(40, -1), data["labels"])
+"""
+
+
+@pytest.mark.filterwarnings("ignore")  # it is not fitted to the end, and overflows
+def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which scale of an input it does, its weights could be read, a refusal at a time."""
+    own = 'name = "own:make"\ngives = "logits"\ntrain = false'
+    monkeypatch.setattr(test_host, "NODE", NODE.replace('name = "mlp:8"', own))
+    (tmp_path / "clinic").mkdir()
+    (tmp_path / "clinic" / "own.py").write_text(ESTIMATOR)
+    method = {"name": "fedzge", "weights": "equal", "ensemble": "logits", "steps": 3, "batch": 1}
+    plan = Plan("one", {**method, "directions": 1}, SPEC)
+    outputs = "[privacy.outputs]\nhow = 'gaussian'\nbound = 10.0\n"
+    privacy = f"[privacy]\nmechanism = 'noisy-outputs'\nepsilon = 1.0\n{outputs}"
+    clinic = Clinic(tmp_path / "clinic", privacy, plan)
+    clinic.say("join", plan=plan.to_dict())
+    huge = torch.full((1, *SHAPE), torch.finfo(torch.float32).max)
+    huge[..., ::2] *= -1
+    _, released = clinic.say("answer", {"x": huge}, question="examine", number=0, differentiable=False)
+    assert released["logits"].isfinite().all()
+    assert clinic.session.audit.spent(DATA, ALL).total
+
+
+def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
+    """Where its own data are too many, and where public inputs alone, would tell how many records it has."""
+    spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(100))))
+    clinic = Clinic(tmp_path / "clinic", f"most_memory = {50_000_000}\n")
+    records = np.zeros((20_000, *SHAPE), dtype=np.float32)
+    np.savez(clinic.folder / "data.npz", images=records, labels=np.arange(20_000) % 10)
+    said = []
+    for run, count in (("one", 20_000), ("two", 40_000), ("three", 60_000)):
+        public = Public("p", torch.zeros(count, *SHAPE))
+        method = {"name": "fedkd", "weights": "equal", "levels": 0}
+        plan = Plan(run, method, spec, public=fingerprint(public), public_note=("p", ""))
+        clinic.plan = plan
+        reply = clinic.say("join", public_tensors(public), plan=plan.to_dict())
+        said.append(reply["rule"] if isinstance(reply, dict) else "joined")
+        if clinic.host.session is not None:
+            clinic.say("leave")
+    assert said == ["joined", *["most_memory: the run would take more than the node's owner allows"] * 2]
+
+
+def test_what_learns_nothing_is_not_trained(tmp_path: Path) -> None:
+    """Nothing is charged for its training, and so there must be none."""
+    side = NodeSide({}, learns=False)
+    assert side.first is None
+    assert NodeSide({}).first is not None

@@ -17,6 +17,9 @@ from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_masks import SumMasks, sign, stream
+from fedstill.node.summand import Adding
+from fedstill.protocol.kinds import INPUTS, LABEL_COUNTS, LOGITS
+from fedstill.protocol.questions import Question
 from fedstill.protocol.summing import SumCall, from_ring, to_ring, total
 from tests.kits import Authority
 
@@ -204,12 +207,29 @@ def test_a_number_comes_once_and_no_mask_serves_two_answers(party: Party) -> Non
             party.added("n0", again)
 
 
-def test_once_something_could_not_be_added_nothing_is(party: Party) -> None:
-    """Else a server learned, by which of its questions fail, how large one node's answers are."""
-    party.added("n0", SumCall(1, NAMES))
-    party.masks["n0"].fail()
-    with refused("could not be added"):
-        party.added("n0", SumCall(2, NAMES))
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_what_cannot_be_added_spoils_its_place_in_the_sum_and_is_not_refused(
+    party: Party, value: float
+) -> None:
+    """Else a server learned how large one node's answers are; and from zeros in its place the others' sum."""
+    question = Question(
+        "predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"}
+    )
+    found = []
+    for call in (SumCall(1, NAMES), SumCall(2, NAMES)):
+        each = []
+        for name in NAMES:
+            z = torch.tensor([[1.0, value if name == "n0" else 2.0]])
+            masks = party.masks[name]
+            masks.admit("predict", call)
+            adding = Adding({}, mask=masks.mask(call, "predict", ["content"]), spoil=masks.noise(call))
+            each.append(adding.cover(name, question, {"z": z}))
+        found.append(from_ring(total(each)["z"]))
+    for sums in found:
+        assert sums[0, 0] == 4.0
+        assert sums[0, 1].isfinite()
+        assert abs(sums[0, 1] - 6.0) > 1.0, "the sum of the others"
+    assert found[0][0, 1] != found[1][0, 1]
 
 
 def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None:
@@ -312,3 +332,13 @@ def test_cards_of_others_are_told_from_forged_ones(party: Party, tmp_path: Path)
         masks.meet({name: card for name, card in party.cards.items() if name != "n0"})
     with refused("another key for this node"):
         masks.meet({**party.cards, "n0": party.begun("n0").card()})
+
+
+def test_an_answer_is_weighed_by_the_first_counts_that_left_and_under_noise_by_one_at_least() -> None:
+    """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
+    count = Question("count", lambda group, number, **_: {}, {}, {"n": LABEL_COUNTS}, sums={"n": "sum"})
+    for least, expected in ((0.0, [0.0, 7.0]), (1.0, [1.0, 7.0])):
+        adding = Adding({}, least=least)
+        adding.keep(count, {"n": torch.tensor([0.0, 7.0])})
+        adding.keep(count, {"n": torch.tensor([3.0, 4.0])})
+        assert adding.told["counts"].tolist() == expected
