@@ -32,6 +32,7 @@ class NodeProgram:
     @collab.init  # type: ignore[untyped-decorator,unused-ignore]
     def begin(self) -> None:
         """Read the owner's folder."""
+        from fedstill.federation.flare_component import guard_job
         from fedstill.node.host import Host, out_of_order
 
         folder = os.environ.get(NODE)
@@ -42,6 +43,7 @@ class NodeProgram:
         except FedstillError as error:
             self._trouble = out_of_order(error)
             return
+        guard_job(str(collab.site_name), Path(folder))
         self._host.limit_process()
         self._host.asker = authority(Path(folder) / "kit")
         if self._host.name != collab.site_name:

@@ -18,6 +18,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 
@@ -45,6 +46,7 @@ TOPICS = frozenset(
         "train.notify_job_status",
     }
 )
+JOB_TOPICS = frozenset({"abort", "abort_task", "check_status", "bye"})  # and of a job's process, beside those
 DIAGNOSIS = "_net_manager"  # FLARE's channel for looking into other processes, and for ending them
 
 
@@ -123,3 +125,33 @@ def refusal(told: str) -> Any:
     """What FLARE's client replies to it."""
     logger.warning("refused the server %s", clip(told))
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")
+
+
+def refused_in_job(message: Any) -> str | None:
+    """What a request asks of a job's process, with data and model, that no job needs; None lets it through.
+
+    A look into it, say, or that its log falls silent.
+    """
+    channel, topic = (message.get_header(key) for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
+    if channel == CellChannel.CLIENT_COMMAND and topic not in JOB_TOPICS:
+        return str(topic)
+    return "a look into this process" if channel == DIAGNOSIS else None
+
+
+def guard_job(site: str, folder: Path) -> None:
+    """Have this process, of a job at a node, refuse these, and write so into the node's security log.
+
+    FLARE's own filter of a site is in the site's process alone; a server can call a job's by its name.
+    """
+    security = SecurityLog(folder)
+
+    def filtered(message: Any) -> Any:
+        if (told := refused_in_job(message)) is None:
+            return None
+        with contextlib.suppress(SecurityLogError):  # it stands in node.log
+            security.refused(authority(folder / "kit"), f"a node does not do that: {clip(told)}")
+        return refusal(told)
+
+    for name, cell in CoreCell.ALL_CELLS.items():
+        if str(name).split(".")[0] == site:  # a simulation has all sites in one process
+            cell.add_incoming_request_filter("*", "*", filtered)

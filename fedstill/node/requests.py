@@ -129,7 +129,7 @@ class Requests:
         if found is not None:  # under which other runs may be at work
             new = replace(new, runs=found.runs, protection=found.protection)
         self._write(sha256, new)
-        self._log.write(
+        self._log.once(
             "waits", server, f"approve = {self._file.policy.approve!r}", run=run, description=sha256
         )
 

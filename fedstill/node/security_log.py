@@ -66,12 +66,17 @@ class SecurityLog:
 
     def refused(self, who: str, why: str, **about: str) -> None:
         """Write a refusal down, if this process has not written the same, or too many, already."""
-        key = (who, why, *about.values())
+        self.once("refused", who, why, **about)
+
+    def once(self, event: Event, who: str, why: str, **about: str) -> None:
+        """Write what a server can cause as often as it likes, if this process has not written the same, or
+        too many of them, already."""
+        key = (event, who, why, *about.values())
         if key not in self._refused and len(self._refused) < REFUSALS:
             self._refused.add(key)
             if len(self._refused) == REFUSALS:
-                about, why = {}, "further refusals of this process stand in node.log alone"
-            self.write("refused", who, why, **about)
+                event, about, why = "refused", {}, "further refusals of this process stand in node.log alone"
+            self.write(event, who, why, **about)
 
     def note_policy(self, told: Mapping[str, Any]) -> None:
         """Write down which of the owner's rules are others than those that were written last.

@@ -536,6 +536,50 @@ def test_a_node_has_no_ear_for_what_no_job_needs(federation: Federation) -> None
     assert not refused(TrainingTopic.DELETE_RUN, "0f8fad5b-d9cb-469f-a165-70867728950e")
 
 
+def test_a_jobs_process_lets_nobody_look_into_it_nor_silence_its_log(tmp_path: Path) -> None:
+    """It holds data and model, and a server can call it, past the filter of the node's own process."""
+    from nvflare.fuel.f3.cellnet.cell import Cell
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+    from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+    from nvflare.fuel.f3.cellnet.net_agent import NetAgent
+    from nvflare.fuel.f3.message import Message
+
+    from fedstill.federation.flare_component import guard_job
+
+    with socket.create_server(("localhost", 0)) as free:
+        url = f"tcp://localhost:{free.getsockname()[1]}"
+    server = Cell("server", url, False, {})
+    job = Cell("north.5f0c7a2e", url, False, {})
+    try:
+        for cell in (server, job):
+            cell.start()
+        NetAgent(job)
+        heard: list[str] = []
+
+        def obey(request: Message) -> Message:
+            heard.append(request.get_header(MessageHeaderKey.TOPIC))
+            return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, {})
+
+        job.register_request_cb(channel=CellChannel.CLIENT_COMMAND, topic="*", cb=obey)
+
+        def ask(channel: str, topic: str) -> str:
+            told = {"channel": channel, "topic": topic, "request": Message({}, {}), "timeout": 5.0}
+            reply = server.core_cell.send_request(target="north.5f0c7a2e", **told)
+            return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
+
+        assert ask("_net_manager", "process_info") == ReturnCode.OK  # FLARE by itself
+        guard_job("north", tmp_path)
+        assert ask("_net_manager", "process_info") == ReturnCode.INVALID_REQUEST
+        assert ask(CellChannel.CLIENT_COMMAND, "configure_job_log") == ReturnCode.INVALID_REQUEST
+        assert ask(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
+        assert heard == ["abort"]
+        assert "configure_job_log" in (tmp_path / "security.jsonl").read_text()
+    finally:
+        for cell in (job, server):
+            cell.stop()
+            CoreCell.ALL_CELLS.pop(cell.core_cell.my_info.fqcn, None)
+
+
 def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federation) -> None:
     """Though this federation's server lets the admin do both."""
     from nvflare.fuel.flare_api.api_spec import AuthorizationError, InternalError

@@ -431,6 +431,14 @@ def test_a_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch
     assert len(list((clinic.folder / "requests").glob("*.json"))) == 2
 
 
+def test_nor_the_security_log_with_runs_that_wait(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    for number in range(6):
+        clinic.plan = replace(PLAN, run="ab"[number % 2])
+        refused(clinic)
+    assert events(clinic).count("waits") == 2
+
+
 def test_a_request_that_was_changed_on_the_disk_is_none(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
