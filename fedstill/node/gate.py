@@ -224,7 +224,9 @@ class Gate:
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
     def _charge(self, asked: Asked, entry: Entry, price: Price | None) -> int:
-        """Write a release; its entry's number."""
+        """Write a release, after the training behind it; its entry's number."""
+        if self.budgets is not None:
+            self.budgets.pay_first(asked)
         # A gradient belongs to its answer, and each further one of that is a question by itself.
         counts = int(entry.part == ANSWER or bool(self.audit.sums.siblings(vars(entry))))
 

@@ -33,6 +33,8 @@ from tests.forked import FORKING
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 GIB = 2**30
+# At a join it is not said what of a run is too large: that would tell how many records there are.
+RUN = "most_memory: the run would take more than the node's owner allows"
 # Only there does the system tell, and limit, what a process has.
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -113,7 +115,7 @@ def test_a_plan_of_a_million_classes_is_refused_before_its_head_is_made(tmp_path
     change, policy = {"mlp:8": "small-cnn"}, f"most_memory = {GIB}\nmost_header = 0\n"
     message = join(classes=[""] * 1_000_000)
     (reply,), grown = served(tmp_path / "classes", message, policy=policy, change=change)
-    assert reply["rule"] == "most_memory: the run would take more than the node's owner allows"
+    assert reply["rule"] == RUN
     assert grown < GIB // 2
     assert reply["took"] < 30
     assert not (tmp_path / "classes" / "runs").exists()
@@ -126,7 +128,7 @@ def test_images_are_not_fitted_to_a_form_too_large(tmp_path: Path) -> None:
     Clinic(folder)
     pixels_of(folder)
     (reply,), grown = served(folder, join(shape=[1, 2000, 2000]), policy=policy, change=change)
-    assert reply["rule"].startswith("most_memory: its data as inputs of 1 x 2000 x 2000 with")
+    assert reply["rule"] == RUN
     assert grown < GIB // 8
     assert reply["took"] < 10
 
@@ -153,8 +155,7 @@ def test_texts_are_not_coded_into_a_vocabulary_or_length_too_large(tmp_path: Pat
         join(plan, **text, shape=[2**30], vocabulary=100),
     ]
     replies, grown = served(folder, *messages, policy=f"most_memory = {GIB}\n", change=change)
-    assert ["2147483648 token ids" in replies[0]["rule"], "inputs of 1073741824" in replies[1]["rule"]]
-    assert all(reply["rule"].startswith("most_memory: ") for reply in replies)
+    assert [reply["rule"] for reply in replies] == [RUN, RUN]
     assert grown < GIB // 8
 
 
@@ -214,7 +215,7 @@ def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -
     messages = [join(classes=[str(n) for n in range(100)]), join(sound)]
     policy = f"most_memory = {GIB}\n"
     (refused, told), grown = served(folder, *messages, policy=policy, change=change, ceiling=True)
-    assert refused["rule"] == "most_memory: it would take more than the node's owner allows"
+    assert refused["rule"] == RUN
     assert refused["kind"] == "QuestionRefused"
     assert "kind" not in told
     assert grown < GIB
