@@ -38,12 +38,12 @@ class NodeProgram:
         folder = os.environ.get(NODE)
         if folder is None:  # all nodes of a simulation have the same environment
             folder = str(Path(environment(NODES)) / str(collab.site_name))
+        guard_job(str(collab.site_name), Path(folder))
         try:
             self._host = Host(Path(folder))
         except FedstillError as error:
             self._trouble = out_of_order(error)
             return
-        guard_job(str(collab.site_name), Path(folder))
         self._host.limit_process()
         self._host.asker = authority(Path(folder) / "kit")
         if self._host.name != collab.site_name:

@@ -46,7 +46,7 @@ TOPICS = frozenset(
         "train.notify_job_status",
     }
 )
-JOB_TOPICS = frozenset({"abort", "abort_task", "check_status", "bye"})  # and of a job's process, beside those
+JOB_TOPICS = frozenset({"abort", "abort_task", "check_status"})  # and of a job's process, beside those
 DIAGNOSIS = "_net_manager"  # FLARE's channel for looking into other processes, and for ending them
 
 
@@ -152,6 +152,9 @@ def guard_job(site: str, folder: Path) -> None:
             security.refused(authority(folder / "kit"), f"a node does not do that: {clip(told)}")
         return refusal(told)
 
-    for name, cell in CoreCell.ALL_CELLS.items():
-        if str(name).split(".")[0] == site:  # a simulation has all sites in one process
-            cell.add_incoming_request_filter("*", "*", filtered)
+    # A simulation has all sites in one process.
+    cells = [cell for name, cell in CoreCell.ALL_CELLS.items() if site in str(name).split(".")]
+    for cell in cells:
+        cell.add_incoming_request_filter("*", "*", filtered)
+    if CoreCell.ALL_CELLS and not cells:
+        logger.error("none of this process's connections is %s's: they are not guarded", clip(site))

@@ -13,7 +13,7 @@ from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
 from fedstill.federation.answer_checks import unlike_inputs
 from fedstill.federation.link_config import LinkConfig
 from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import LEAST, SUM, SumCall, ill_formed, read_sums, total
+from fedstill.protocol.summing import LEAST, SUM, SumCall, ill_formed, read_sums, spoilt, total
 from fedstill.protocol.wire_format import Tensors
 
 
@@ -67,7 +67,11 @@ class Summed(ABC):
         if not added or (len(added) < len(call.members) and not call.recover):
             missing = ", ".join(name for name in call.members if name not in added)
             raise NodeFault(missing, question, "without it the sum of all nodes' answers cannot be read")
-        return self._uncovered(call, total(list(added.values())), tuple(added)), tuple(added)
+        ring = self._uncovered(call, total(list(added.values())), tuple(added))
+        if spoilt(ring):
+            fault = "a sum is no smaller than random numbers: some answer held NaN, or what cannot be added"
+            raise NodeFault(SUM, question, fault)
+        return ring, tuple(added)
 
     def _summed_gradients(
         self, number: int, question: str, pull: Tensors, inputs: Tensors

@@ -221,11 +221,11 @@ class Critics:
     def _set_rates(self, nodes: Sequence[Node]) -> None:
         """Each D_k's learning rate by the steps that it has taken, which its optimiser remembers."""
         for node in nodes if self.config.critic_schedule == "cosine" else ():
-            first = node.optimisers["critic"].param_groups[0]
-            done = first.setdefault("done", 0)
-            total = self.config.critic_steps
-            set_lr(node.optimisers["critic"], cosine(min(done, total - 1), total, self.config.critic_lr, 0.0))
-            first["done"] = done + 1
+            group, total = node.optimisers["critic"].param_groups[0], self.config.critic_steps
+            taken = group.setdefault("steps taken", 0)
+            rate = cosine(min(taken, total - 1), total, self.config.critic_lr, 0.0)
+            set_lr(node.optimisers["critic"], rate)
+            group["steps taken"] = taken + 1
 
     def _learn(self, group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
         """A step of each D_k (Eq. 2), without pi_k, which would need the other nodes' sizes."""

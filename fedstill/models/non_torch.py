@@ -112,7 +112,7 @@ class Predictor(nn.Module):
             raise PredictorError(f"a {self._called} predicts only: no gradient goes through it")
         try:
             return self._outputs(x)
-        except PredictorError as error:
+        except ModelError as error:  # a PredictorError, but for ONNX
             if self.tells:
                 raise
             logger.error("NaN stand for what the model gives: %s", error)

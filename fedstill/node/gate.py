@@ -128,10 +128,17 @@ class Gate:
             self._limit(asked.question, self.audit.spent(self.payer, self.run), 1, 1)
             if self.budgets is not None:
                 self.budgets.afford(asked, question, sent)
-        if self.budgets is not None:
-            self.budgets.pay_first(asked)  # before anything is computed: a failure, too, tells of the model
-            if not self.budgets.attempts(asked, question, sent):
-                self.budgets.pay_learning(asked, question, sent, 0)  # before it happens, whatever comes of it
+
+    def pay(self, asked: Asked, question: Question, sent: Tensors) -> None:
+        """Charge what a question that is admitted follows from, before anything is computed for it.
+
+        A failure, too, tells of what was learned; and learning is paid for whatever comes of it.
+        """
+        if self.budgets is None:
+            return
+        self.budgets.pay_first(asked)
+        if not self.budgets.attempts(asked, question, sent):
+            self.budgets.pay_learning(asked, question, sent, 0)
 
     def _limit(self, question: str, spent: Spent, more_questions: int, more_bytes: int) -> None:
         """Refuse what would pass a limit of the policy, with what has left already, in all runs."""
@@ -182,9 +189,8 @@ class Gate:
             adding: how they become a part of a sum, where the server is to see sums only.
 
         Raises:
-            QuestionRefused: a tensor of undeclared kind, numbers that cannot be added, more bytes than the
-            policy allows, or more privacy
-                than the budget.
+            QuestionRefused: a tensor of undeclared kind, numbers that cannot be added (without masks), more
+                bytes than the policy allows, or more privacy than the budget.
             AuditError: the log is in trouble, or cannot be written; nothing is released then.
         """
         kinds = question.kinds()

@@ -17,7 +17,6 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest, limit_groups
 from fedstill.models import dp_compatibility
-from fedstill.models.non_torch import tell_no_failures
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.network_setup import architecture
 from fedstill.node.node import Node, frozen
@@ -95,8 +94,6 @@ def protect(
     node.private = mechanism.networks()
     if parts := config.shards(data):
         _teach(node, config, parts)
-    if config.protects:  # a failure would leave by the side of what protects, unnoised and free
-        tell_no_failures(node.model)
     gate = node.gate
     gate.budgets = Budgets(mechanism, gate.audit, gate.run, gate.payer)
 

@@ -120,6 +120,8 @@ class RequestHandler:
             node.gate.admit(here, question, tensors)
         bits = self._bits(name, number, arrived, differentiable, call)
         call = self._admit(question, call)
+        for node, here in zip(self.group.nodes, asked, strict=True):  # when no more refusal can come
+            node.gate.pay(here, question, tensors)
         self._received = Exchange(question, content, asked, tensors, differentiable, bits=bits, call=call)
 
     def compute_answers(self, number: int) -> None:
@@ -181,7 +183,9 @@ class RequestHandler:
         """How a node's answer or gradient becomes a part of a sum; None: it leaves by itself."""
         if not kept.question.sums or call is None:
             return None
-        return Adding(node.told, least=0.0 if node.gate.budgets is None else 1.0)
+        budgets = node.gate.budgets
+        noised = budgets is not None and budgets.mechanism.protects
+        return Adding(node.told, least=1.0 if noised else 0.0)
 
     def pull_back(
         self, number: int, pulls: Mapping[str, Tensors], call: SumCall | None = None

@@ -129,9 +129,9 @@ class Requests:
         if found is not None:  # under which other runs may be at work
             new = replace(new, runs=found.runs, protection=found.protection)
         self._write(sha256, new)
-        self._log.once(
-            "waits", server, f"approve = {self._file.policy.approve!r}", run=run, description=sha256
-        )
+        earlier = "" if found is None or found.state == WAITS else found.state  # it waits again
+        why = f"approve = {self._file.policy.approve!r}"
+        self._log.once("waits", server, why, run=run, description=sha256, earlier=earlier)
 
     def _protection(self) -> str:
         return json.dumps(as_table(self._file.privacy), sort_keys=True)

@@ -45,7 +45,7 @@ class Mechanism:
         levels: of noise, as it is drawn.
         binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
             equal noise is never on two different answers. To be set before anything is drawn.
-        several: whether some records belong together though each is protected by itself, which is then said.
+        several: whether groups are declared though each record is protected by itself, which is then said.
 
     Raises:
         ArgumentError: no noise is enough for the epsilon that is asked for.

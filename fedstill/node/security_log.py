@@ -46,7 +46,7 @@ class SecurityLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._refused: set[tuple[str, ...]] = set()  # what this process has written of refusals
+        self._written: set[tuple[str, ...]] = set()  # what this process has written of what a server causes
 
     def write(self, event: Event, who: str, why: str, **about: str) -> None:
         """Write a line down, on the disk when this returns.
@@ -70,12 +70,12 @@ class SecurityLog:
 
     def once(self, event: Event, who: str, why: str, **about: str) -> None:
         """Write what a server can cause as often as it likes, if this process has not written the same, or
-        too many of them, already."""
+        too many such lines, already."""
         key = (event, who, why, *about.values())
-        if key not in self._refused and len(self._refused) < REFUSALS:
-            self._refused.add(key)
-            if len(self._refused) == REFUSALS:
-                event, about, why = "refused", {}, "further refusals of this process stand in node.log alone"
+        if key not in self._written and len(self._written) < REFUSALS:
+            self._written.add(key)
+            if len(self._written) == REFUSALS:
+                event, about, why = "refused", {}, "further lines of this process stand in node.log alone"
             self.write(event, who, why, **about)
 
     def note_policy(self, told: Mapping[str, Any]) -> None:

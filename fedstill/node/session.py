@@ -152,14 +152,14 @@ class Session:
         self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
         self.masks = self._masks()
-        if self.masks is not None:  # which would hide whose it is, and a refusal does not
-            tell_no_failures(self.node.model)
+        budgets = self.node.gate.budgets
+        if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
+            tell_no_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
         self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
         asked = any(question.differentiable for question in self.side.questions.values())
         self._through = not asked or carries_gradient(self.node.model, self.plan.spec.shape)
         has_left = self.audit.sums.has_charged(run)
-        budgets = self.node.gate.budgets
         binding = "" if budgets is None else budgets.mechanism.binding
         if other := self.kept.bind({**told, "options": binding}, has_left):
             changed = f"it was begun with another {other}: allowed is a new run"

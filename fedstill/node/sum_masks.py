@@ -189,7 +189,7 @@ class SumMasks:
         return add
 
     def noise(self, call: SumCall) -> Spoil:
-        """Whole numbers that only this node knows, for what of an answer cannot be added."""
+        """Whole numbers that only this node knows, to stand where an entry of an answer cannot be added."""
         about = b"spoilt" + self._known(call.number).about
 
         def drawn(shape: Sequence[int], place: int) -> torch.Tensor:

@@ -54,7 +54,7 @@ def state(
 ) -> Statement:
     """What an owner's config, with the levels of noise that it came to, is told as.
 
-    ``several``: some records belong together, and each is protected by itself all the same.
+    ``several``: groups are declared, so that records may belong together, and each is protected by itself.
     """
     if not config.protects:
         return Statement(budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules))

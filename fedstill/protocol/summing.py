@@ -170,6 +170,15 @@ def total(each: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]
     return found
 
 
+def spoilt(ring: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a total is as large as one of random numbers: an eighth of all that can be written, or more.
+
+    >>> spoilt({"x": to_ring(torch.tensor([1e8]))}), spoilt({"x": torch.tensor([2**61])})
+    (False, True)
+    """
+    return any(bool((tensor.double().abs() >= 2.0**60).any()) for tensor in ring.values())
+
+
 def read_sums(
     ring: Mapping[str, torch.Tensor], kinds: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -8,7 +8,8 @@ import logging
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedstill.data.public import Public
 from fedstill.node.audit_entries import ALL, DATA
 from fedstill.protocol.questions import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
+from fedstill.protocol.summing import SumCall
 from fedstill.tasks import TASKS
 from tests.node import test_host
 from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
@@ -365,7 +367,7 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
 
 
 def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
-    """Where its own data are too many, and where public inputs alone, would tell how many records it has."""
+    """Which of its own data and of public inputs are too many would tell how many records it has, at once."""
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(100))))
     clinic = Clinic(tmp_path / "clinic", f"most_memory = {50_000_000}\n")
     records = np.zeros((20_000, *SHAPE), dtype=np.float32)
@@ -388,3 +390,24 @@ def test_what_learns_nothing_is_not_trained(tmp_path: Path) -> None:
     side = NodeSide({}, learns=False)
     assert side.first is None
     assert NodeSide({}).first is not None
+
+
+@pytest.mark.parametrize(
+    ("privacy", "least"),
+    [
+        ("", 0.0),
+        ("[privacy]\nepsilon = 9.0\n", 0.0),
+        ("[privacy]\nmechanism = 'dp-sgd'\nepsilon = 9.0\naccountant = 'rdp'\n", 1.0),
+    ],
+)
+def test_noised_counts_alone_weigh_as_one_at_least(tmp_path: Path, privacy: str, least: float) -> None:
+    """Exact ones are the same numbers on every engine."""
+    method = {"name": "fedavg", "rounds": 2}
+    policy = "outputs_only = false\n" + privacy
+    clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, method=method))
+    clinic.say("join", plan=clinic.plan.to_dict())
+    handler, (node,) = clinic.session.handler, clinic.session.handler.group.nodes
+    kept = SimpleNamespace(question=SimpleNamespace(sums={"parameters": "size"}))
+    adding = handler._adding(node, SumCall(1, ("clinic", "b", "c")), cast(Any, kept))
+    assert adding is not None
+    assert adding.least == least
