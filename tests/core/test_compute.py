@@ -158,3 +158,26 @@ def test_what_lies_right_is_not_copied() -> None:
     moved = as_laid_out(torch.arange(6.0).view(3, 2).T, other)
     assert moved.stride() == other.stride()
     assert moved.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize(("channels", "stride", "last"), [(4, 2, False), (8, 2, True), (4, 1, True)])
+def test_networks_whose_gradients_would_overrun_their_memory_keep_channels_first(
+    channels: int, stride: int, last: bool
+) -> None:
+    """Without AVX-512 torch 2.13 ends the process, or computes with what is not its own."""
+    network = nn.Sequential(nn.Conv2d(3, channels, 3), nn.Conv2d(channels, 8, 1, stride))
+    assert layout(Compute(EngineConfig(device="cpu")), network) is last
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_a_resnets_steps_are_the_same_in_either_layout_and_end_no_process(width: int) -> None:
+    first, last = (build(f"resnet8:{width}", (1, 8, 8), 2, 0) for _ in range(2))
+    last = last.to(memory_format=LAST)
+    x = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for _ in range(60):
+        grads = [
+            torch.autograd.grad(network(x).square().sum(), list(network.parameters()))
+            for network in (first, last)
+        ]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
