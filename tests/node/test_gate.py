@@ -303,14 +303,14 @@ def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
 
 def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> None:
     door, journal, audit = journalled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
-    door.admit(asked(0), QUESTION, {})
+    door.pay(asked(0), QUESTION, {})
     release(door, asked(0))
     assert door.told(0, "answer")["price"] == {**PAID, "gaussian(3.0, rate=0.5)": 1}
     assert audit.last.price == PAID, "it has been paid for by itself"
     release(door, asked(0), "gradient", {"d/dx": torch.ones(1)})
     assert door.told(0, "gradient")["price"] == PAID
     journal.learned = {"critic": None}
-    door.admit(asked(1), QUESTION, {})
+    door.pay(asked(1), QUESTION, {})
     release(door, asked(1))
     assert door.told(1, "answer")["price"] is None
 
@@ -319,6 +319,8 @@ def test_what_is_learned_is_paid_for_as_a_question_is_let_in_and_once() -> None:
     door, journal, _ = journalled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
     for _ in range(2):  # after a stop it is learned once more
         door.admit(asked(), QUESTION, {})
+        assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
+        door.pay(asked(), QUESTION, {})
     assert journal.calls == ["charge training"]
     door.policy = PolicyConfig(most_questions=1)
     release(door)

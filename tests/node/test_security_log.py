@@ -108,7 +108,7 @@ def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pyte
     for number in (0, 0, 1, 2, 3, 4, 5):
         log.refused("aa", f"rule {number}", run="one")
     told = [line["why"] for line in log.lines()]
-    assert told == ["rule 0", "rule 1", "rule 2", "further refusals of this process stand in node.log alone"]
+    assert told == ["rule 0", "rule 1", "rule 2", "further lines of this process stand in node.log alone"]
 
 
 def test_changed_rules_stand_there_once_and_by_name(tmp_path: Path) -> None:
