@@ -227,6 +227,21 @@ def test_a_server_that_told_nodes_different_things_reads_no_later_sum(
     assert sums.abs().median() > 1e3
 
 
+def test_an_honest_server_stops_at_a_sum_that_a_nodes_nan_has_spoilt(tmp_path: Path) -> None:
+    """No node refuses, as that would tell whose it is, and nobody goes on from random numbers."""
+
+    def ill(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        session = four.hosts[node].session
+        if node == "node-0" and header["do"] == "answer" and session is not None:
+            for parameter in session.node.model.parameters():
+                torch.nn.init.constant_(parameter, float("nan"))
+        return serve(message)
+
+    four = Four(summed("fedkd"), tmp_path / "away", ill)
+    with pytest.raises(NodeFault, match="no smaller than random numbers"):
+        four.live().run()
+
+
 def between(
     serve: Serve, message: bytes, name: str, extra: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> bytes:
