@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from safetensors.torch import load_file
 from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
 from fedstill.core.run_writer import write_text
-from fedstill.federation import flare_component, flare_kit, flare_site
+from fedstill.federation import flare, flare_component, flare_kit, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODE, NodeProgram
 from fedstill.node.owner_folder import init
@@ -237,9 +238,10 @@ def test_a_node_in_no_state_to_serve_says_so_and_no_more(
     monkeypatch.setenv(NODE, str(tmp_path / "clinic"))
     guarded: list[Any] = []
     monkeypatch.setattr(flare_component, "guard_job", lambda *about: guarded.append(about))
+    monkeypatch.setattr(flare, "collab", SimpleNamespace(site_name="clinic"))  # which FLARE has in jobs alone
     program = NodeProgram()
     program.begin()
-    assert [folder for _, folder in guarded] == [tmp_path / "clinic"]  # before anything of the folder is read
+    assert guarded == [("clinic", tmp_path / "clinic")]  # before anything of the folder is read
     header, _ = unpack(program._trouble, 0)
     assert header["error"]["kind"] == "OwnDataError"
     assert header["error"]["text"] == "its data or model fail here: its own log says more"
