@@ -46,7 +46,8 @@ TOPICS = frozenset(
         "train.notify_job_status",
     }
 )
-JOB_TOPICS = frozenset({"abort", "abort_task", "check_status"})  # and of a job's process, beside those
+# And of a job's process.
+JOB_TOPICS = frozenset({"abort", "abort_task", "check_status"})
 DIAGNOSIS = "_net_manager"  # FLARE's channel for looking into other processes, and for ending them
 
 
@@ -72,12 +73,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
             self._job_over(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 
     def _refusal(self, message: Any) -> Any:
-        """As :func:`refusal`, written into the security log."""
-        if (told := refused(message)) is None:
-            return None
-        with contextlib.suppress(SecurityLogError):  # it stands in node.log
-            self._security.refused(authority(self._site.kit), f"a node does not do that: {clip(told)}")
-        return refusal(told)
+        return answered(refused(message), self._security, self._site.kit)
 
     def _barred(self, why: str) -> None:
         """The server does not let this node in."""
@@ -121,8 +117,12 @@ def refused(message: Any) -> str | None:
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
-def refusal(told: str) -> Any:
-    """What FLARE's client replies to it."""
+def answered(told: str | None, security: SecurityLog, kit: Path) -> Any:
+    """What FLARE replies to a request that is refused, once the security log says so; None lets it through."""
+    if told is None:
+        return None
+    with contextlib.suppress(SecurityLogError):  # it stands in node.log
+        security.refused(authority(kit), f"a node does not do that: {clip(told)}")
     logger.warning("refused the server %s", clip(told))
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")
 
@@ -146,11 +146,7 @@ def guard_job(site: str, folder: Path) -> None:
     security = SecurityLog(folder)
 
     def filtered(message: Any) -> Any:
-        if (told := refused_in_job(message)) is None:
-            return None
-        with contextlib.suppress(SecurityLogError):  # it stands in node.log
-            security.refused(authority(folder / "kit"), f"a node does not do that: {clip(told)}")
-        return refusal(told)
+        return answered(refused_in_job(message), security, folder / "kit")
 
     # A simulation has all sites in one process.
     cells = [cell for name, cell in CoreCell.ALL_CELLS.items() if site in str(name).split(".")]

@@ -214,7 +214,8 @@ class NodeSide:
         look: what a question about inputs ``(B, ...)``, of which the nodes' models give ``(K, B, C, ...)``,
             would be answered, ``(K, ...)`` a tensor, with nothing trained, released or counted: for
             evaluation in a simulation only. None where the method has no ensemble.
-        first: the part of the local training that is done before the first question; None is nothing.
+        first: the part of the local training that is done before the first question; None is nothing, and so
+            it is where nothing learns.
         learns: whether the nodes' own models are trained at all, then or later.
         notes: what a run should be told of it: what is switched off here, and why.
     """

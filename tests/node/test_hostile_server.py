@@ -385,7 +385,7 @@ def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
     assert said == ["joined", *["most_memory: the run would take more than the node's owner allows"] * 2]
 
 
-def test_what_learns_nothing_is_not_trained(tmp_path: Path) -> None:
+def test_what_learns_nothing_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
     side = NodeSide({}, learns=False)
     assert side.first is None
