@@ -118,7 +118,7 @@ def refused(message: Any) -> str | None:
 
 
 def answered(told: str | None, security: SecurityLog, kit: Path) -> Any:
-    """What FLARE replies to a request that is refused, once the security log says so; None lets it through."""
+    """What FLARE replies to a refused request, once the security log says so; None lets it through."""
     if told is None:
         return None
     with contextlib.suppress(SecurityLogError):  # it stands in node.log
