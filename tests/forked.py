@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+PATIENCE = 600.0
+"""Seconds that a test waits for a process, which takes up to 250 on a slow and busy machine."""
+
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(
     [
@@ -50,16 +53,16 @@ class Command:
         self._process.join(10)
         return self._process.exitcode
 
-    def end(self, timeout: float) -> tuple[int, str]:
-        """What it ends with and prints; killed after ``timeout`` seconds.
+    def end(self) -> tuple[int, str]:
+        """What it ends with and prints; killed after ``PATIENCE``.
 
         Raises:
             TimeoutError: it had to be killed.
         """
-        self._process.join(timeout)
+        self._process.join(PATIENCE)
         if self._process.exitcode is None:
             self.kill()
-            raise TimeoutError(f"it took over {timeout} s: {self._printed.read_text()}")
+            raise TimeoutError(f"it took over {PATIENCE} s: {self._printed.read_text()}")
         return self._process.exitcode, self._printed.read_text()
 
 

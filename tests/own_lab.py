@@ -55,7 +55,7 @@ class Lab:
             code: that it ends with.
             begin: Python that the process does first.
         """
-        ended, printed = Command(words, self.here, [self.installed, ROOT], begin).end(110)
+        ended, printed = Command(words, self.here, [self.installed, ROOT], begin).end()
         assert ended == code, printed
         return printed
 

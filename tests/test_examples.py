@@ -38,12 +38,11 @@ def test_each_of_a_labs_own_is_one_short_file_and_stands_whole_on_its_page(
 
 
 def typed(folder: Path, *words: str) -> None:
-    code, printed = Command(words, folder, [ROOT]).end(250)
+    code, printed = Command(words, folder, [ROOT]).end()
     assert code == 0, printed
 
 
 @pytest.mark.waits
-@pytest.mark.timeout(300)
 def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from fedstill.runs.config import RunConfig, read_toml, to_toml
 from fedstill.runs.remote_run import Served
 from fedstill.runs.simulation import Simulation
 from tests.audited import releases
-from tests.forked import FORKING
+from tests.forked import FORKING, PATIENCE
 
 PORT, LOG, STOPPED = "port", "log", "stopped"
 SMALL = """
@@ -207,10 +207,10 @@ class Sites:
         self.server = FORKING.Process(target=be_server, args=told)
         self.server.start()
 
-    def end(self, patience: float = 60.0) -> dict[str, Any] | str:
+    def end(self) -> dict[str, Any] | str:
         """Wait for the server: its result, or why it stopped."""
         assert self.server is not None
-        self.server.join(patience)
+        self.server.join(PATIENCE)
         assert not self.server.is_alive(), (self.served / LOG).read_text()
         if (self.served / STOPPED).exists():
             return (self.served / STOPPED).read_text()
@@ -317,9 +317,9 @@ def same_figures(
             assert result[key] == figures[key]
 
 
-def until(happened: Callable[[], object], patience: float = 60.0, pause: float = 0.005) -> None:
+def until(happened: Callable[[], object], pause: float = 0.005) -> None:
     """Wait for something, and look for it every ``pause`` seconds."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + PATIENCE
     while not happened():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(pause)

@@ -37,7 +37,7 @@ def owner(here: Sites, node: str, *words: str) -> tuple[int, str]:
     """What ``fedstill node`` prints to a node's owner."""
     first, *others = words
     command = ["node", first, here.folder / "nodes" / node, *others]
-    return Command(command, here.folder, [Path(__file__).parents[2]]).end(60)
+    return Command(command, here.folder, [Path(__file__).parents[2]]).end()
 
 
 def test_a_run_needs_each_owner_and_is_what_they_approved(tmp_path: Path) -> None:

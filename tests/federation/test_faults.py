@@ -30,8 +30,6 @@ from tests.federation.sites import (
     until,
 )
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @pytest.fixture(scope="module")
 def config() -> RunConfig:

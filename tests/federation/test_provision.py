@@ -472,7 +472,7 @@ def test_a_certificate_of_another_authority_is_not_let_in(federation: Federation
     process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         said = owner / "node.log"
-        until(lambda: said.exists() and "is the kit from this federation?" in said.read_text(), 60)
+        until(lambda: said.exists() and "is the kit from this federation?" in said.read_text())
         with federation.admin() as admin:
             assert set(admin.nodes()) == set(NODES)
         assert f"no answer from localhost:{federation.port}; it is tried every 10 s" in said.read_text()
@@ -691,7 +691,7 @@ def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
     assert number is not None
     psutil.Process(number).kill()
     with federation.admin() as admin:
-        until(lambda: "north" not in admin.nodes(), 60)
+        until(lambda: "north" not in admin.nodes())
         assert (
             flare_site.running(flare_kit.node(owner)) is None
         )  # though its file of the process number is there
