@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
@@ -113,7 +112,9 @@ def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
 
 def events(price: Mapping[str, int]) -> list[str]:
     """Events and how often each, numbers to four digits."""
-    short = [re.sub(r"\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", event) for event in price]
+    from fedstill.core.text_format import shortened
+
+    short = map(shortened, price)
     return [
         event if times == 1 else f"{times} x {event}"
         for event, times in zip(short, price.values(), strict=True)

@@ -59,6 +59,7 @@ def log(given: Given) -> None:
     from fedstill.cli.node_check import leave_faulty
     from fedstill.core.errors import FedstillError
     from fedstill.node import owner_folder
+    from fedstill.node.request_text import line_about
     from fedstill.node.security_log import SecurityLog
 
     folder = Path(given.places[0])
@@ -77,12 +78,8 @@ def log(given: Given) -> None:
         sys.exit(2 if fault else 0)
     rows = []
     for line in lines[-LAST:]:
-        about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))
-        sha256 = grouped(str(line.get("description", ""))[:16])
-        why = "; ".join(clip(part) for part in (about, str(line["why"]), sha256) if part)
-        rows.append(
-            [str(line["line"]), line["at"][:19], line["event"], clip(line["who"]) or "not proven", why]
-        )
+        who = clip(line["who"]) or "not proven"
+        rows.append([str(line["line"]), line["at"][:19], line["event"], who, line_about(line)])
     if rows:
         print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)
     if fault is not None:

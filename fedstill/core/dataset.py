@@ -45,6 +45,13 @@ class Cases:
     sizes: tuple[tuple[int, int], ...] = ()
     instances: tuple[npt.NDArray[np.int32], ...] = ()
 
+    @classmethod
+    def by_column(cls, owners: Column, sites: Column | None) -> Cases:
+        """Whose each example is, by columns ``(N,)``; a case comes from the site of its first example."""
+        names, first, of = np.unique(owners, return_index=True, return_inverse=True)
+        told = [""] * len(names) if sites is None else map(str, sites[first])
+        return cls(torch.from_numpy(of.astype(np.int64)), tuple(map(str, names)), tuple(told))
+
     def subset(self, indices: torch.Tensor) -> Cases:
         """Of the examples at ``indices``, in that order."""
         indices = indices.cpu()

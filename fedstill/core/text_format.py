@@ -5,26 +5,11 @@ A page and a terminal that write figures alike can never disagree.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 MISSING = "not measured"
 LARGEST = 1e300  # what lies beyond, NaN and infinity too, is no figure to show
-
-
-def pick(record: object, *keys: str) -> Any:
-    """The value at a path of keys, or None where any part of the path is missing.
-
-    >>> pick({"bytes": {"up": 3}}, "bytes", "up")
-    3
-    >>> pick({"bytes": None}, "bytes", "up") is None
-    True
-    """
-    for key in keys:
-        if not isinstance(record, Mapping):
-            return None
-        record = record.get(key)
-    return record
 
 
 def number(record: object, *keys: str) -> float | None:
@@ -32,13 +17,14 @@ def number(record: object, *keys: str) -> float | None:
 
     >>> number({"seconds": {"total": 2}}, "seconds", "total")
     2.0
-    >>> number({"accuracy": float("nan")}, "accuracy") is None
-    True
+    >>> number({"accuracy": float("nan")}, "accuracy") is None, number({"bytes": None}, "bytes", "up") is None
+    (True, True)
     """
-    value = pick(record, *keys)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST < value < LARGEST:
+    for key in keys:
+        record = record.get(key) if isinstance(record, Mapping) else None
+    if isinstance(record, bool) or not isinstance(record, (int, float)) or not -LARGEST < record < LARGEST:
         return None
-    return float(value)
+    return float(record)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -67,6 +53,15 @@ def times(shape: Sequence[int]) -> str:
     '3 x 32 x 32'
     """
     return " x ".join(map(str, shape))
+
+
+def shortened(text: str) -> str:
+    """A text with its decimal numbers to four digits.
+
+    >>> shortened("gaussian(2.0, rate=0.10921501706484642)")
+    'gaussian(2, rate=0.1092)'
+    """
+    return re.sub(r"\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
 
 
 def percent(value: float) -> str:

@@ -28,7 +28,6 @@ from fedstill.data.preparation import PATIENT, SITE, check_sites, taught, with_c
 from fedstill.data.raw import Images, image_array, read_npz
 from fedstill.data.spec_tensors import inputs_in, labels_in
 from fedstill.data.tables import cells_of, read_folder, read_rows
-from fedstill.data.text_data import HASH
 from fedstill.data.user_data import Files, form_of, located, read
 
 
@@ -75,7 +74,8 @@ def measured(name: str, spec: InputSpec, how: Reading) -> TensorData:
     if targets == "texts":
         source = text_data.read_table(place)
         labels = torch.from_numpy(labels_in(source, spec, what))
-        data, columns = TensorData(_ids(source.texts, spec, how, what), labels), source.columns
+        ids = text_data.ids_of(source.texts, spec.shape[0], spec.vocabulary, how.words, what)
+        data, columns = TensorData(ids, labels), source.columns
     elif spec.task.makes.form == "rows":
         table = (read_folder if place.is_dir() else read_rows)(place, spec.schema)
         data, columns = table.data, table.columns
@@ -127,22 +127,10 @@ def _of_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str,
     owners = columns.get(PATIENT, each if places is not None else None)
     if owners is None:
         return data
-    names, first, of = np.unique(owners, return_index=True, return_inverse=True)
-    where = [""] * len(names) if places is None else [str(place) for place in places[first]]
-    cases = Cases(torch.from_numpy(of.astype(np.int64)), tuple(map(str, names)), tuple(where))
+    cases = Cases.by_column(owners, places)
     chosen = each if places is None or not sites else np.flatnonzero(np.isin(places.astype(str), sites))
-    whole = replace(data, cases=cases, groups=torch.from_numpy(of) if PATIENT in columns else None)
+    whole = replace(data, cases=cases, groups=cases.of if PATIENT in columns else None)
     return whole if len(chosen) == len(data) else whole.subset(torch.from_numpy(chosen))
-
-
-def _ids(texts: Sequence[text_data.Text], spec: InputSpec, how: Reading, what: str) -> torch.Tensor:
-    kind = how.words or HASH
-    buckets = spec.vocabulary - 1 if kind == HASH else None
-    ids, vocabulary, _ = text_data.code(texts, length=spec.shape[0], words=buckets, vocabulary=kind)
-    if vocabulary != spec.vocabulary:
-        told = f"{kind!r} gives {vocabulary} ids: allowed are {spec.vocabulary}, as in the run"
-        raise DataError(f"{what}: {told}")
-    return torch.from_numpy(ids)
 
 
 # --- to be asked about ------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from fedstill.data.raw import Raw
 from fedstill.data.spec_tensors import groups_of, inputs_in, labels_in
 from fedstill.data.stratified_sampling import Ints, numbered
 from fedstill.data.tables import check_rows, read_rows
-from fedstill.data.text_data import HASH
 
 
 def of_images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
@@ -113,13 +112,8 @@ def of_texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most
     """An owner's texts, with the ids that the server's words have."""
     source = text_data.read_table(path)
     check_examples(len(source.texts), spec, most)
-    how = config.vocabulary or HASH
-    words = spec.vocabulary - 1 if how == HASH else None
-    ids, vocabulary, _ = text_data.code(source.texts, length=spec.shape[0], words=words, vocabulary=how)
-    if vocabulary != spec.vocabulary:
-        told = f"{how!r} gives {vocabulary} ids: allowed are {spec.vocabulary}, as the server has"
-        raise DataError(f"{what}: {told}")
+    ids = text_data.ids_of(source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, what)
     rows, groups = _training(source.columns, source.test, len(source.labels), config, what)
     labels = torch.from_numpy(labels_in(source, spec, what))
     chosen = torch.from_numpy(rows)
-    return TensorData(torch.from_numpy(ids)[chosen], labels[chosen], groups)
+    return TensorData(ids[chosen], labels[chosen], groups)

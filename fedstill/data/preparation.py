@@ -315,6 +315,4 @@ def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
 def _patients(columns: Mapping[str, Column]) -> Cases | None:
     if PATIENT not in columns:
         return None
-    names, first, of = np.unique(columns[PATIENT], return_index=True, return_inverse=True)
-    sites = [str(site) for site in columns[SITE][first]] if SITE in columns else [""] * len(names)
-    return Cases(torch.from_numpy(of.astype(np.int64)), tuple(map(str, names)), tuple(sites))
+    return Cases.by_column(columns[PATIENT], columns.get(SITE))

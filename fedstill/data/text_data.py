@@ -192,6 +192,19 @@ def code(
     return padded(texts, lambda word: place.get(word, UNKNOWN), length), len(known) + 2, told
 
 
+def ids_of(texts: Sequence[Text], length: int, vocabulary: int, how: str, what: str) -> torch.Tensor:
+    """Ids ``(N, length)`` of a model's ``vocabulary``, made of words as ``how`` says (empty: hashed).
+
+    Raises:
+        DataError: another number of ids comes of it.
+    """
+    ids, count, _ = code(texts, length=length, words=vocabulary - 1, vocabulary=how)
+    if count != vocabulary:
+        allowed = f"allowed are {vocabulary}, as the model has"
+        raise DataError(f"{what}: {how or HASH!r} gives {count} ids: {allowed}")
+    return torch.from_numpy(ids)
+
+
 def read_table(path: Path) -> Labelled:
     """Texts from a table with a header: columns ``text``, ``label`` and, if there is one, ``split``.
 

@@ -179,8 +179,6 @@ def read(kind: type[T], told: Mapping[str, Any]) -> T:
     """
     try:
         return load(kind, _cut(told, "all of it", DEEPEST), Path("its reply"))
-    except ArgumentError as error:
-        raise DataError(f"its reply: {clip(str(error))}") from error
     except RunFolderError as error:
         raise DataError(clip(str(error))) from error
 

@@ -50,12 +50,6 @@ class Listening(Weighed):
     scores: dict[str, torch.Tensor] = field(default_factory=dict)  # f_k on this round's d_j (B, C, ...)
 
 
-def learns(nodes: Group) -> bool:
-    """Whether the owner left anything in the model to train; otherwise it only answers."""
-    node = nodes.nodes[0]
-    return any(name not in node.frozen["model"] for name, _ in node.model.named_parameters())
-
-
 @dataclass(frozen=True, kw_only=True)
 class FedMD(WeighsNodes):
     """FedMD's options."""
@@ -123,7 +117,7 @@ class FedMD(WeighsNodes):
     def transfer(self, nodes: Group) -> Tensors:
         """Train f_k on the labelled public data, then on the first part of its own."""
         at: NodeSetting = nodes.at
-        if learns(nodes):
+        if not nodes.nodes[0].only_answers:
             public, losses = labelled(at.public), partial(at.task.loss, smoothing=at.local.smoothing)
             steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
             study(nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr)
@@ -149,7 +143,7 @@ class FedMD(WeighsNodes):
     @question(sends=TAKEN, times=1, reads=(), span=revisited)
     def digest(self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
         """Approach the consensus on d_j, then revisit the node's own data."""
-        if learns(nodes):
+        if not nodes.nodes[0].only_answers:
             d = known(nodes.at.public).inputs[rows[0].long()]
             self.approach(nodes, d, consensus[0], self.digest_epochs, "digest", round)
             train_round(nodes, self.first + round, self.first + self.rounds)

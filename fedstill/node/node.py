@@ -48,6 +48,11 @@ class Node:
         return self.modules["model"]
 
     @property
+    def only_answers(self) -> bool:
+        """Whether its owner left nothing in its model to train."""
+        return len(self.frozen["model"]) == sum(1 for _ in self.model.parameters())
+
+    @property
     def learners(self) -> Sequence[Node]:
         """Those whose models learn from this node's data: itself, or its teachers."""
         return self.teachers or [self]

@@ -79,8 +79,7 @@ def protect(
         # Where each record is protected by itself, whose it is plays no part in anything.
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
-    frozen_whole = len(node.frozen["model"]) == sum(1 for _ in node.model.parameters())
-    if config.needs_training and frozen_whole:
+    if config.needs_training and node.only_answers:
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
     mechanism = Mechanism(

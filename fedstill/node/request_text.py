@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fedstill.core.config_tables import read_table
+from fedstill.core.fingerprints import grouped
 from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import clip, counted, human_bytes
 from fedstill.node.requests import Request
@@ -46,3 +50,10 @@ def facts(request: Request) -> dict[str, str | list[str]]:
         "seen by it": "sums of all nodes' answers" if table["sums"] else "each node's answers",
         "server says": f"student {student}; {goes_on}",
     }
+
+
+def line_about(line: Mapping[str, Any]) -> str:
+    """What a line of the security log is about, and why it was written."""
+    about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))
+    sha256 = grouped(str(line.get("description", ""))[:16])
+    return "; ".join(clip(part) for part in (about, str(line["why"]), sha256) if part)

@@ -179,7 +179,7 @@ class Session:
             "model": type(self.node.model).__name__,
             "parameters": sum(parameter.numel() for parameter in self.node.model.parameters()),
             "architecture": architecture(self.node.model),
-            "frozen": len(self.node.frozen["model"]) == sum(1 for _ in self.node.model.parameters()),
+            "frozen": self.node.only_answers,
             "objections": self._objections(),
             "privacy": {} if gate.budgets is None else gate.budgets.mechanism.statement().to_dict(),
             "notes": list(self.side.notes),

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedstill.core.fingerprints import grouped
 from fedstill.core.text_format import clip, human_bytes
 from fedstill.node.overview import Overview
-from fedstill.node.request_text import facts
+from fedstill.node.request_text import facts, line_about
 from fedstill.node.requests import WAITS, Request, asks
 from fedstill.privacy.budget_text import budgets
 from fedstill.report import live_page
@@ -124,10 +124,7 @@ def _costs(node: Overview) -> Table:
 def _log(node: Overview) -> Table:
     rows = []
     for line in node.log:
-        about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))
-        sha256 = grouped(str(line.get("description", ""))[:16])
-        why = "; ".join(clip(part) for part in (about, str(line["why"]), sha256) if part)
-        cells = [Cell(clip(line["event"])), Cell(clip(line["who"]) or "not proven"), Cell(why)]
+        cells = [Cell(clip(line["event"])), Cell(clip(line["who"]) or "not proven"), Cell(line_about(line))]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))
     heads = [Column("What", "model"), Column("Who", ""), Column("Why", "")]
     return Table("The security log", "When (UTC)", heads, rows, style="price")

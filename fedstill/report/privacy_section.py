@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.core.text_format import listed, percent
+from fedstill.core.text_format import listed, percent, shortened
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
@@ -208,7 +207,7 @@ def _protections(result: Result) -> list[dict[str, Any]]:
         }
         shown = {
             "facts": {name: value for name, value in facts.items() if value},
-            "rules": [_short(line) for line in node.rules],
+            "rules": [shortened(line) for line in node.rules],
             "assumes": node.assumes,
         }
         kept = by_words.setdefault(json.dumps(shown), {**shown, "paid": {}})
@@ -217,15 +216,6 @@ def _protections(result: Result) -> list[dict[str, Any]]:
 
 
 def _paid(events: Counter[str]) -> str:
-    listed = [f"{times:,} \u00d7 {_short(event)}" for event, times in events.most_common(MOST_EVENTS)]
+    listed = [f"{times:,} \u00d7 {shortened(event)}" for event, times in events.most_common(MOST_EVENTS)]
     more = len(events) - len(listed)
     return (", ".join(listed) or "nothing") + (f" and {more} other prices" if more > 0 else "")
-
-
-def _short(text: str) -> str:
-    """A line with its long numbers to four digits.
-
-    >>> _short("gaussian(2.0, rate=0.10921501706484642)")
-    'gaussian(2.0, rate=0.1092)'
-    """
-    return re.sub(r"\d+\.\d{5,}(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)

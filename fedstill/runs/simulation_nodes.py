@@ -69,7 +69,7 @@ class Prepared(Run, ABC):
         check_networks(
             self.method.title,
             self.needs,
-            {node.name: len(node.frozen["model"]) == len([*node.model.parameters()]) for node in self.nodes},
+            {node.name: node.only_answers for node in self.nodes},
             {node.name: signature(node.model) == kind for node in self.nodes},
         )
         self.kinds = self._kinds()

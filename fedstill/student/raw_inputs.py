@@ -19,7 +19,7 @@ from fedstill.core.text_format import times
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.row_features import RowFeatures
 from fedstill.data.tables import coded, is_frame
-from fedstill.data.text_data import HASH, code
+from fedstill.data.text_data import HASH, ids_of
 
 ROUNDING = 1e-3  # how far outside of 0..1 a pixel may be, as averaged ones are
 
@@ -203,13 +203,7 @@ class RawTexts(RawInputs):
     def checked(self, given: Any) -> torch.Tensor:
         """See :class:`RawInputs`; texts become ids as those of the run did."""
         if not isinstance(given, torch.Tensor):
-            how = self.words
-            count = self.vocabulary - 1 if how == HASH else None
-            ids, vocabulary, _ = code(list(given), length=self.length, words=count, vocabulary=how)
-            if vocabulary != self.vocabulary:
-                told = f"allowed are {self.vocabulary}, as in the run"
-                raise DataError(f"{how!r} gives {vocabulary} ids: {told}")
-            return torch.from_numpy(ids)
+            return ids_of(list(given), self.length, self.vocabulary, self.words, "texts")
         if given.dtype != torch.int64 or tuple(given.shape[1:]) != (self.length,):
             raise DataError(f"ids are {given.dtype} of {times(tuple(given.shape))}: allowed are {self.says}")
         if not bool(self.sound(given).all()):

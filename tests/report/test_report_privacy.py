@@ -109,7 +109,7 @@ def test_page_lists_each_node_with_price_budget_and_what_left(tmp_path: Path) ->
     ):
         assert page.text.count(line) == 1
     assert "Noise votes 6.969 Accountant pld Randomness a cryptographic generator" in page.text
-    assert "north: 4 \u00d7 gaussian(0.2904), 1 \u00d7 laplace(10.0) south: 4 \u00d7" in page.text
+    assert "north: 4 \u00d7 gaussian(0.2904), 1 \u00d7 laplace(10) south: 4 \u00d7" in page.text
 
 
 def test_nodes_that_differ_are_told_apart(tmp_path: Path) -> None:
