@@ -136,7 +136,11 @@ def _value(kind: Any, words: list[str]) -> Any:
 
     >>> _value(tuple[float, ...], ["1", "x"]), _value(int | None, ["3"]), _value(bool, ["a", "b"])
     ([1.0, 'x'], 3, 'a b')
+    >>> _value(tuple[float, ...] | None, ["1", "10"]), _value(tuple[float, ...] | None, ["none"])
+    ([1.0, 10.0], 'none')
     """
+    if get_origin(kind) in (Union, UnionType) and words != ["none"]:
+        kind = next((part for part in get_args(kind) if get_origin(part) is tuple), kind)
     parts = get_args(kind)
     if get_origin(kind) is tuple:
         inner = parts if parts[1:] != (...,) else parts[:1] * len(words)
