@@ -9,7 +9,6 @@ a job's process outlives its site by seconds or longer.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import logging.config
@@ -26,6 +25,7 @@ from typing import IO, Any, NoReturn
 
 from fedstill.core.errors import DeployError
 from fedstill.core.kit_certificates import valid_until
+from fedstill.core.locks import is_locked, lock
 from fedstill.federation.flare_kit import CLIENT, SERVER, Site, check_port, heartbeat, node, server
 from fedstill.federation.flare_permissions import check_kit, check_node_kit, write_json, write_node_rules
 from fedstill.federation.provision import require_flare
@@ -119,15 +119,7 @@ def running(site: Site) -> int | None:
 
     Any number may ask at once: their locks are shared, and only the site's own excludes them.
     """
-    try:
-        with site.pid.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return int(file.read() or 0)
-    except FileNotFoundError:
-        pass
-    return None
+    return int(site.pid.read_text() or 0) if is_locked(site.pid) else None
 
 
 def end_jobs(site: Site) -> None:
@@ -230,18 +222,13 @@ def _settle(site: Site) -> None:
 def _lock(site: Site) -> IO[str]:
     """The lock of the site's folder: the system frees it however the process ends that holds it."""
     file = site.pid.open("a+")
-    end = time.monotonic() + 1  # whoever asks whether it runs, holds the lock for a moment
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if time.monotonic() > end:
-                file.seek(0)
-                number = file.read().strip()
-                file.close()
-                raise DeployError(f"{site.folder} runs already, as process {number}") from None
-            time.sleep(0.05)
+    try:
+        lock(file.fileno())
+    except BlockingIOError:
+        file.seek(0)
+        number = file.read().strip()
+        file.close()
+        raise DeployError(f"{site.folder} runs already, as process {number}") from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
