@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.console import columns
 from fedstill.core.errors import ArgumentError
+from fedstill.core.text_format import counted, human_bytes, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +88,6 @@ def _letters(number: int) -> str:
 
 
 def _what(entry: Mapping[str, Any]) -> str:
-    from fedstill.core.text_format import human_bytes
     from fedstill.node.audit_entries import KEPT, REFUSED, SETTLED
 
     asked = f"{entry['question']} {entry['number']}" if entry["number"] >= 0 else entry["question"]
@@ -112,8 +112,6 @@ def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
 
 def events(price: Mapping[str, int]) -> list[str]:
     """Events and how often each, numbers to four digits."""
-    from fedstill.core.text_format import shortened
-
     short = map(shortened, price)
     return [
         event if times == 1 else f"{times} x {event}"
@@ -134,7 +132,6 @@ def print_totals(
         delta: of the epsilons that are shown; budgets have their own.
         privacy: the owner's: by which accountant, and what is left of its budgets. None: neither is known.
     """
-    from fedstill.core.text_format import counted
     from fedstill.node.audit_entries import ALL, DATA
     from fedstill.privacy.budget_text import budgets, down, up
 
