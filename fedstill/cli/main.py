@@ -35,7 +35,7 @@ usage:
   fedstill compare --resume DIR [--only NAME ...] [--quiet] [--json]
                                             go on with a comparison that was stopped
   fedstill reproduce [NAME|FILE.toml] [--scale small|paper] [--seeds N] [--OPTION VALUE ...] [--out DIR]
-                            [--record] [--recorded] [--quiet] [--json]
+                            [--only NAME ...] [--record] [--recorded] [--quiet] [--json]
                                             list the papers' tables and figures, or run one of them
   fedstill attack RUN [--quick] [--quiet] [--json] [--OPTION VALUE ...]
                                             what an adversary gets from what left the nodes in a finished run
@@ -91,7 +91,8 @@ options of `reproduce`; all others are run options, as --data.root:
                   published setting, for a GPU
   --seeds N       as above; a folder with fewer goes on with more
   --out DIR       the folder of all tables' folders (default: runs/reproduce)
-  --record        keep the figures beside the file
+  --only NAME     run these methods, or these settings, of a comparison alone
+  --record        keep the figures beside the file; with --only, in place of those methods' and settings' own
   --recorded      run nothing: print what was recorded, the paper's figures beside it
 
 options of `predict`, `evaluate` and `export`, as far as their lines above have them:

@@ -32,9 +32,16 @@ def reproduce(given: Given) -> None:
         if "--json" in given:
             return print_json(asdict(record))
         return print(markdown(entry, record), end="")
+    only, before = given.options.get("--only", []), entry.record(scale)
+    if only and "--record" in given and before is None:
+        raise ArgumentError(
+            "--only", " ".join(only), f"what a record has: none is kept of {entry.called(scale)}"
+        )
     seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
     folder = Path(given.get("--out") or ROOT)
     record = _made(entry, scale, seeds, given, folder)
+    if before is not None and only and "--record" in given:
+        record = before.renewed(record, only)
     table = write(entry, record, folder / entry.called(scale))
     if "--record" in given:
         record.write(entry.record_file(scale))
@@ -102,6 +109,7 @@ def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, fold
             scale,
             folder,
             seeds=seeds,
+            only=given.options.get("--only", []),
             changes=_changes(entry.source, scale, given),
             command=given.command,
             report=write_report,

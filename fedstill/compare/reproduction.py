@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,11 @@ class Row:
     std: float | None = None
     count: int | None = None
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its line in a table."""
+        return self.setting, self.method
+
     def spread(self) -> tuple[float | None, float | None]:
         """Mean and sample deviation over seeds."""
         if not self.values:
@@ -122,6 +127,23 @@ class Record:
             )
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RunFolderError(f"{file} is no record: {error}") from error
+
+    def renewed(self, newer: Record, only: Sequence[str]) -> Record:
+        """This one with a newer one's rows for its own of the same methods and settings.
+
+        Args:
+            only: the names of what the newer one has, which the note tells.
+
+        Raises:
+            ArgumentError: the newer one is of other seeds.
+        """
+        if newer.seeds != self.seeds:
+            raise ArgumentError("--seeds", len(newer.seeds), f"the record's {len(self.seeds)}")
+        order = list(dict.fromkeys(row.place for row in (*self.rows, *newer.rows)))
+        anew = {row.place for row in newer.rows}
+        rows = [*(row for row in self.rows if row.place not in anew), *newer.rows]
+        note = f"{self.note} Run anew on {newer.date}, {newer.machine}: {', '.join(only)}.".strip()
+        return replace(self, rows=tuple(sorted(rows, key=lambda row: order.index(row.place))), note=note)
 
     def write(self, file: Path) -> None:
         """Keep it, one line a row."""

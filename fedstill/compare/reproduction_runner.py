@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import Comparison
 from fedstill.compare.reproduction import Record, Reproduction, Row
 from fedstill.core.config_tables import changed
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.json_text import json_text
 from fedstill.core.run_writer import write_text
 from fedstill.core.toml import Table
@@ -35,6 +35,7 @@ def make(
     folder: Path,
     *,
     seeds: int | None,
+    only: Sequence[str] = (),
     changes: Mapping[str, Any],
     command: str,
     report: Callable[[Path], object],
@@ -47,6 +48,7 @@ def make(
     Args:
         folder: of all tables' folders; what was made there before is not made again.
         seeds: how many; None: those of the scale.
+        only: methods and settings of its comparison (:meth:`.Comparison.places`) to run.
         changes: run options that hold for all methods of its comparison, by dotted name; a program beside it
             is told ``data.root`` alone.
         command: the command that repeats it, for the reports.
@@ -58,8 +60,13 @@ def make(
 
     Raises:
         RunFolderError: what is in the folder was made in another way.
+        ArgumentError: ``only``, where a program makes the figures.
         FedstillError: something that cannot run.
     """
+    if only and entry.about.program:
+        raise ArgumentError(
+            "--only", " ".join(only), f"a comparison's: a program makes those of {entry.name}"
+        )
     source, about, own = entry.source, entry.about, entry.seeds(scale, seeds)
     root = changes.get("data.root", "")
     runs, rows, seconds = folder / source.called(scale), list[Row](), 0.0
@@ -67,11 +74,13 @@ def make(
         both = {**changes, "public.root": changes.get("public.root", root)} if root else changes
         plain = source.comparison(scale, seeds=seeds, changes=both)
         comparison_runner.compare(
-            plain, runs, command=command, report=report, only=about.methods, quiet=quiet, bars=bars
+            plain, runs, command=command, report=report, only=only or about.methods, quiet=quiet, bars=bars
         )
         comparison = entry.comparison(scale, seeds=seeds, changes=both)
         own = comparison.seeds
         rows, seconds = figures(runs, comparison)
+        asked = {(place.setting, place.label) for place in comparison.places(only)}
+        rows = [row for row in rows if row.place in asked]
     if about.program:
         shown = runs if source.compares else None
         found, more = _programmed(entry, scale, own, root, folder / entry.called(scale), shown)

@@ -146,6 +146,25 @@ def test_a_table_is_run_recorded_and_goes_on(
     told = "x-table1 FedX, Table 1: two methods digits 1 "
     assert " ".join(line.split()) == f"{told}{record.date}, 2 seeds"
 
+    made = papers / "records" / "x_table1.json"
+    made.write_text(made.read_text().replace(str(rows["fedavg", "accuracy"].values[0]), "1.5"))
+    stale = Record.read(made)
+    assert stale is not None
+    assert stale.rows != record.rows
+    reproduced("x-table1", "--only", "standalone", "--record", "--quiet", "--out", "apart", *changed)
+    assert not Path("apart/x-table1/fedavg-seed0").exists()
+    apart = Record.read(made)
+    assert apart is not None
+    assert apart.rows == stale.rows  # the other method's figures stay what they were, in their places
+    reproduced("x-table1", "--only", "fedavg", "--record", "--quiet", *changed)
+    renewed = Record.read(made)
+    assert renewed is not None
+    assert renewed.rows == record.rows
+    where = f"Run anew on {record.date}, {record.machine}:"
+    assert renewed.note == f"{where} standalone. {where} fedavg."
+    reproduced("x-table1", "--only", "fedavg", "--seeds", "1", "--record", code=2)
+    assert "--seeds is 1: allowed is the record's 2" in capsys.readouterr().err
+
     reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
     assert first.read_bytes() == before
     assert Path("runs/reproduce/x-fig1/seed1/drawn.svg").exists()
@@ -186,6 +205,12 @@ def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.Capt
         (("x-table1", "--scale", "huge"), "unknown scale 'huge'"),
         (("x-fig1", "--scale", "paper"), "unknown scale 'paper'"),
         (("x-table1", "--recorded"), "nothing is recorded of x-table1"),
+        (
+            ("x-table1", "--only", "fedavg", "--record"),
+            "allowed is what a record has: none is kept of x-table1",
+        ),
+        (("x-table1", "--only", "fedprox"), "unknown method or setting 'fedprox'"),
+        (("x-fig1", "--only", "fedavg"), "allowed is a comparison's: a program makes those of x-fig1"),
         (("x-table1", "--seeds", "0"), "--seeds is '0': allowed is how many"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md says what such"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help` shows all"),
