@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,15 +33,12 @@ def reproduce(given: Given) -> None:
         if "--json" in given:
             return print_json(asdict(record))
         return print(markdown(entry, record), end="")
-    only, before = given.options.get("--only", []), entry.record(scale)
-    if only and "--record" in given and before is None:
-        raise ArgumentError(
-            "--only", " ".join(only), f"what a record has: none is kept of {entry.called(scale)}"
-        )
     seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
+    only = given.options.get("--only", [])
+    before = _before(entry, scale, seeds, only) if only and "--record" in given else None
     folder = Path(given.get("--out") or ROOT)
     record = _made(entry, scale, seeds, given, folder)
-    if before is not None and only and "--record" in given:
+    if before is not None:
         record = before.renewed(record, only)
     table = write(entry, record, folder / entry.called(scale))
     if "--record" in given:
@@ -52,6 +50,17 @@ def reproduce(given: Given) -> None:
     if "--record" in given:
         print(f"Record: {entry.record_file(scale)}")
     return None
+
+
+def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]) -> Record:
+    """The record into which figures of these names go."""
+    record = entry.record(scale)
+    if record is None:
+        allowed = f"what a record has: none is kept of {entry.called(scale)}"
+        raise ArgumentError("--only", " ".join(only), allowed)
+    if (own := entry.seeds(scale, seeds)) != record.seeds:
+        raise ArgumentError("--seeds", len(own), f"{len(record.seeds)}, as in the record")
+    return record
 
 
 def _list() -> None:

@@ -133,12 +133,7 @@ class Record:
 
         Args:
             only: the names of what the newer one has, which the note tells.
-
-        Raises:
-            ArgumentError: the newer one is of other seeds.
         """
-        if newer.seeds != self.seeds:
-            raise ArgumentError("--seeds", len(newer.seeds), f"the record's {len(self.seeds)}")
         order = list(dict.fromkeys(row.place for row in (*self.rows, *newer.rows)))
         anew = {row.place for row in newer.rows}
         rows = [*(row for row in self.rows if row.place not in anew), *newer.rows]

@@ -163,7 +163,7 @@ def test_a_table_is_run_recorded_and_goes_on(
     where = f"Run anew on {record.date}, {record.machine}:"
     assert renewed.note == f"{where} standalone. {where} fedavg."
     reproduced("x-table1", "--only", "fedavg", "--seeds", "1", "--record", code=2)
-    assert "--seeds is 1: allowed is the record's 2" in capsys.readouterr().err
+    assert "--seeds is 1: allowed is 2, as in the record" in capsys.readouterr().err
 
     reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
     assert first.read_bytes() == before
