@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
 from fedstill.core.compute import Compute, as_laid_out
 from fedstill.core.errors import ArgumentError
 from fedstill.data.augment import augmented
 from fedstill.node.node import Node
 from fedstill.privacy import dpsgd
+from fedstill.privacy.alone import batches, even
 from fedstill.privacy.dpsgd import (
     PrivateLoss,
     PrivateSteps,
@@ -27,6 +28,7 @@ from fedstill.privacy.dpsgd import (
     moves,
     public_gradient,
     rate,
+    rows_at_once,
     sample,
 )
 from fedstill.privacy.noise import Draws, add_noise
@@ -78,7 +80,8 @@ def step(
     inputs, targets = drawn.inputs, drawn.targets
     if augment is not None and len(drawn):
         inputs, targets = augment(inputs, targets, dp.draws(*names, "augment"))
-    total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip)
+    rows = rows_at_once(len(node.data), batch)
+    total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
     if dp.noise:
         # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits on
         # another machine, then so does all of its noise, and no difference of two steps is without noise.
@@ -168,16 +171,22 @@ def _behind_fixed_layers(node: Node) -> Node:
     learns = [any(id(own) in learning for own in layer.parameters()) for layer in layers]
     at = learns.index(True) if learning and len(data) else 0
     fixed, head = nn.Sequential(*layers[:at]), nn.Sequential(*layers[at:])
-    each, training = vmap(lambda x: fixed(x.unsqueeze(0))[0], randomness="error"), model.training
+    leaves: dict[str, torch.Tensor] = dict(fixed.named_parameters())
+    training = model.training
+
+    def outputs(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+        return [vmap(lambda x: functional_call(fixed, leaves, (x.unsqueeze(0),))[0], randomness="error")(x)]
+
     with torch.no_grad():
         fixed.train()  # as in a step
-        fits = at and len(data) * each(data.inputs[:1]).numel() <= KEPT
-        features = torch.cat([each(piece) for piece in torch.split(data.inputs, PIECE)]) if fits else None
+        fits = at and len(data) * outputs(leaves, data.inputs[:1])[0].numel() <= KEPT
+        rows = even(min(PIECE, len(data)), fixed, leaves, outputs, data.inputs) if fits else 1
+        pieces = [outputs(leaves, x)[0][:real] for real, [x] in batches(rows, data.inputs)] if fits else []
         fixed.train(training)
-    if features is None:
+    if not fits:
         return node
     twin = copy.copy(node)
-    twin.data = dataclasses.replace(data, inputs=features)
+    twin.data = dataclasses.replace(data, inputs=torch.cat(pieces))
     twin.modules = {"model": head[0] if len(head) == 1 else head}
     still = (name for name, own in twin.model.named_parameters() if id(own) not in learning)
     twin.frozen = {"model": frozenset(still)}

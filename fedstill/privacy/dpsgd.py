@@ -17,6 +17,7 @@ records there are sets rate and steps, and counts as known.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -28,6 +29,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
+from fedstill.privacy.alone import batches, even
 from fedstill.privacy.clipping import FINEST, kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
@@ -36,6 +38,7 @@ from fedstill.privacy.noise import Draws
 # Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of its own example alone.
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of the node enters
+ROWS = 64  # examples computed at once, where nothing else is said
 ROOM = 2**25  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
 CACHED = 2**18  # numbers that are made float64 at once (2 MiB), so that a processor keeps them near
 
@@ -98,6 +101,17 @@ def price(dp: PrivateSteps, n: int, batch: int, steps: int) -> Price | None:
     return Price({event: steps} if steps else {})
 
 
+def rows_at_once(n: int, batch: float) -> int:
+    """Examples computed at once, where ``batch`` of ``n`` are drawn on average: mostly all that were drawn.
+
+    It is never of how many were drawn, as how an example's numbers round could follow from it.
+
+    >>> rows_at_once(200, 64), rows_at_once(50, 50)
+    (80, 50)
+    """
+    return min(round(batch + 2 * math.sqrt(batch)), n)
+
+
 def sample(data: TensorData, rate: float, draws: Draws) -> TensorData:
     """Records drawn each by itself (Poisson sampling): none, some or all of them, which are not copied."""
     if rate == 1:
@@ -113,12 +127,14 @@ def clipped_sum(
     inputs: torch.Tensor,
     targets: torch.Tensor,
     clip: float,
+    rows: int = ROWS,
 ) -> tuple[torch.Tensor, float]:
     """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``, all trained
     parameters in one vector ``(P,)`` float64; and the examples' mean loss.
 
     An example's gradient is computed from that example alone, whatever the network: layers that look at the
-    whole batch see a batch of one, and random draws end in torch's error. A gradient that is not finite
+    whole batch see a batch of one, random draws end in torch's error, and not even a last bit depends on the
+    others (:mod:`fedstill.privacy.alone`). A gradient that is not finite
     counts nothing. All are added in float64: one example less, and a sum in float32 may round otherwise from
     there on, which moves it by more than the clip (Casacuberta, Shoaff, Vadhan, Wagaman, "Widespread
     Underestimation of Sensitivity in Differentially Private Libraries and How to Fix It", CCS 2022).
@@ -127,9 +143,14 @@ def clipped_sum(
         module: the network, as it is to learn (its mode is not changed here).
         trained: its parameters in training, by name.
         inputs, targets: ``(B, ...)``; B may be 0.
+        rows: examples computed at once; says nothing of how many were drawn.
     """
+    if not len(inputs):
+        return torch.zeros(
+            sum(own.numel() for own in trained.values()), dtype=torch.float64, device=inputs.device
+        ), 0.0
     if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
-        return _of_linear(module, private_loss, inputs, targets, clip)
+        return _of_linear(module, private_loss, inputs, targets, clip, rows)
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
     bound = _Bound(module, lambda *args: private_loss(*args)[0])
@@ -139,25 +160,34 @@ def clipped_sum(
         return loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")
+
+    def outputs(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        gradients, values = each(leaves, x, y)
+        return [*(gradients[name].flatten(1) for name in leaves), values]  # (b, P_i) each, (b,)
+
     sums = [torch.zeros(own.numel(), dtype=torch.float64, device=inputs.device) for own in trained.values()]
     losses = 0.0
-    room = max(ROOM // sum(map(len, sums)), 1)
-    for first in range(0, len(inputs), room):
-        x, y = inputs[first : first + room], targets[first : first + room]
-        gradients, values = each(leaves, x, y)
+    rows = max(min(rows, ROOM // sum(map(len, sums))), 1)
+    rows = even(rows, module, leaves, outputs, inputs, targets)
+    for real, (x, y) in batches(rows, inputs, targets):
+        *gradients, values = (found[:real] for found in outputs(leaves, x, y))
         losses += values.sum().item()
-        rows = [gradients[name].flatten(1) for name in leaves]  # (b, P_i) each
-        norms = torch.stack([lengths(row) for row in rows]).norm(dim=0)  # (b,) float64
+        norms = torch.stack([lengths(g) for g in gradients]).norm(dim=0)  # (b,) float64
         factors, sound = kept(norms, clip), norms.isfinite()
         if not sound.all():
-            rows = [torch.where(sound.unsqueeze(1), row, 0.0) for row in rows]
-        for own, row in zip(sums, rows, strict=True):
-            own += _added(factors.unsqueeze(1), row)[0]
-    return torch.cat(sums), losses / max(len(inputs), 1)
+            gradients = [torch.where(sound.unsqueeze(1), g, 0.0) for g in gradients]
+        for own, g in zip(sums, gradients, strict=True):
+            own += _added(factors.unsqueeze(1), g)[0]
+    return torch.cat(sums), losses / len(inputs)
 
 
 def _of_linear(
-    layer: nn.Linear, private_loss: PrivateLoss, f: torch.Tensor, targets: torch.Tensor, clip: float
+    layer: nn.Linear,
+    private_loss: PrivateLoss,
+    f: torch.Tensor,
+    targets: torch.Tensor,
+    clip: float,
+    rows: int,
 ) -> tuple[torch.Tensor, float]:
     """:func:`clipped_sum` of one linear layer on features f ``(B, d)``, no example's P numbers written out.
 
@@ -169,11 +199,19 @@ def _of_linear(
     def one(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return private_loss(nn.Identity(), z.unsqueeze(0), y.unsqueeze(0))[0]
 
-    biased = len(list(layer.parameters())) == 2
+    each = vmap(grad_and_value(one), randomness="error")
+
+    def outputs(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> Sequence[torch.Tensor]:
+        r, values = each(functional_call(layer, leaves, (x,)), y)
+        return r, values  # (b, C), (b,)
+
+    leaves: dict[str, torch.Tensor] = dict(layer.named_parameters())
+    biased = len(leaves) == 2
     with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
         f = f.float()
-        z = layer(f)  # (B, C)
-        r, losses = vmap(grad_and_value(one), randomness="error")(z, targets) if len(f) else (z, z[:, 0])
+        rows = even(rows, layer, leaves, outputs, f, targets)
+        found = [[o[:real] for o in outputs(leaves, x, y)] for real, (x, y) in batches(rows, f, targets)]
+        r, losses = (torch.cat(parts) for parts in zip(*found, strict=True))
         r = r.double()
         # Either may be shorter than squares in float32 tell, and the other as long as makes up for it.
         size = (lengths(f).clamp(min=FINEST).square() + biased).sqrt()
@@ -182,7 +220,7 @@ def _of_linear(
             r, f = (torch.where(sound.unsqueeze(1), each, 0.0) for each in (r, f))
         r = r * kept(norms, clip).unsqueeze(1)
         sums = [_added(r, f).flatten(), *([r.sum(0)] if biased else [])]
-    return torch.cat(sums), losses.sum().item() / max(len(f), 1)
+    return torch.cat(sums), losses.sum().item() / len(f)
 
 
 def _added(times: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
