@@ -90,8 +90,9 @@ class Gate:
         if rule is None and grown > (self.policy.most_message or math.inf):
             rule = f"most_message: {self.policy.most_message}, and in float32 it has {grown} bytes"
         for name, tensor in (refine(tensors) if rule is None else {}).items():
-            measured = kind_of(name, sends) == INPUTS or f"{name}{SCALE}" in tensors or tensor.is_complex()
-            if measured and tensor.dtype != torch.float32:
+            measured = kind_of(name, sends) == INPUTS or f"{name}{SCALE}" in tensors
+            numbers = measured or tensor.is_floating_point() or tensor.is_complex()
+            if numbers and tensor.dtype != torch.float32:
                 rule = f"float32: {name} is {tensor.dtype}, and numbers here are torch.float32"
             elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 rule = f"finite numbers: {name} holds NaN or infinity"

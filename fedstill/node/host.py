@@ -143,7 +143,7 @@ class Host:
             raise ArgumentError("run", header.get("run"), "a run that this node has joined")
         if what in ("remember", "recall", "leave") and self._late(header):
             return {}, {}
-        if what in ("learn", "answer", "pull back"):
+        if what in ("learn", "answer", "pull back", "agree", "reveal"):
             self._require_still(self.session, str(what))
         if what == "learn":
             return self.session.learn(_read(header, "seconds", float)), {}

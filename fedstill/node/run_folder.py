@@ -62,6 +62,11 @@ class RunFolder:
             rule = f"most_disk: {most}, which runs/, public/ and the audit log have reached; {CURE}"
             raise QuestionRefused(self._node, question, rule)
 
+    @property
+    def known(self) -> bool:
+        """Whether it has been begun here."""
+        return (self.path / PLAN_FILE).exists()
+
     def salt(self) -> str:
         """A run's own part of what names its noise: made up once, kept here by :meth:`bind`, told to nobody.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -240,10 +241,13 @@ class Mechanism:
         """What the whole run costs at most, as its method declares it."""
         questions = self.side.questions.values()
         rounds = sum(question.times for question in questions if question.span is not None)
-        # Rounds part the whole of the local training, and each takes a step at least.
+        # Rounds part the whole of the local training, and each part takes a step at least.
         bill = self.first()
         if rounds:
-            parts = max(rounds, 0 if self.side.first is None else self.side.first.of)
+            at_first: Tensors = defaultdict(lambda: torch.tensor(0))  # in round 0, however that is called
+            asked = (question.span(at_first) for question in questions if question.span is not None)
+            spans = [span for span in (self.side.first, *asked) if span is not None]
+            parts = max(rounds, *(span.of for span in spans))
             bill = {self.training: self._local(max(self._all, parts))}
         for question in questions:
             for name, price in self.once(question):

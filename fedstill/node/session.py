@@ -47,6 +47,7 @@ from fedstill.node.network_setup import architecture, fitted
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import Group
+from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import check_priced, prepare, protect
 from fedstill.node.refusal_text import short, telling
 from fedstill.node.request_handler import RequestHandler
@@ -160,6 +161,9 @@ class Session:
         asked = any(question.differentiable for question in self.side.questions.values())
         self._through = not asked or carries_gradient(self.node.model, self.plan.spec.shape)
         has_left = self.audit.sums.has_charged(run)
+        if file.policy.approve == EACH_RUN and has_left and not self.kept.known:
+            rule = f"approve: run {run!r} was approved once, has had answers, and is no longer in runs/"
+            raise QuestionRefused(file.name, "join", rule)
         binding = "" if budgets is None else budgets.mechanism.binding
         if other := self.kept.bind({**told, "options": binding}, has_left):
             changed = f"it was begun with another {other}: allowed is a new run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,19 @@ def test_a_sum_that_cannot_be_read_any_more_stops_the_run(when: str, tmp_path: P
 
     four = Four(summed("fedavg", quorum=0.7, wait=0.6), tmp_path / "away", dies, sums_may_differ=True)
     with pytest.raises(NodeFault, match=r"node-1.*cannot be read"):
+        four.live().run()
+
+
+def test_outside_the_owners_hours_no_sum_is_made_readable(tmp_path: Path) -> None:
+    def closes(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if header["do"] == "reveal":
+            host, now = four.hosts[node], datetime.now()
+            hours = "-".join(f"{now + timedelta(hours=later):%H:%M}" for later in (2, 4))
+            host.file = replace(host.file, policy=replace(host.file.policy, hours=hours))
+        return serve(message)
+
+    four = Four(summed("fedavg", quorum=0.7), tmp_path / "away", closes, sums_may_differ=True)
+    with pytest.raises(NodeFault, match="question 'reveal' by rule hours"):
         four.live().run()
 
 

@@ -288,6 +288,21 @@ def test_an_approval_is_of_one_run_or_of_all_that_are_alike(tmp_path: Path) -> N
         assert joined(clinic) is again
 
 
+def test_an_approved_run_whose_folder_was_moved_away_does_not_begin_anew(tmp_path: Path) -> None:
+    for name, policy, again in (("each", EACH, False), ("listed", LISTED, True)):
+        clinic = Clinic(tmp_path / name, policy)
+        refused(clinic)
+        decide(clinic)
+        clinic.ready()
+        clinic.ask(0)
+        clinic.say("leave")
+        (clinic.folder / "runs/one").rename(tmp_path / f"of {name}")
+        if again:
+            assert joined(clinic)
+        else:
+            assert "run 'one' was approved once, has had answers, and is no longer" in refused(clinic)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -457,6 +457,12 @@ def test_short_forms_of_inputs_are_let_in(dtype: torch.dtype) -> None:
     gate().inspect("q", tensors, {"x": INPUTS}, (1, 8, 8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e5m2])
+def test_numbers_are_float32_whatever_they_say(dtype: torch.dtype) -> None:
+    with pytest.raises(QuestionRefused, match=f"float32: parameters is {dtype}"):
+        gate().inspect("q", {"parameters": torch.zeros(3).to(dtype)}, {"parameters": PARAMETERS}, ())
+
+
 def test_complex_numbers_of_any_kind_are_refused() -> None:
     with pytest.raises(QuestionRefused, match=r"float32: logits is torch\.complex64"):
         gate().inspect("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}, ())

@@ -361,6 +361,17 @@ def test_models_that_are_used_as_they_are_cost_no_training() -> None:
     assert protection("dp-sgd", PREDICT, learns=False).first() == {"training": Price()}
 
 
+def test_local_training_in_more_parts_than_it_has_steps_costs_a_step_each() -> None:
+    """As FedMD's with transfer learning: its training alone, in parts of a round's length, is asked for."""
+    alone = replace(TRAIN, name="alone", times=1, span=lambda sent: Span(0, 30, 34))
+    rounds = replace(TRAIN, span=lambda sent: Span.one(int(sent["span"]), 4, behind=30))
+    made = protection("dp-sgd", alone, rounds)  # 20 steps, if it is taken in one go
+    taken = [made.learning(alone, {})["training"]]
+    taken += [made.learning(rounds, {"span": torch.tensor(t)})["training"] for t in range(4)]
+    assert sum((price for price in taken if price), Price()) == gaussian(1.5, 34, rate=0.1)
+    assert made.schedule()["training"] == gaussian(1.5, 34, rate=0.1)
+
+
 # --- noise that is found ------------------------------------------------------------------------------
 
 FREE: dict[str, Any] = {"outputs": OutputsConfig(bound=2.0)}
