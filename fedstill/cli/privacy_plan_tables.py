@@ -70,7 +70,8 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
         _print_nodes(console, plans)
     _print_lines(console, most)
     print_facts(console, _budget_facts(most))
-    _print_levels(console, plans, folder)
+    if all(refusal(plan.mechanism, plan.place.spent) is None for plan in plans):
+        _print_levels(console, plans, folder)
 
 
 def told(run: Run, plans: Sequence[Plan]) -> dict[str, Any]:

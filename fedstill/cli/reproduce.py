@@ -23,10 +23,14 @@ def reproduce(given: Given) -> None:
     from fedstill.report.reproduction_table import markdown, write
 
     if not given.places:
+        if lost := [*(option for option in given.options if option != "--json"), *given.rest]:
+            raise ArgumentError("fedstill reproduce", " ".join(lost), "the name of a table or figure first")
         return _print_json() if "--json" in given else _list()
     entry, scale = named(given.places[0]), given.get("--scale") or "small"
     entry.seeds(scale)  # refuses a scale that it has not
     if "--recorded" in given:
+        if lost := [option for option in ("--only", "--seeds", "--record") if option in given]:
+            raise ArgumentError("--recorded", " ".join(lost), "none of these beside it: nothing is run")
         record = entry.record(scale)
         if record is None:
             leave(f"nothing is recorded of {entry.called(scale)}", 2)
@@ -69,11 +73,12 @@ def _list() -> None:
     from fedstill.compare.reproduction import reproductions
     from fedstill.core.text_format import counted
 
-    table = columns("name", "shows", "data", "minutes", "recorded")
+    table = columns("name", "shows", "data", "minutes", "recorded; pairs of methods in the paper's order")
     for entry in reproductions():
         records = _records(entry)
         told = [
             f"{'' if scale == SMALL else f'{scale}: '}{record.date}, {counted(len(record.seeds), 'seed')}"
+            f"{_order(entry, record)}"
             for scale, record in records.items()
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
@@ -82,6 +87,14 @@ def _list() -> None:
     whole_rows().print(table)
     print("Data, and minutes of a seed, are the small scale's: as recorded, or else estimated.")
     print("The data's form: docs/tasks.md")
+
+
+def _order(entry: Reproduction, record: Record) -> str:
+    """How many pairs of methods are in the paper's order, where it has figures."""
+    from fedstill.report.reproduction_order import in_order
+
+    order = in_order(record.rows, entry.published(record.scale), len(record.seeds))
+    return f"; {order}" if order.pairs else ""
 
 
 def _print_json() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -99,12 +100,18 @@ def out_folder(given: Given, default: str, what: str = "run") -> Path:
 
 @contextlib.contextmanager
 def resumable(folder: Path, what: str = "run", again: str = "") -> Iterator[None]:
-    """Says how to go on, where what is done within is stopped: by --resume, unless by another command."""
+    """Says how to go on, where what is done within is stopped: by --resume, unless by another command.
+
+    A scheduler's SIGTERM stops it as Ctrl-C does.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         again = again or shlex.join(["fedstill", what, "--resume", str(folder)])
         leave(f"stopped; to go on: {again}" if folder.exists() else "stopped; nothing was written", 130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:

@@ -209,9 +209,12 @@ class Noted(Bars):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if isinstance(error, Exception):
-            known = isinstance(error, FedstillError | OSError)
-            told = clip(str(error), 2000) if known else "it failed where it should not"
+        if isinstance(error, Exception | KeyboardInterrupt):
+            told = "it failed where it should not"
+            if isinstance(error, FedstillError | OSError):
+                told = clip(str(error), 2000)
+            elif isinstance(error, KeyboardInterrupt):
+                told = "it was interrupted, and goes on with --resume"
             self._last, self._next = replace(self._last, error=told), -math.inf
             self._write()
 

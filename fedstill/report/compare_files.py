@@ -74,7 +74,11 @@ def markdown(summary: Summary) -> str:
 def latex(summary: Summary) -> str:
     """The table for a paper."""
     papers = [f"Paper: {paper.method}, {paper.figure}: {paper.source}" for paper in summary.published]
-    told = [f"{setting.name}: {each}" for setting in summary.settings for each in setting.verdicts()]
+    told = [
+        f"{setting.name}: {each}" if setting.name else each
+        for setting in summary.settings
+        for each in setting.verdicts()
+    ]
     tables = [whole_table(summary, setting) for setting in summary.settings]
     text = table_formats.latex(tables, [*summary.notes, *told, *papers])
     return text.replace(" & Down & ", " & Bytes down & ", 1)

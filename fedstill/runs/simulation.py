@@ -29,7 +29,7 @@ from fedstill.runs.simulation_metrics import Measured
 from fedstill.runs.trained_models import TrainedModels
 
 CHUNK = 50  # local steps between two looks at the clock
-METERED = 50  # between two losses that are written down
+METERED = 50  # local steps between two losses that are written down; each node's last is, too
 
 
 class Simulation(Measured):
@@ -181,7 +181,10 @@ class Simulation(Measured):
             lines = []
 
             def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
-                for node, loss in zip(nodes, losses.tolist(), strict=True) if step % METERED == 0 else ():
+                written = step % METERED == 0
+                for node, loss in zip(nodes, losses.tolist(), strict=True):
+                    if not written and step != len(span.steps(local.steps(len(node.data)))):
+                        continue
                     line = {"phase": phase, "node": node.name, "step": step, "loss": round(loss, 5)}
                     lines.append(line)
 

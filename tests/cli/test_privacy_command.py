@@ -338,6 +338,7 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     charge(clinic, Price({Event("gaussian", 1.0): 1}), 1)
     told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
     assert "so it is REFUSED" in told
+    assert "To fix this noise" not in told
     assert "clinic would refuse digits-fedkd: it costs more than is left of the data's budget" in told
 
 

@@ -144,7 +144,7 @@ def test_a_table_is_run_recorded_and_goes_on(
     reproduced()
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("x-table1 ")]
     told = "x-table1 FedX, Table 1: two methods digits 1 "
-    assert " ".join(line.split()) == f"{told}{record.date}, 2 seeds"
+    assert " ".join(line.split()).startswith(f"{told}{record.date}, 2 seeds; 0 of 1; told apart: ")
 
     made = papers / "records" / "x_table1.json"
     made.write_text(made.read_text().replace(str(rows["fedavg", "accuracy"].values[0]), "1.5"))
@@ -211,6 +211,8 @@ def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.Capt
         ),
         (("x-table1", "--only", "fedprox"), "unknown method or setting 'fedprox'"),
         (("x-fig1", "--only", "fedavg"), "allowed is a comparison's: a program makes those of x-fig1"),
+        (("x-table1", "--recorded", "--only", "fedavg"), "--recorded is '--only': allowed is none of these"),
+        (("--only", "fedavg"), "fedstill reproduce is '--only': allowed is the name of a table or figure"),
         (("x-table1", "--seeds", "0"), "--seeds is '0': allowed is how many"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md says what such"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help` shows all"),

@@ -211,6 +211,7 @@ def test_the_terminal_tables(folder: Path, width: int) -> None:
 
 def test_latex_is_one_booktabs_table(folder: Path) -> None:
     text = latex(summarise(folder, compare.read_folder(folder)))
+    assert not any(line.startswith("% :") for line in text.splitlines()), "a setting without a name"
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert body[0] == "\\begin{tabular}{lrrrrrrrrrr}"
     assert body[1] == "\\toprule"

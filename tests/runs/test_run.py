@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
@@ -20,6 +21,7 @@ from fedstill.core.errors import (
 )
 from fedstill.core.run_writer import Records
 from fedstill.models import SmallCNN
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
 from tests.audited import edit, entries
@@ -51,6 +53,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "short"
     assert fedstill_run("digits-fediod", *SHORT, "--out", str(folder)) == 0
     return folder
+
+
+def test_each_nodes_last_local_loss_is_written_however_short_its_training(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    last = {line["node"]: line["step"] for line in lines if line["phase"] == "local"}
+    sizes = json.loads((finished / "result.json").read_text())["nodes"]
+    config = LocalConfig(epochs=2.0)
+    assert last == {node["name"]: config.steps(node["examples"]) for node in sizes}
 
 
 def test_a_run_leaves_all_its_files_and_no_state(finished: Path) -> None:
@@ -245,7 +255,7 @@ def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
 ) -> None:
     def due(records: Records) -> bool:
         if len(records.metrics) > 8:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)  # as a scheduler does
         return True
 
     out = tmp_path / "out"
@@ -254,6 +264,8 @@ def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
         bare = ("--evaluation.centralised", "false")
         assert fedstill_run("digits-fediod", *SHORT, *bare, "--out", str(out)) == 130
     assert "to go on: fedstill run --resume" in capsys.readouterr().err
+    assert "It stopped: it was interrupted, and goes on with --resume" in (out / "report.html").read_text()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     kept = (out / "audit.sqlite").read_bytes()
     edit(out / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 2")
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "audit.sqlite"}
