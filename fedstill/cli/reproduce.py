@@ -43,7 +43,8 @@ def reproduce(given: Given) -> None:
     folder = Path(given.get("--out") or ROOT)
     record = _made(entry, scale, seeds, given, folder)
     if before is not None:
-        record = before.renewed(record, only)
+        asked = entry.comparison(scale).places(only)
+        record = before.renewed(record, only, {(place.setting, place.label) for place in asked})
     table = write(entry, record, folder / entry.called(scale))
     if "--record" in given:
         record.write(entry.record_file(scale))

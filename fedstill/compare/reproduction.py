@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -128,16 +128,19 @@ class Record:
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RunFolderError(f"{file} is no record: {error}") from error
 
-    def renewed(self, newer: Record, only: Sequence[str]) -> Record:
-        """This one with a newer one's rows for its own of the same methods and settings.
+    def renewed(self, newer: Record, only: Sequence[str], places: Container[tuple[str, str]]) -> Record:
+        """This one with a newer one's rows of some places for its own, which the note tells.
 
         Args:
-            only: the names of what the newer one has, which the note tells.
+            only: the names by which they were asked for.
+            places: their settings and methods.
         """
+        newer = replace(newer, rows=tuple(row for row in newer.rows if row.place in places))
         order = list(dict.fromkeys(row.place for row in (*self.rows, *newer.rows)))
         anew = {row.place for row in newer.rows}
         rows = [*(row for row in self.rows if row.place not in anew), *newer.rows]
-        note = f"{self.note} Run anew on {newer.date}, {newer.machine}: {', '.join(only)}.".strip()
+        how = "" if newer.changed == self.changed else f", with {', '.join(newer.changed) or 'no option'}"
+        note = f"{self.note} Run anew on {newer.date}, {newer.machine}{how}: {', '.join(only)}.".strip()
         return replace(self, rows=tuple(sorted(rows, key=lambda row: order.index(row.place))), note=note)
 
     def write(self, file: Path) -> None:

@@ -48,7 +48,7 @@ def make(
     Args:
         folder: of all tables' folders; what was made there before is not made again.
         seeds: how many; None: those of the scale.
-        only: methods and settings of its comparison (:meth:`.Comparison.places`) to run.
+        only: methods and settings of its comparison (:meth:`.Comparison.places`) to run now.
         changes: run options that hold for all methods of its comparison, by dotted name; a program beside it
             is told ``data.root`` alone.
         command: the command that repeats it, for the reports.
@@ -79,8 +79,6 @@ def make(
         comparison = entry.comparison(scale, seeds=seeds, changes=both)
         own = comparison.seeds
         rows, seconds = figures(runs, comparison)
-        asked = {(place.setting, place.label) for place in comparison.places(only)}
-        rows = [row for row in rows if row.place in asked]
     if about.program:
         shown = runs if source.compares else None
         found, more = _programmed(entry, scale, own, root, folder / entry.called(scale), shown)

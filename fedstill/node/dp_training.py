@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from fedstill.core.compute import Compute, as_laid_out
 from fedstill.core.errors import ArgumentError
 from fedstill.data.augment import augmented
 from fedstill.node.node import Node
 from fedstill.privacy import dpsgd
-from fedstill.privacy.alone import batches, even
+from fedstill.privacy.alone import Alone
 from fedstill.privacy.dpsgd import (
     PrivateLoss,
     PrivateSteps,
@@ -171,19 +171,19 @@ def _behind_fixed_layers(node: Node) -> Node:
     learns = [any(id(own) in learning for own in layer.parameters()) for layer in layers]
     at = learns.index(True) if learning and len(data) else 0
     fixed, head = nn.Sequential(*layers[:at]), nn.Sequential(*layers[at:])
-    leaves: dict[str, torch.Tensor] = dict(fixed.named_parameters())
+    leaves = {name: own.detach() for name, own in fixed.named_parameters()}
     training = model.training
 
-    def outputs(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
-        return [vmap(lambda x: functional_call(fixed, leaves, (x.unsqueeze(0),))[0], randomness="error")(x)]
+    def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+        return [functional_call(fixed, leaves, (x.unsqueeze(0),))[0]]
 
     with torch.no_grad():
         fixed.train()  # as in a step
-        fits = at and len(data) * outputs(leaves, data.inputs[:1])[0].numel() <= KEPT
-        rows = even(min(PIECE, len(data)), fixed, leaves, outputs, data.inputs) if fits else 1
-        pieces = [outputs(leaves, x)[0][:real] for real, [x] in batches(rows, data.inputs)] if fits else []
+        fits = at > 0 and len(data) * one(leaves, data.inputs[0])[0].numel() <= KEPT
+        alone = Alone(one, min(PIECE, len(data)), fixed, leaves, data.inputs) if fits else None
+        pieces = [] if alone is None else [features for [features] in alone(leaves, data.inputs)]
         fixed.train(training)
-    if not fits:
+    if alone is None:
         return node
     twin = copy.copy(node)
     twin.data = dataclasses.replace(data, inputs=torch.cat(pieces))

@@ -1,19 +1,95 @@
-"""Batches in which each example is computed by itself, to the last bit.
+"""Computes each example by itself, to the last bit, though many at once.
 
 Kernels are chosen by shape: the same row of a matrix product rounds otherwise among two rows than among one,
 and may round otherwise at a batch's end than in its middle. It is a last bit, but whoever gives the network
 its parameters can make anything of it, so that one record less would change what all others say. So batches
-have one shape, however many examples there are, and a shape in which places differ is not used.
+have one shape, however many examples were drawn, and a way to compute in which places differ is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
 from torch import nn
+from torch.func import vmap
 
-_even: dict[tuple[object, ...], int] = {}  # what was found, for the life of the process
+Found = Sequence[torch.Tensor]
+Leaves = dict[str, torch.Tensor]  # parameters by name
+
+SEEN = 2**18  # numbers that are compared, at least, before a way to compute is taken for even
+DRAWS = 32  # examples that are tried, at most
+
+_ways: dict[Hashable, tuple[bool, int]] = {}  # what was found, for the life of the process
+
+
+class Alone:
+    """A function of one example, for many.
+
+    Computed are ``rows`` at once, with the parameters that all share or, where places differ so, with a copy
+    for each example (a matrix product each); where they still do, one at a time.
+
+    Args:
+        one: of parameters and one example, the tensors that follow from it, without a batch's axis.
+        rows: examples at once; says nothing of how many were drawn.
+        module: the network.
+        leaves: its parameters, of which only shapes and types count here.
+        tensors: inputs, and targets, ``(B, ...)``; only shapes and types count.
+        finish: of what ``one`` gives, for a whole batch, what is wanted of it, each ``(B, ...)``.
+        about: what else ``one`` depends on.
+    """
+
+    def __init__(
+        self,
+        one: Callable[..., Found],
+        rows: int,
+        module: nn.Module,
+        leaves: Leaves,
+        *tensors: torch.Tensor,
+        finish: Callable[[Found], Found] = tuple,
+        about: Hashable = None,
+    ) -> None:
+        self._one, self._finish = one, finish
+        key = _key(rows, module, leaves, tensors, about)
+        if key not in _ways:
+            _ways[key] = self._even(rows, leaves, tensors)
+        self.shared, self.rows = _ways[key]
+
+    def __call__(self, leaves: Leaves, *tensors: torch.Tensor) -> Iterator[Found]:
+        """What follows from each example, batch by batch, of those that are there alone."""
+        for real, batch in batches(self.rows, *tensors):
+            yield [found[:real] for found in self._of(self.shared, leaves, batch)]
+
+    def _of(self, shared: bool, leaves: Leaves, batch: Found) -> Found:
+        each = vmap(self._one, in_dims=(None if shared else 0, *[0] * len(batch)), randomness="error")
+        if not shared:
+            leaves = {name: leaf.expand(len(batch[0]), *leaf.shape) for name, leaf in leaves.items()}
+        return self._finish(each(leaves, *batch))
+
+    def _even(self, rows: int, leaves: Leaves, tensors: Found) -> tuple[bool, int]:
+        """The first way in which all places of a batch of equal examples give the same bits.
+
+        Examples are random, and so are parameters: those that the network has could be such that no
+        difference shows.
+        """
+        many = sum(leaf.numel() for leaf in leaves.values())
+        for shared in (True, False) if rows > 1 else ():
+            generator = torch.Generator().manual_seed(0)
+            draws = range(min(max(SEEN // max(rows * many, 1), 2), DRAWS))
+            if all(self._is_even(shared, rows, leaves, tensors, generator) for _ in draws):
+                return shared, rows
+        return True, 1
+
+    def _is_even(
+        self, shared: bool, rows: int, leaves: Leaves, tensors: Found, generator: torch.Generator
+    ) -> bool:
+        inputs, *others = tensors
+        drawn = {name: _weights(leaf, generator) for name, leaf in leaves.items()}
+        example = [_numbers(inputs[:1], generator), *(_bits(other[:1], generator) for other in others)]
+        batch = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in example]
+        found = self._of(shared, drawn, batch)
+        return all(torch.equal(each, each[:1].expand_as(each)) for each in found)
 
 
 def batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
@@ -30,47 +106,29 @@ def batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch
         yield real, [torch.cat([part, part.new_zeros(rows - real, *part.shape[1:])]) for part in parts]
 
 
-def even(
-    rows: int,
-    module: nn.Module,
-    leaves: dict[str, torch.Tensor],
-    outputs: Callable[..., Sequence[torch.Tensor]],
-    inputs: torch.Tensor,
-    *others: torch.Tensor,
-) -> int:
-    """The first of ``rows``, a half, a quarter, ... at which all places of a batch give the same bits; at
-    worst 1, whose only place does.
-
-    So many equal examples of random numbers are given to the network, with random parameters: those that it
-    has could be such that no difference shows. It is done once for each network, shape and way to compute.
-
-    Args:
-        leaves: the parameters by name, of which only shapes and types count here.
-        outputs: of parameters and of a batch, each ``(rows, ...)``.
-        inputs, others: what a batch is of, ``(B, ...)``; only shapes and types count.
-    """
-    kind = inputs.device.type
-    precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    shapes = [(each.shape[1:], each.dtype) for each in (inputs, *others)]
-    wide = [(name, leaf.shape) for name, leaf in leaves.items()]
-    key = (rows, repr(module), kind, precision, torch.get_num_threads(), *shapes, *wide)
-    if key not in _even:
-        generator = torch.Generator().manual_seed(0)
-        drawn = {
-            name: _like(leaf, generator) / max(leaf[:1].numel(), 1) ** 0.5 for name, leaf in leaves.items()
-        }
-        example = [_like(inputs[:1], generator), *(each.new_zeros(1, *each.shape[1:]) for each in others)]
-        while rows > 1:
-            found = outputs(drawn, *(each.repeat(rows, *[1] * (each.ndim - 1)) for each in example))
-            if all(torch.equal(each, each[:1].expand_as(each)) for each in found):
-                break
-            rows //= 2
-        _even[key] = rows
-    return _even[key]
+def _key(rows: int, module: nn.Module, leaves: Leaves, tensors: Found, about: Hashable) -> Hashable:
+    """A network, the shapes of what it computes, and how."""
+    device = tensors[0].device
+    autocast = torch.is_autocast_enabled(device.type)
+    how = (rows, str(device), torch.get_autocast_dtype(device.type) if autocast else None)
+    shapes = [(tensor.shape[1:], tensor.dtype) for tensor in tensors]
+    wide = [(name, leaf.shape, leaf.dtype) for name, leaf in leaves.items()]
+    return (*how, torch.get_num_threads(), type(module), repr(module), about, *shapes, *wide)
 
 
-def _like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _numbers(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random numbers of a tensor's shape and type."""
     if tensor.is_floating_point():
         return torch.randn(tensor.shape, generator=generator).to(tensor)
+    return _bits(tensor, generator)
+
+
+def _bits(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random 0 and 1, which are targets of any task."""
     return torch.randint(0, 2, tensor.shape, generator=generator).to(tensor)
+
+
+def _weights(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers of about the size that first weights have."""
+    drawn = _numbers(leaf, generator)
+    return drawn / math.prod(leaf.shape[1:]) ** 0.5 if leaf.is_floating_point() else drawn

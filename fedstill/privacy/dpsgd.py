@@ -25,11 +25,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.alone import batches, even
+from fedstill.privacy.alone import Alone
 from fedstill.privacy.clipping import FINEST, kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
@@ -104,7 +104,8 @@ def price(dp: PrivateSteps, n: int, batch: int, steps: int) -> Price | None:
 def rows_at_once(n: int, batch: float) -> int:
     """Examples computed at once, where ``batch`` of ``n`` are drawn on average: mostly all that were drawn.
 
-    It is never of how many were drawn, as how an example's numbers round could follow from it.
+    It follows from how many there are, which counts as known, and never from how many were drawn, as how an
+    example's numbers round could follow from it.
 
     >>> rows_at_once(200, 64), rows_at_once(50, 50)
     (80, 50)
@@ -155,24 +156,25 @@ def clipped_sum(
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
     bound = _Bound(module, lambda *args: private_loss(*args)[0])
 
-    def one(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = functional_call(bound, leaves, (x.unsqueeze(0), y.unsqueeze(0)))
-        return loss
+    def loss(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = functional_call(bound, leaves, (x.unsqueeze(0), y.unsqueeze(0)))
+        return found
 
-    each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="error")
+    def one(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        gradients, value = grad_and_value(loss)(leaves, x, y)
+        return [value, *(gradients[name].flatten() for name in leaves)]
 
-    def outputs(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        gradients, values = each(leaves, x, y)
-        return [*(gradients[name].flatten(1) for name in leaves), values]  # (b, P_i) each, (b,)
+    def finish(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values, *gradients = found
+        return [torch.stack([lengths(g) for g in gradients]).norm(dim=0), values, *gradients]
 
     sums = [torch.zeros(own.numel(), dtype=torch.float64, device=inputs.device) for own in trained.values()]
     losses = 0.0
     rows = max(min(rows, ROOM // sum(map(len, sums))), 1)
-    rows = even(rows, module, leaves, outputs, inputs, targets)
-    for real, (x, y) in batches(rows, inputs, targets):
-        *gradients, values = (found[:real] for found in outputs(leaves, x, y))
+    about = (inputs, targets)
+    alone = Alone(one, rows, module, leaves, *about, finish=finish, about=_named(private_loss))
+    for norms, values, *gradients in alone(leaves, *about):  # (b,) float64, (b,), (b, P_i) each
         losses += values.sum().item()
-        norms = torch.stack([lengths(g) for g in gradients]).norm(dim=0)  # (b,) float64
         factors, sound = kept(norms, clip), norms.isfinite()
         if not sound.all():
             gradients = [torch.where(sound.unsqueeze(1), g, 0.0) for g in gradients]
@@ -196,22 +198,19 @@ def _of_linear(
     2015, arXiv:1510.01799).
     """
 
-    def one(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return private_loss(nn.Identity(), z.unsqueeze(0), y.unsqueeze(0))[0]
 
-    each = vmap(grad_and_value(one), randomness="error")
+    def one(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        r, value = grad_and_value(loss)(functional_call(layer, leaves, (x,)), y)
+        return r, value
 
-    def outputs(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> Sequence[torch.Tensor]:
-        r, values = each(functional_call(layer, leaves, (x,)), y)
-        return r, values  # (b, C), (b,)
-
-    leaves: dict[str, torch.Tensor] = dict(layer.named_parameters())
+    leaves = {name: own.detach() for name, own in layer.named_parameters()}
     biased = len(leaves) == 2
     with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
         f = f.float()
-        rows = even(rows, layer, leaves, outputs, f, targets)
-        found = [[o[:real] for o in outputs(leaves, x, y)] for real, (x, y) in batches(rows, f, targets)]
-        r, losses = (torch.cat(parts) for parts in zip(*found, strict=True))
+        alone = Alone(one, rows, layer, leaves, f, targets, about=_named(private_loss))
+        r, losses = (torch.cat(parts) for parts in zip(*alone(leaves, f, targets), strict=True))
         r = r.double()
         # Either may be shorter than squares in float32 tell, and the other as long as makes up for it.
         size = (lengths(f).clamp(min=FINEST).square() + biased).sqrt()
@@ -230,6 +229,11 @@ def _added(times: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     for some, mine in zip(torch.split(times, room), torch.split(rows, room), strict=True):
         total += some.T @ mine.double()
     return total
+
+
+def _named(private_loss: PrivateLoss) -> tuple[str, str]:
+    """What tells losses apart that are made anew at each step."""
+    return private_loss.__module__, private_loss.__qualname__
 
 
 class _Bound(nn.Module):

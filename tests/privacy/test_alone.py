@@ -12,6 +12,7 @@ from torch import nn
 
 from fedstill.models import build
 from fedstill.privacy import alone
+from fedstill.privacy.clipping import lengths
 from fedstill.privacy.dpsgd import clipped_sum
 
 CLIP = 0.5
@@ -88,7 +89,7 @@ def test_a_rounding_error_cannot_be_made_to_move_others(
     error: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Kernel, "error", staticmethod(ERRORS[error]), raising=False)
-    monkeypatch.setattr(alone, "_even", {})
+    monkeypatch.setattr(alone, "_ways", {})
     network, x = Uneven(), torch.ones(n, 1)
 
     def summed(many: int) -> float:
@@ -99,19 +100,64 @@ def test_a_rounding_error_cannot_be_made_to_move_others(
     assert abs(summed(n) - summed(n - 1)) <= CLIP
 
 
-def test_where_places_differ_examples_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_places_differ_each_has_parameters_of_its_own_or_is_computed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A product of many rows with one matrix rounds unevenly here, many products of one row do not."""
     asked = []
 
-    def rows_of(error: str) -> int:
-        monkeypatch.setattr(Kernel, "error", staticmethod(ERRORS[error]), raising=False)
-        monkeypatch.setattr(alone, "_even", {})
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return x * w
 
-        def outputs(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
-            asked.append(len(x))
-            return [x + Kernel.error(len(x))]
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
 
-        found = {alone.even(12, Uneven(), {}, outputs, torch.zeros(5)) for _ in range(2)}
-        return found.pop()
+        @staticmethod
+        def vmap(  # type: ignore[override]
+            info: Any, in_dims: Any, x: torch.Tensor, w: torch.Tensor
+        ) -> tuple[torch.Tensor, int]:
+            asked.append((len(x), in_dims[1] is None))
+            return x * w + error[in_dims[1] is None] * torch.arange(len(x)).view(-1, 1), 0
 
-    assert (rows_of("by rows"), asked) == (12, [12]), "once is enough"
-    assert (rows_of("by place"), asked[1:]) == (1, [12, 6, 3])
+    def way() -> tuple[bool, int]:
+        monkeypatch.setattr(alone, "_ways", {})
+        asked.clear()
+
+        def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+            return [Product.apply(x, leaves["w"])]
+
+        leaves, x = {"w": torch.ones(3)}, torch.zeros(5, 3)
+        first, again = (alone.Alone(one, 12, nn.Identity(), leaves, x) for _ in range(2))
+        assert (first.shared, first.rows) == (again.shared, again.rows)
+        return first.shared, first.rows
+
+    error = {True: 0.0, False: 0.0}  # with shared parameters, and with own ones
+    assert way() == (True, 12)
+    assert asked == [(12, True)] * alone.DRAWS, "once for all"
+
+    error[True] = 1e-3
+    assert way() == (False, 12)
+    assert set(asked) == {(12, True), (12, False)}
+
+    error[False] = 1e-3
+    assert way() == (True, 1)
+
+
+@pytest.mark.parametrize("hidden", [2, 4, 6, 8, 10, 12])
+def test_narrow_networks_are_even_too_and_not_computed_one_by_one(hidden: int) -> None:
+    generator = torch.Generator().manual_seed(hidden)
+    network = nn.Sequential(nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+    x, y = torch.randn(60, 13, generator=generator), torch.randint(0, 3, (60,), generator=generator)
+    trained = dict(network.named_parameters())
+    every = clipped_sum(network, trained, entropy, x, y, CLIP, rows=80)[0]
+    own = clipped_sum(network, trained, entropy, x[:1], y[:1], CLIP, rows=80)[0]
+    rest = clipped_sum(network, trained, entropy, x[1:], y[1:], CLIP, rows=80)[0]
+    assert (every - rest - own).norm() < 1e-13
+
+
+def test_a_gradient_that_overflows_changes_no_other_ones_length() -> None:
+    rows = torch.randn(5, 400, generator=torch.Generator().manual_seed(0))
+    huge = torch.cat([rows, 1e25 * rows[:1]])
+    assert torch.equal(lengths(huge)[:5], lengths(rows))
