@@ -242,7 +242,8 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
     clipped_sum: Callable[..., Any] = dp_training.clipped_sum
 
     def unclipped(*args: Any) -> Any:
-        return clipped_sum(*args[:-1], 1e12)
+        *network_and_data, _, rows = args
+        return clipped_sum(*network_and_data, 1e12, rows)
 
     patch.setattr(dp_training, "clipped_sum", unclipped)
 

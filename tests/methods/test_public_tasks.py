@@ -224,17 +224,18 @@ def test_a_ceiling_may_learn_from_labelled_public_data_too() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
-    privacy = DPSGD(epsilon=30.0, counts_noise=4.0, training=StepsConfig(clip=0.5))
+    # At scale 4 the noise, which is drawn anew each time, now and then leaves a node of a dozen records none.
+    privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=StepsConfig(clip=0.5))
     figures = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
     for node in figures["privacy"]["nodes"]:
         assert node["guarantee"]
         assert 1.0 < node["epsilon"] <= 30.0
         laplace = sorted(event for event in node["events"] if event.startswith("laplace"))
-        # Three labels of a record at scale 4, and the record's place among them; shares with their rounding.
+        # Three labels of a record at scale 1, and the record's place among them; shares with their rounding.
         expected = {
-            "multi-label": [f"laplace({4 / 3})", "laplace(4.0)"],
-            "segmentation": [f"laplace({4 / 1.01})"],
-        }.get(name, ["laplace(4.0)"])
+            "multi-label": [f"laplace({1 / 3})", "laplace(1.0)"],
+            "segmentation": [f"laplace({1 / 1.01})"],
+        }.get(name, ["laplace(1.0)"])
         assert laplace == expected
 
 
