@@ -214,8 +214,8 @@ def test_a_stopped_run_goes_on_to_the_figures_of_the_unbroken_one(
     how = {"engine": fedstill.EngineConfig(name=engine)}
     whole = fedstill.distil(**few(**how, out=tmp_path / "whole"))
     stopped_at(moment, few(**how, out=tmp_path / "run"), monkeypatch)
-    phases = {json.loads(line)["phase"] for line in (tmp_path / "run/metrics.jsonl").open()} or {"local"}
-    assert (phases == {"distillation"}) == (moment == 6)
+    phases = {json.loads(line)["phase"] for line in (tmp_path / "run/metrics.jsonl").open()}
+    assert ("distillation" in phases) == (moment == 6)
     outcome = fedstill.distil(**few(**how, out=tmp_path / "run"))
     assert figures(outcome) == figures(whole)
     for name, value in whole.student.state_dict().items():
