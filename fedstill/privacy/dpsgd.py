@@ -147,9 +147,8 @@ def clipped_sum(
         rows: examples computed at once; says nothing of how many were drawn.
     """
     if not len(inputs):
-        return torch.zeros(
-            sum(own.numel() for own in trained.values()), dtype=torch.float64, device=inputs.device
-        ), 0.0
+        width = sum(own.numel() for own in trained.values())
+        return torch.zeros(width, dtype=torch.float64, device=inputs.device), 0.0
     if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
         return _of_linear(module, private_loss, inputs, targets, clip, rows)
     # vmap knows no channels last: with parameters laid out so, it only takes longer.

@@ -174,18 +174,18 @@ class Simulation(Measured):
     def _train(self, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
         """Train groups to the end of a span, from the steps that they have reached; several at once."""
         local, workers = self.setting.local, self.compute.workers
-        ends = [max(len(span.steps(local.steps(len(node.data)))) for node in group) for group in groups]
+        nodes = [node for group in groups for node in group]
+        lasts = {node.name: len(span.steps(local.steps(len(node.data)))) for node in nodes}
+        ends = [max(lasts[node.name] for node in group) for group in groups]
         kinds = [(phase, signature(group[0].model)) for group in groups]
 
         def advance(nodes: Sequence[Node]) -> tuple[int, list[dict[str, Any]]]:
             lines = []
 
             def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
-                written = step % METERED == 0
-                for node, loss in zip(nodes, losses.tolist(), strict=True):
-                    if not written and step != len(span.steps(local.steps(len(node.data)))):
-                        continue
-                    line = {"phase": phase, "node": node.name, "step": step, "loss": round(loss, 5)}
+                due = [at for at, node in enumerate(nodes) if step % METERED == 0 or step == lasts[node.name]]
+                for at, loss in zip(due, losses[due].tolist() if due else (), strict=True):  # else no wait
+                    line = {"phase": phase, "node": nodes[at].name, "step": step, "loss": round(loss, 5)}
                     lines.append(line)
 
             start = self.local_steps.get(nodes[0].name, 0)

@@ -211,7 +211,6 @@ def test_the_terminal_tables(folder: Path, width: int) -> None:
 
 def test_latex_is_one_booktabs_table(folder: Path) -> None:
     text = latex(summarise(folder, compare.read_folder(folder)))
-    assert not any(line.startswith("% :") for line in text.splitlines()), "a setting without a name"
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert body[0] == "\\begin{tabular}{lrrrrrrrrrr}"
     assert body[1] == "\\toprule"
@@ -377,7 +376,8 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     summary = summarise(folder, plan)
     assert first.verdicts()[0] in printed(summary, 80)
     assert first.verdicts()[0] in markdown(summary)
-    assert first.verdicts()[0] in latex(summary)
+    remarks = [line.removeprefix("% ") for line in latex(summary).splitlines() if line.startswith("%")]
+    assert first.verdicts()[0] in remarks, "a setting without a name has none before it"
     assert first.verdicts()[0] in Page(html(summary)).text
 
 
