@@ -334,7 +334,7 @@ def distillation(
     groups = partition(nodes, way == "stacked")
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
-    student = make_student(options, model)
+    student = compute.place(make_student(options, model))
     server = Server(
         config,
         federation,
