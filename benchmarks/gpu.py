@@ -311,7 +311,7 @@ class NodesPart:
         return graph
 
 
-def seconds(work: Callable[[], object], device: str, rounds: int = 5) -> float:
+def seconds(work: Callable[[], object], device: str, rounds: int = 8) -> float:
     """The least of some rounds, after one to warm up."""
     took = []
     for _ in range(rounds + 1):
@@ -345,13 +345,16 @@ def timed(
     rows: list[dict[str, Any]] = []
     base = chosen.options()
     ways = [
-        (way, precision) for way in ("stacked", "one-by-one") for precision in ("float32", "TF32", "bfloat16")
+        (way, precision)
+        for way in ("stacked", "one-by-one", "one-by-one, no graphs")
+        for precision in ("float32", "TF32", "bfloat16")
     ]
     for way, precision in within(chosen, ways):
         kept = "bfloat16" if precision == "bfloat16" else "float32"
-        options = dataclasses.replace(base, channels_last=way == "one-by-one")
+        name, _, without = way.partition(", ")
+        options = dataclasses.replace(base, channels_last=name == "one-by-one", graphs=not without)
         with tf32(precision == "TF32"), tempfile.TemporaryDirectory() as folder:
-            work = make(options, kept, way, Path(folder))
+            work = make(options, kept, name, Path(folder))
             row = {"way": f"library, {way}", "precision": precision, "seconds": seconds(work, chosen.device)}
         rows.append(row | {"memory": memory(chosen.device)})
     return rows
@@ -371,7 +374,9 @@ def step(chosen: Chosen) -> list[dict[str, Any]]:
     rows = timed(
         chosen, lambda options, kept, way, out: distillation(options, chosen.model, kept, way, out)[0]
     )  # type: ignore[arg-type]
-    ways = ("loop", "streams", "graph", "graph of streams", "compile") if chosen.device == "cuda" else ("loop",)
+    ways = (
+        ("loop", "streams", "graph", "graph of streams", "compile") if chosen.device == "cuda" else ("loop",)
+    )
     for way, precision in within(chosen, [(way, each) for way in ways for each in ("TF32", "bfloat16")]):
         with tf32(precision == "TF32"):
             part = NodesPart(chosen, precision, way)

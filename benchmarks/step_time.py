@@ -74,6 +74,8 @@ class Options:
     """CPU threads; 0 leaves it to torch."""
     channels_last: bool = False
     """Networks with channels last in memory, in every way of computing."""
+    graphs: bool = True
+    """On a GPU, steps recorded and launched as one, where nodes are computed one by one."""
     rounds: int = 7
     """Timed rounds; in each, every way of computing has its turn."""
     steps: int = 1
@@ -125,6 +127,7 @@ class Options:
             precision,
             self.channels_last,
             self.threads,
+            self.graphs,
         )
 
     def compute(self, way: str, precision: Precision) -> Compute:

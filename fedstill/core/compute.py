@@ -14,6 +14,7 @@ from annotated_types import Ge
 from fedstill.core import deadline
 from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError
+from fedstill.core.recorded import Graphs, draws
 from fedstill.core.seeds import seeded
 from fedstill.core.workers import Workers
 
@@ -40,6 +41,9 @@ class EngineConfig(Checked):
     """Keep images with channels last in memory: convolutions and pooling are faster so."""
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
     """CPU threads; 0 leaves it to torch. Nodes that are computed each for itself are so many at once."""
+    graphs: bool = True
+    """On a GPU, record steps once and launch all kernels of one together (CUDA graphs), where networks are
+    computed each for itself. false for networks that look at values, as by .item()."""
     startup_kit: str = ""
     """With flare: the folder of the startup kit of a deployed federation, whose nodes then take part with
     their own data, models and policies."""
@@ -70,6 +74,7 @@ class Compute:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.workers = Workers(torch.get_num_threads() if self.device.type == "cpu" else 1)
+        self.graphs = Graphs()  # of local training, one network's steps after another's
 
     def suited(self, shape: Sequence[int], network: torch.nn.Module) -> Compute:
         """The same, in the precision that suits a network and its inputs, where that is left open."""
@@ -87,6 +92,10 @@ class Compute:
         same = copy.copy(self)
         same.precision = "float32"
         return same
+
+    def records(self, *modules: torch.nn.Module) -> bool:
+        """Whether steps of some networks are recorded (:mod:`fedstill.core.recorded`)."""
+        return self.device.type == "cuda" and self.config.graphs and not any(map(draws, modules))
 
     def place(self, module: torch.nn.Module) -> torch.nn.Module:
         """A network on the device, in the memory format of the run."""
@@ -155,6 +164,11 @@ def _gains(shape: Sequence[int], network: torch.nn.Module) -> bool:
     convolutions = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
     image = len(shape) == 3 and min(shape[1:]) >= 16
     return image and any(isinstance(layer, convolutions) for layer in network.modules())
+
+
+def onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """What was drawn on the CPU, on the device, which does not wait for it."""
+    return tensor.to(device, non_blocking=True)
 
 
 def lay_out(optimiser: torch.optim.Optimizer) -> None:

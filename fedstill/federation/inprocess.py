@@ -16,6 +16,7 @@ from fedstill.node.exchanges import KEPT
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike, multiplies_only, signature
 from fedstill.node.request_handler import RequestHandler
+from fedstill.protocol.digests import digest
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import Tensors
@@ -80,8 +81,9 @@ class InProcess(Federation):
             self._asked_of.popitem(last=False)
         handlers = self._serving(asked)
         answers: dict[str, Tensors] = {}
+        content = digest(sent.question, sent.tensors)  # once: each time it would come off the device anew
         for handler in handlers:
-            handler.receive(sent.question, sent.number, sent.tensors, sent.differentiable, sent.call)
+            handler.receive(sent.question, sent.number, sent.tensors, sent.differentiable, sent.call, content)
         self._at_once(sent.question, handlers, lambda handler: handler.compute_answers(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]

@@ -168,6 +168,7 @@ class Critics:
         x: torch.Tensor,
         maps: torch.Tensor | None = None,
         source: torch.Tensor | None = None,
+        real: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """``critic`` (G, B, h, w), after a step of D_k on x and as many of its own; ``difference`` (G, B).
 
@@ -176,6 +177,7 @@ class Critics:
             x: ``(G, B, channels, H, W)``.
             maps: that x was made from ``(G, B, H, W)`` uint8, where critics judge pairs.
             source: whose maps those are ``(G, B, 3)`` int64, where nodes compare.
+            real: what :meth:`drawn` gave, where that was done before.
 
         Raises:
             ArgumentError: not one map, or source, for each input.
@@ -187,18 +189,29 @@ class Critics:
                 raise ArgumentError(f"shape of {name}", tuple(about.shape[1:]), allowed)
         if self.config.critical:
             seen = self.seen(x, maps)
-            self._set_rates(group.nodes)
-            if "critic" in group.nodes[0].private:
+            if real is None:
+                real = self.drawn(group, number, x).get("real")
+            if real is None:
                 self._learn_privately(group.nodes[0], number, seen[0].detach())
             else:
-                some = self.config.critic_batch or x.shape[1]
-                fake = seen.detach()[:, :some]
-                self._learn(group, self.own(group, number, fake.shape[1]), fake)
+                self._learn(group, real, seen.detach()[:, : real.shape[1]])
             answer["critic"] = group.bench("critic")(seen)
         if self.compares and source is not None:
             each = zip(group.nodes, x, source, strict=True)
             answer["difference"] = stack([self._difference(*mine) for mine in each])
         return answer
+
+    def drawn(self, group: Group, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """``real``, what D_k learns on of the node's own beside x ``(G, B, ...)``; its learning rate is set.
+
+        A critic that learns privately draws by itself.
+        """
+        if not self.config.critical:
+            return {}
+        self._set_rates(group.nodes)
+        if "critic" in group.nodes[0].private:
+            return {}
+        return {"real": self.own(group, number, min(self.config.critic_batch or x.shape[1], x.shape[1]))}
 
     def look(self, group: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
         """D_k(x) as it is, ``(G, B, h, w)``; nothing is trained."""

@@ -12,6 +12,7 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.compute import onto
 from fedstill.methods import ArgumentError, Method, Question, Server, adam, seeded, torch_generator
 from fedstill.models.generator import Generator
 from fedstill.models.table_gan import TableGenerator
@@ -58,7 +59,7 @@ class Noise:
     def draw(self, count: int, *purpose: str | int) -> Wish:
         """w ``(count, size)``, the same for the same purpose."""
         w = torch.randn(count, self.size, generator=torch_generator(self.seed, *purpose))
-        return Wish(w.to(self.device))
+        return Wish(onto(w, self.device))
 
     def state(self) -> dict[str, Any] | None:
         return None
@@ -83,7 +84,7 @@ class LabelledNoise(Noise):
         w = torch.randn(count, self.size, generator=draw)
         y = torch.randint(self.classes, (count,), generator=draw)
         told = torch.cat([w, F.one_hot(y, self.classes)], 1)
-        return Wish(told.to(self.device), labels=y.to(self.device))
+        return Wish(onto(told, self.device), labels=onto(y, self.device))
 
 
 class Imagines(Method):

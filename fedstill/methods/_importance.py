@@ -100,11 +100,20 @@ class Importance(CountsLabels, Votes, CriticOptions, StudentOptions):
             raise ArgumentError("link.sums", True, allowed)
         return {"logits": "size" if self.importance == "size" else "counts"}
 
-    def rating(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def known(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """``known``, some of each node's own ``(G, B, ...)``, if pi_k(x) needs what D_k says of them."""
+        if not self.relative:
+            return {}
+        return {"known": self.critics(nodes.at).own(nodes, nodes.number, x.shape[1])}
+
+    def rating(
+        self, nodes: Group, x: torch.Tensor, known: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
         """E D_k(x'_k), (G,), if pi_k(x) needs it."""
         if not self.relative:
             return {}
-        real = nodes.bench("critic")(self.critics(nodes.at).own(nodes, nodes.number, x.shape[1]))
+        own = self.known(nodes, x)["known"] if known is None else known
+        real = nodes.bench("critic")(own)
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
 
     @question(

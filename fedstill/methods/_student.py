@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.core.compute import lay_out
+from fedstill.core.compute import lay_out, onto
+from fedstill.core.recorded import Memory, Recorded, recordable
 from fedstill.data.augment import posed, shifted
 from fedstill.methods import ArgumentError, Method, Server, cosine, descend, set_lr, torch_generator
 from fedstill.tasks import Ensemble, Task
@@ -62,6 +63,7 @@ class Student:
         # What its owner froze stays as it is.
         self.learning = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
         self.adam = torch.optim.Adam(self.learning, options.student_lr, fused=True)
+        self.recorded = Recorded(self.step, Memory([self.S], [self.adam]))
 
     def watching(self, x: torch.Tensor) -> torch.Tensor:
         """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""
@@ -80,12 +82,23 @@ class Student:
         options, server, done = self.options, self.server, self.server.done
         set_lr(self.adam, cosine(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)
+        records = server.compute.records(self.S)
+        if records:
+            recordable(self.adam)
         for turn in range(options.student_steps):
             x, z = fresh[turn] if fresh else self.replay.sample(options.student_batch, done, turn)
             with server.compute.step(server.seed, "student", done, turn):
-                L_S = self.mimic(x, z)
-            descend(self.adam, L_S)
+                L_S = (self.recorded if records else self.step)(x=x, z=z)["loss"]
         return L_S
+
+    def step(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
+        """One step of S."""
+        loss = self.mimic(x, z)
+        with torch.autocast(
+            x.device.type, enabled=False
+        ):  # the way back is in the precision of the way forth
+            descend(self.adam, loss)
+        return {"loss": loss.detach()}
 
     def state(self) -> dict[str, Any]:
         return {"adam": self.adam.state_dict(), "replay": self.replay.state()}
@@ -137,7 +150,8 @@ class Replay:
         draw = torch_generator(self.seed, "memory", *purpose)
         x, z = self._x[: len(self)], self._z[: len(self)]
         if count < len(self):
-            chosen = torch.randint(len(self), (count,), generator=draw).to(x.device)
+            chosen = torch.randint(len(self), (count,), generator=draw)
+            chosen = onto(chosen, x.device)
             x, z = x[chosen], z[chosen]
         if self.augment == "none":
             return x, z

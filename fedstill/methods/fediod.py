@@ -108,15 +108,22 @@ class FedIOD(Importance, FromNoise, Imagines):
         reads=lambda self, at: (*(("critic_real",) if self.relative else ()), *self.critics(at).reads),
         trains=lambda self, at: ("critic",) if self.critical else (),
         sums=lambda self, at: {**self.summed(at), **self.weighed},
+        draws=lambda self, nodes, x, **about: {
+            **self.critics(nodes.at).drawn(nodes, nodes.number, x),
+            **self.known(nodes, x),
+        },
+        records=lambda self, at: not self.critics(at).compares,
         differenced=lambda self, at: bool(self.directions),
     )
-    def examine(self, nodes: Group, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
+    def examine(
+        self, nodes: Group, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
+    ) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
         answer = self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
         z = nodes.bench("model")(nodes.at.task.observe(x))
         if nodes.at.sums:
             return self.adding(nodes, z, answer)
-        return {"logits": z, **answer, **self.rating(nodes, x)}
+        return {"logits": z, **answer, **self.rating(nodes, x, known)}
 
     @property
     def added(self) -> Mapping[str, Kind]:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.compute import Compute
+from fedstill.core.compute import Compute, onto
 from fedstill.core.errors import ArgumentError
+from fedstill.core.recorded import Memory, Recorded, recordable
 from fedstill.data.augment import augmented, drawn
 from fedstill.node import dp_training
 from fedstill.node.dp_training import Report
@@ -26,6 +27,9 @@ from fedstill.tasks import Task
 # One step of the nodes still at work: group, the step's number, inputs (G, B, ...) and targets (G, B, ...)
 # to the losses (G,) that it has stepped on.
 Work = Callable[[Group, int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+REPAYS = 50  # steps that repay what it takes to record one
 
 
 def make_optimiser(trained: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
@@ -45,6 +49,7 @@ def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
         trained = [parameter for name, parameter in named if name not in frozen]
         if trained:
             node.optimisers["model"] = make_optimiser(trained, config)
+        node.recorded.pop("model", None)
 
 
 def train(
@@ -94,7 +99,10 @@ def train(
     group = Group(nodes)
     for role in nodes[0].modules:
         group.bench(role).train(role in roles)
-    work = work or plain(task, config)
+    if work is None:
+        work = plain(task, config)
+        if len(nodes) == 1 and lengths[0] >= REPAYS and compute.records(nodes[0].model):
+            work = recorded(nodes[0], compute, work)
     end = lengths[0] if steps is None else min(lengths[0], start + steps)
     for step in range(start, end):
         active = sum(length > step for length in lengths)
@@ -115,7 +123,23 @@ def train(
             report(nodes[:active], step + 1, losses.detach())
     for role in nodes[0].modules:
         group.bench(role).train(False)
+    if end == lengths[0]:
+        nodes[0].recorded.pop("model", None)
     return end
+
+
+def recorded(node: Node, compute: Compute, work: Work) -> Work:
+    """A step of one node's model that a GPU records, for as long as its training lasts."""
+    optimiser = node.optimisers["model"]
+    recordable(optimiser)
+    if "model" not in node.recorded:
+
+        def step(inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"losses": work(Group([node]), 0, inputs, targets)}
+
+        node.recorded["model"] = Recorded(step, Memory([node.model], [optimiser]), compute.graphs)
+    again = node.recorded["model"]
+    return lambda group, step, inputs, targets: again(inputs=inputs, targets=targets)["losses"]
 
 
 def plain(task: Task, config: LocalConfig) -> Work:
@@ -144,7 +168,7 @@ class _Stream:
             self._shuffled(turn)[max(first - turn * total, 0) : last - turn * total]
             for turn in range(first // total, (last - 1) // total + 1)
         ]
-        data = self.node.data.subset(torch.cat(pieces).to(self.node.data.inputs.device))
+        data = self.node.data.subset(onto(torch.cat(pieces), self.node.data.inputs.device))
         if self.how == "none":
             return data.inputs, data.targets
         draws = drawn(len(data), self.node.draw("augment", number))

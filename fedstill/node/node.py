@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.compute import lay_out
+from fedstill.core.compute import lay_out, onto
 from fedstill.core.dataset import TensorData
+from fedstill.core.recorded import Recorded
 from fedstill.core.seeds import torch_generator
 from fedstill.node.gate import Gate
 from fedstill.privacy.dpsgd import PrivateSteps
@@ -40,6 +41,7 @@ class Node:
         self.told: dict[
             str, torch.Tensor
         ] = {}  # counts that it has let out, by which its answers are weighed
+        self.recorded: dict[str, Recorded] = {}  # steps of its networks, on a GPU
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
     @property
@@ -70,13 +72,14 @@ class Node:
     def sample(self, size: int, *purpose: str | int) -> TensorData:
         """``size`` of its own examples, with replacement."""
         indices = torch.randint(len(self.data), (size,), generator=self.draw(*purpose))
-        return self.data.subset(indices.to(self.data.inputs.device))
+        return self.data.subset(onto(indices, self.data.inputs.device))
 
     def copied(self) -> Node:
         """A copy to try things on: own networks, the same data, no gate to release anything."""
         twin = copy.copy(self)
         # One deep copy for both, so that the copied optimisers hold the copied parameters.
         twin.modules, twin.optimisers = copy.deepcopy((self.modules, self.optimisers))
+        twin.recorded = {}
         del twin.gate
         return twin
 

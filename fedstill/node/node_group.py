@@ -7,6 +7,7 @@ is only a matter of how nodes are parted into groups; what is computed is the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,11 +17,9 @@ from torch.func import functional_call, vmap
 from fedstill.core import deadline
 from fedstill.core.compute import as_laid_out, lay_out
 from fedstill.core.errors import QuestionRefused
+from fedstill.core.recorded import draws
 from fedstill.models.parameter_vector import load_vector, to_vector
 from fedstill.node.node import Node
-
-# Layers whose result depends on torch's global generator: their draws differ once stacked.
-RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
 
 
 def signature(module: nn.Module) -> tuple[Any, ...]:
@@ -106,7 +105,8 @@ class Bench:
 
         parameters = _inside(self._parameters, start, rows)
         buffers = _inside(self._buffers, start, rows)
-        stacked: torch.Tensor = vmap(one)(parameters, buffers, x.contiguous())
+        with _in_float32(base, x.device):
+            stacked: torch.Tensor = vmap(one)(parameters, buffers, x.contiguous())
         return stacked.float()
 
     def trained(self, rows: int) -> dict[str, torch.Tensor]:
@@ -214,6 +214,27 @@ class Group:
             node.optimisers[role].step()
 
 
+@contextmanager
+def _in_float32(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Batch norms take their inputs in float32.
+
+    On a GPU torch (2.11, vmap) has no way back through stacked ones in bfloat16 whose running statistics are
+    float32.
+    """
+    lower = device.type == "cuda" and torch.is_autocast_enabled(device.type)
+    norms = [each for each in module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(_as_float32) for norm in norms if lower]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _as_float32(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(each.float() for each in inputs)
+
+
 def _inside(tensors: Mapping[str, torch.Tensor], start: str, rows: int) -> dict[str, torch.Tensor]:
     """What belongs to one submodule, under the names that it has there."""
     return {name[len(start) :]: tensor[:rows] for name, tensor in tensors.items() if name.startswith(start)}
@@ -235,9 +256,9 @@ def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
         kind: tuple[Any, ...] = tuple(
             (role, signature(module), node.frozen[role]) for role, module in node.modules.items()
         )
-        layers = [layer for module in node.modules.values() for layer in module.modules()]
-        # Who learns privately, or has teachers, learns or is asked in its own way.
-        if node.private or node.teachers or any(isinstance(layer, RANDOM) for layer in layers):
+        # Who learns privately, or has teachers, learns or is asked in its own way; and draws differ once
+        # stacked.
+        if node.private or node.teachers or any(draws(module) for module in node.modules.values()):
             kind = ("alone", node.name)
         kinds.setdefault(kind, []).append(node)
     for nodes_alike in kinds.values():

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
+from fedstill.core.recorded import Memory, Recorded, recordable
 from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.exchanges import Exchange, Exchanges
 from fedstill.node.node import Node
@@ -51,6 +54,7 @@ class RequestHandler:
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
         self._answered = Exchanges()
         self._received: Exchange | None = None
+        self._recorded: dict[str, Recorded] = {}  # by the question's name
         self._spoilt = ""  # the question at which a network may have learned half of what it should
 
     def require_whole(self, what: str) -> None:
@@ -88,9 +92,18 @@ class RequestHandler:
         return self.release_answers(number)
 
     def receive(
-        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
+        self,
+        name: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        call: SumCall | None = None,
+        content: str | None = None,
     ) -> None:
         """Take a question, if it may be answered.
+
+        Args:
+            content: its fingerprint, where that was taken already.
 
         Raises:
             ArgumentError: other tensors than the question declares.
@@ -103,7 +116,7 @@ class RequestHandler:
         self.require_whole(name)
         arrived, tensors = tensors, refine(tensors)
         question = self._question(name, tensors)
-        content = digest(name, arrived)
+        content = digest(name, arrived) if content is None else content
         kept = self._answered.get(number)
         if kept is not None:
             if kept.content != content or kept.call != call:
@@ -317,10 +330,28 @@ class RequestHandler:
             ):
                 self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
                 now.inputs = inputs
-                now.outputs = question.give(question.handler(self.group, number, **inputs, **values))
+                now.outputs = question.give(self._handled(question, number, inputs, values))
         finally:
             for node in self.group.nodes:
                 node.due = None
+
+    def _handled(
+        self, question: Question, number: int, inputs: Tensors, values: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """What the handler gives; on a GPU recorded, where that can be."""
+        if question.draws is None:
+            return question.handler(self.group, number, **inputs, **values)
+        drawn = question.draws(self.group, number, **inputs, **values)
+        modules = [module for node in self.group.nodes for module in node.modules.values()]
+        if values or self.private or not (question.records and self.compute.records(*modules)):
+            return question.handler(self.group, number, **inputs, **values, **drawn)
+        learning = [node.optimisers[role] for node in self.group.nodes for role in question.trains]
+        for optimiser in learning:
+            recordable(optimiser)
+        if question.name not in self._recorded:
+            handler = partial(question.handler, self.group, number)
+            self._recorded[question.name] = Recorded(handler, Memory(modules, learning))
+        return self._recorded[question.name](**inputs, **drawn)
 
     def _question(self, name: str, tensors: Tensors) -> Question:
         question = self.side.questions[name]

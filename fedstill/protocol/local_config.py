@@ -105,4 +105,7 @@ def cosine(step: int, steps: int, start: float, end: float) -> float:
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of all parameters."""
     for part in optimiser.param_groups:
-        part["lr"] = lr
+        if isinstance(part["lr"], torch.Tensor):  # that of a recorded step (fedstill.core.recorded)
+            part["lr"].fill_(lr)
+        else:
+            part["lr"] = lr

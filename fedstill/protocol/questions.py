@@ -60,6 +60,10 @@ class Question:
             value, and gives a list of values, one a node.
         sums: where the server is to see sums only (``at.sums``): how each part of the answer is added over
             nodes (:mod:`fedstill.protocol.summing`). Empty elsewhere, and of what cannot be added.
+        draws: what its handler is given besides, by name, ``(G, ...)`` each: called as the handler is, before
+            it. Nothing else is drawn, or set by the question's number, for an answer then.
+        records: whether an answer follows from tensors alone, without a look at their values, so that a GPU
+            may record how it is made (:mod:`fedstill.core.recorded`).
         differenced: whether the server takes small differences of answers, which bfloat16 would round away:
             then they are computed in float32, whatever the run's precision.
     """
@@ -85,6 +89,8 @@ class Question:
     ragged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     sums: Mapping[str, Added] = field(default_factory=dict)
+    draws: Handler | None = None
+    records: bool = False
     differenced: bool = False
 
     def __post_init__(self) -> None:
@@ -264,9 +270,9 @@ def question(**declaration: Any) -> Callable[[F], F]:
             function of the method and what it finds at the nodes (:class:`NodeSetting`), since options decide
             of much.
             ``closed`` says that nothing that a subclass of the method could change has a part in the answer.
-            ``span`` and ``finish`` are functions of the method and of what they are given in a
-            :class:`Question`. ``when`` says whether the question is asked at all, ``name`` what it is called,
-            if not as the function.
+            ``span``, ``finish`` and ``draws`` are functions of the method and of what they are given in a
+            :class:`Question`; ``draws`` gets the nodes, as the marked function does. ``when`` says whether
+            the question is asked at all, ``name`` what it is called, if not as the function.
     """
     known = {part.name for part in fields(Question)} | {"when", "name", "closed"}
     unknown = sorted(set(declaration) - known)
@@ -299,7 +305,8 @@ def _marked(method: type) -> dict[str, tuple[Callable[..., Any], Mapping[str, An
             if hasattr(function, DECLARED):
                 marked[name] = function, getattr(function, DECLARED)
             elif name in marked:  # answered in another way, of which nothing is said
-                marked[name] = function, {**marked[name][1], "reads": None, "closed": False}
+                less = {"reads": None, "closed": False, "draws": None, "records": False}
+                marked[name] = function, {**marked[name][1], **less}
     return marked
 
 
@@ -313,13 +320,19 @@ def _question(
     for key, value in parts.items():
         if key in ("span", "finish"):
             values[key] = value if value is None else partial(value, method)
-        elif key not in ("when", "name") and (key != "sums" or at.sums):
+        elif key not in ("when", "name", "draws") and (key != "sums" or at.sums):
             values[key] = value(method, at) if callable(value) else value
 
-    def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
-        answer: Mapping[str, torch.Tensor] = function(method, group.knowing(at, number), **inputs)
-        return answer
+    def answering(function: Callable[..., Any]) -> Handler:
+        def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
+            answer: Mapping[str, torch.Tensor] = function(method, group.knowing(at, number), **inputs)
+            return answer
 
+        return handler
+
+    handler = answering(function)
+    if parts.get("draws") is not None:
+        values["draws"] = answering(parts["draws"])
     closed = values.pop("closed", False)
     if closed and _ours(function):
         _CLOSED.add(handler)

@@ -1,0 +1,222 @@
+"""Steps that a GPU records once and launches as one from then on (CUDA graphs).
+
+From Python a kernel takes longer to be launched than many take to run. So a step of tensors alone is computed
+a few times as it stands, then recorded, and from then on its kernels are launched together: the same ones, on
+the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fedstill.core.errors import ArgumentError
+
+Tensors = Mapping[str, torch.Tensor]
+WARM = 3  # calls before it is recorded, in which libraries and optimisers make what they keep
+
+
+class Capture(Protocol):
+    """What records."""
+
+    def __call__(self, work: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
+        """What a function gives, and what does again what it does, into the same tensors."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Where it is computed before it is recorded."""
+
+
+class Recorded:
+    """A function of tensors by name, recorded once it has been called a few times with tensors of equal form.
+
+    What it does must follow from its arguments and from memory that stays where it is. It may change that
+    memory (networks, optimisers), but must not look at values; numbers that change lie in tensors
+    (:func:`recordable`). Gradients that reach what it gives are pulled back to its arguments, for the last
+    call.
+
+    Args:
+        work: the function. Python runs it while it is warmed up and recorded, and no more.
+        lies: the memory that it reads and writes beside its arguments. Where some of it has moved, it is
+            warmed up and recorded anew.
+        capture: what records; None: CUDA graphs with memory of their own.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., Tensors],
+        lies: Callable[[], Iterable[torch.Tensor]],
+        capture: Capture | None = None,
+    ) -> None:
+        self._work, self._lies, self._capture = work, lies, capture or Graphs()
+        self._forget()
+
+    def _forget(self, form: Any = None) -> None:
+        self._form, self._warm = form, 0
+        self._forth: Callable[[], None] | None = None
+        self._back: Callable[[], None] | None = None
+        self._given: Tensors = {}
+        self._told: Tensors = {}
+        self._pulls: Tensors = {}  # gradients of what it gives,
+        self._pulled: Tensors = {}  # and of its arguments
+        self.calls = 0  # names the call whose gradients can be pulled back
+
+    def __call__(self, **given: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the work gives for tensors, by name; new ones each time.
+
+        Raises:
+            ArgumentError: the work cannot be recorded.
+        """
+        form = (
+            [(name, each.shape, each.dtype, each.requires_grad) for name, each in given.items()],
+            torch.is_grad_enabled(),
+            [each.data_ptr() for each in self._lies()],
+        )
+        if form != self._form:
+            self._forget(form)
+        if self._warm < WARM:
+            self._warm += 1
+            with self._capture.beside():
+                return dict(self._work(**given))
+        if self._forth is None:
+            self._record(given)
+        self.calls += 1
+        if self._back is None:
+            with torch.no_grad():
+                return dict(self.forth(given.values()))
+        found = _Again.apply(self, self.calls, *given.values())  # type: ignore[no-untyped-call]
+        return dict(zip(self._told, found, strict=True))
+
+    def _record(self, given: Tensors) -> None:
+        self._given = {
+            name: torch.empty_like(each).copy_(each.detach()).requires_grad_(each.requires_grad)
+            for name, each in given.items()
+        }
+        try:
+            told, self._forth = self._capture(lambda: self._work(**self._given))
+            self._told = {name: each.detach() for name, each in told.items()}
+            reached = {name: each for name, each in told.items() if each.requires_grad}
+            wanted = {name: each for name, each in self._given.items() if each.requires_grad}
+            if reached and wanted:
+                self._pulls = {name: torch.zeros_like(each) for name, each in reached.items()}
+                self._pulled, self._back = self._capture(lambda: self._gradients(reached, wanted))
+        except RuntimeError as error:  # torch's word for all that cannot be recorded
+            self._forget()
+            first = str(error).splitlines()[0]
+            allowed = f"false for a network that looks at values, as by .item(): on a GPU, {first}"
+            raise ArgumentError("engine.graphs", True, allowed) from error
+
+    def _gradients(self, reached: Tensors, wanted: Tensors) -> Tensors:
+        found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+            list(reached.values()), list(wanted.values()), list(self._pulls.values()), allow_unused=True
+        )
+        return {name: each for name, each in zip(wanted, found, strict=True) if each is not None}
+
+    def forth(self, given: Iterable[torch.Tensor]) -> Tensors:
+        """The step on other values; what it gives, by name."""
+        assert self._forth is not None
+        for mine, each in zip(self._given.values(), given, strict=True):
+            mine.detach().copy_(each)
+        self._forth()
+        return {name: each.clone() for name, each in self._told.items()}
+
+    def back(self, call: int, pulls: Iterable[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Gradients of the arguments, from gradients of what the last call gave.
+
+        Raises:
+            RuntimeError: another call came between.
+        """
+        if call != self.calls or self._back is None:
+            raise RuntimeError("gradients of a recorded step are pulled back before it is done once more")
+        for name, pull in zip(self._told, pulls, strict=True):
+            if name in self._pulls:
+                mine = self._pulls[name]
+                mine.zero_() if pull is None else mine.copy_(pull)
+        self._back()
+        found = (self._pulled.get(name) for name in self._given)
+        return [None if each is None else each.clone() for each in found]
+
+    def reached(self, name: str) -> bool:
+        """Whether gradients of a part of what it gives can be pulled back."""
+        return name in self._pulls
+
+
+class _Again(torch.autograd.Function):
+    """A recorded step, for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, recorded: Recorded, call: int, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = recorded.forth(given)
+        ctx.recorded, ctx.call = recorded, call
+        ctx.mark_non_differentiable(*(each for name, each in found.items() if not recorded.reached(name)))
+        return tuple(found.values())
+
+    @staticmethod
+    def backward(ctx: Any, *pulls: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *ctx.recorded.back(ctx.call, pulls)
+
+
+class Graphs:
+    """Records CUDA graphs, which share memory for what is there while they run."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._stream: Any = None
+
+    def __call__(self, work: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        # What other threads do with the device meanwhile is no part of it, and no fault.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            told = work()
+        self._pool = graph.pool()
+        return told, graph.replay
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """In the stream in which it is recorded: what autograd keeps of a network belongs to one stream."""
+        here = torch.cuda.current_stream()
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            yield
+        here.wait_stream(self._stream)
+
+
+def recordable(optimiser: torch.optim.Optimizer) -> None:
+    """Have an optimiser keep its learning rate in a tensor, so that a recorded step follows it."""
+    for group in optimiser.param_groups:
+        device = group["params"][0].device
+        if not isinstance(group["lr"], torch.Tensor) or group["lr"].device != device:
+            group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        if "capturable" in group:
+            group["capturable"] = True
+
+
+class Memory:
+    """Where networks and optimisers keep their numbers."""
+
+    def __init__(self, modules: Iterable[nn.Module], optimisers: Iterable[torch.optim.Optimizer]) -> None:
+        self._layers = [layer for module in modules for layer in module.modules()]
+        self._optimisers = list(optimisers)
+
+    def __call__(self) -> Iterator[torch.Tensor]:
+        for layer in self._layers:
+            yield from (each for each in layer._parameters.values() if each is not None)
+            yield from (each for each in layer._buffers.values() if each is not None)
+        for optimiser in self._optimisers:
+            rates = (group["lr"] for group in optimiser.param_groups)
+            yield from (each for each in rates if isinstance(each, torch.Tensor))
+            for state in optimiser.state.values():
+                yield from (each for each in state.values() if isinstance(each, torch.Tensor))
+
+
+# Layers whose result depends on torch's global generator.
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a network has layers that draw from torch's global generator."""
+    return any(isinstance(layer, RANDOM) for layer in module.modules())
