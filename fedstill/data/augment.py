@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.compute import onto
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ def moved(images: torch.Tensor, draws: torch.Tensor, *, flip: bool) -> torch.Ten
     reach_y, reach_x = height // 8, width // 8
     padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y), mode="replicate")
     top, left = draws[0] % (2 * reach_y + 1), draws[1] % (2 * reach_x + 1)
-    rows = (top[:, None] + torch.arange(height)).to(images.device)  # (B, H)
+    rows = onto(top[:, None] + torch.arange(height), images.device)  # (B, H)
     columns = left[:, None] + torch.arange(width)  # (B, W)
     if flip:
         mirror = (draws[2] % 2).bool()[:, None]
         columns = torch.where(mirror, columns.flip(1), columns)
-    columns = columns.to(images.device)
+    columns = onto(columns, images.device)
     image = torch.arange(count, device=images.device)
     # One gather: index of image, row and column; channels come along.
     return (

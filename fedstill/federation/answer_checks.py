@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, isfinite, sqrt
 
 import torch
 
@@ -85,13 +85,21 @@ def not_finite(answers: Mapping[str, Tensors]) -> dict[str, str]:
         for name, tensor in answer.items()
         if tensor.is_floating_point()
     ]
-    # One look at the device for all of them.
-    wrong = torch.stack([(~torch.isfinite(tensor)).sum() for _, _, tensor in parts]).tolist() if parts else []
     found: dict[str, str] = {}
-    for (node, name, tensor), count in zip(parts, wrong, strict=True):
-        if count and node not in found:
+    for (node, name, tensor), size in zip(parts, _norms([tensor for _, _, tensor in parts]), strict=True):
+        if node in found or isfinite(size):
+            continue
+        count = int((~torch.isfinite(tensor)).sum())
+        if count:  # else numbers whose squares are beyond float32
             found[node] = f"{name} hold NaN or infinity ({count} of {tensor.numel()} numbers)"
     return found
+
+
+def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """The root of each tensor's sum of squares: few kernels, and one look at the device, for all of them."""
+    some = [tensor.float() for tensor in tensors if tensor.numel()]
+    found = iter(torch.stack(torch._foreach_norm(some, 2.0)).tolist() if some else ())
+    return [next(found) if tensor.numel() else 0.0 for tensor in tensors]
 
 
 def unlike_inputs(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
@@ -209,15 +217,12 @@ def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str
 
 def _sizes(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
     """The root mean square of each node's numbers, of those with a fraction; without nodes that have none."""
-    sizes = {}
-    for node, some in tensors.items():
-        parts = [part.float() for part in some if part.is_floating_point() and part.numel()]
-        if parts:
-            square = torch.stack([part.square().sum() for part in parts]).sum()
-            sizes[node] = (square / sum(part.numel() for part in parts)).sqrt()
-    if not sizes:
-        return {}
-    return dict(zip(sizes, torch.stack(list(sizes.values())).tolist(), strict=True))  # one look at the device
+    parts = [(node, part) for node, some in tensors.items() for part in some if part.is_floating_point()]
+    squares, counts = Counter[str](), Counter[str]()
+    for (node, part), size in zip(parts, _norms([part for _, part in parts]), strict=True):
+        squares[node] += size * size  # type: ignore[assignment]
+        counts[node] += part.numel()
+    return {node: sqrt(squares[node] / count) for node, count in counts.items() if count}
 
 
 def _larger(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:

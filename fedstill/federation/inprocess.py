@@ -29,18 +29,29 @@ def partition(nodes: Sequence[Node], stacked: bool) -> Partition:
     return list(alike(nodes)) if stacked else [[node] for node in nodes]
 
 
-def stacks(compute: Compute, nodes: Sequence[Node]) -> bool:
+WIDE = 2_000_000  # parameters of a network that fills a GPU by itself
+
+
+def stacks(compute: Compute, nodes: Sequence[Node], *, alone: bool = False) -> bool:
     """Whether equal architectures are computed together, as the engine says.
 
-    ``auto`` stacks on a GPU, which one small network cannot fill. On a CPU it stacks only networks of matrix
-    products, where each core would have more than three of each kind: stacked convolutions are grouped ones,
-    which take two to three times as long there (``benchmarks/grid.py``), and nodes that are alone are
-    computed on all cores at once (:mod:`fedstill.core.workers`).
+    On a GPU ``auto`` stacks small networks, of which one cannot fill it, but for their training alone: there
+    steps are recorded, and those of one network after another's are faster (``benchmarks/gpu.py``). On a CPU
+    it stacks only networks of matrix products, where each core would have more than three of each kind:
+    stacked convolutions are grouped ones, which take two to three times as long there
+    (``benchmarks/grid.py``), and nodes that are alone are computed on all cores at once
+    (:mod:`fedstill.core.workers`).
+
+    Args:
+        alone: for nodes' training by themselves, with no question in it.
     """
     if compute.config.name != "auto":
         return compute.config.name == "stacked"
     if compute.device.type == "cuda":
-        return True
+        models = [node.model for node in nodes]
+        if alone and compute.records(*models):
+            return False
+        return all(sum(each.numel() for each in model.parameters()) < WIDE for model in models)
     networks = [network for node in nodes for network in node.modules.values()]
     kinds = len({signature(node.model) for node in nodes})
     return len(nodes) > 3 * compute.workers.count * kinds and all(multiplies_only(each) for each in networks)
@@ -94,6 +105,8 @@ class InProcess(Federation):
         self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
     ) -> Mapping[str, Tensors]:
         mine: dict[RequestHandler, dict[str, Tensors]] = {}
+        # Before anything is computed: they come off the device, which would be waited for each time.
+        contents = {node: digest(question, pull) for node, pull in pulls.items()}
         for handler in self._serving(self._asked_of.get(number, tuple(pulls))):
             some = {node.name: pulls[node.name] for node in handler.group.nodes if node.name in pulls}
             if some:
@@ -101,7 +114,7 @@ class InProcess(Federation):
         self._at_once(
             f"back {question}",
             list(mine),
-            lambda handler: handler.compute_gradients(number, mine[handler], call),
+            lambda handler: handler.compute_gradients(number, mine[handler], call, contents),
         )
         gradients: dict[str, Tensors] = {}
         for handler in mine:

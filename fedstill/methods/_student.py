@@ -63,14 +63,20 @@ class Student:
         # What its owner froze stays as it is.
         self.learning = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
         self.adam = torch.optim.Adam(self.learning, options.student_lr, fused=True)
-        self.recorded = Recorded(self.step, Memory([self.S], [self.adam]))
+        # On a GPU these are recorded.
+        self.records = server.compute.records(self.S)
+        memory = Memory([self.S], [self.adam])
+        self._stepping, self._watching = Recorded(self.step, memory), Recorded(self._watched, memory)
 
     def watching(self, x: torch.Tensor) -> torch.Tensor:
         """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""
+        return (self._watching if self.records else self._watched)(x=x)["z_hat"]
+
+    def _watched(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         self._learn(False)
-        z_hat: torch.Tensor = self.S(self.server.task.observe(x)).float()
+        z_hat = self.S(self.server.task.observe(x)).float()
         self._learn(True)
-        return z_hat
+        return {"z_hat": z_hat}
 
     def mimic(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """L_mimic as S descends it (Eq. 10)."""
@@ -82,13 +88,12 @@ class Student:
         options, server, done = self.options, self.server, self.server.done
         set_lr(self.adam, cosine(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)
-        records = server.compute.records(self.S)
-        if records:
+        if self.records:
             recordable(self.adam)
         for turn in range(options.student_steps):
             x, z = fresh[turn] if fresh else self.replay.sample(options.student_batch, done, turn)
             with server.compute.step(server.seed, "student", done, turn):
-                L_S = (self.recorded if records else self.step)(x=x, z=z)["loss"]
+                L_S = (self._stepping if self.records else self.step)(x=x, z=z)["loss"]
         return L_S
 
     def step(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:

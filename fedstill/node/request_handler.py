@@ -54,7 +54,7 @@ class RequestHandler:
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
         self._answered = Exchanges()
         self._received: Exchange | None = None
-        self._recorded: dict[str, Recorded] = {}  # by the question's name
+        self._recorded: dict[str, Recorded | None] = {}  # by the question's name
         self._spoilt = ""  # the question at which a network may have learned half of what it should
 
     def require_whole(self, what: str) -> None:
@@ -214,9 +214,16 @@ class RequestHandler:
         return self.release_gradients(number, pulls)
 
     def compute_gradients(
-        self, number: int, pulls: Mapping[str, Tensors], call: SumCall | None = None
+        self,
+        number: int,
+        pulls: Mapping[str, Tensors],
+        call: SumCall | None = None,
+        contents: Mapping[str, str] | None = None,
     ) -> None:
         """Compute the gradients of the inputs, unless they are there already.
+
+        Args:
+            contents: fingerprints of what is pulled, by node, where they were taken already.
 
         Raises:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
@@ -231,7 +238,7 @@ class RequestHandler:
         pulled = {
             node: replace(
                 mine[node],
-                content=digest(name, pull),
+                content=digest(name, pull) if contents is None else contents[node],
                 after=mine[node].past,
                 down=sizes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
             )
@@ -342,16 +349,22 @@ class RequestHandler:
         if question.draws is None:
             return question.handler(self.group, number, **inputs, **values)
         drawn = question.draws(self.group, number, **inputs, **values)
-        modules = [module for node in self.group.nodes for module in node.modules.values()]
-        if values or self.private or not (question.records and self.compute.records(*modules)):
+        if question.name not in self._recorded:
+            self._recorded[question.name] = self._recording(question, number)
+        recorded = self._recorded[question.name]
+        if recorded is None or values:
             return question.handler(self.group, number, **inputs, **values, **drawn)
+        return recorded(**inputs, **drawn)
+
+    def _recording(self, question: Question, number: int) -> Recorded | None:
+        """The handler as a GPU records it; None: it is called each time."""
+        modules = [module for node in self.group.nodes for module in node.modules.values()]
+        if self.private or not (question.records and self.compute.records(*modules)):
+            return None
         learning = [node.optimisers[role] for node in self.group.nodes for role in question.trains]
         for optimiser in learning:
             recordable(optimiser)
-        if question.name not in self._recorded:
-            handler = partial(question.handler, self.group, number)
-            self._recorded[question.name] = Recorded(handler, Memory(modules, learning))
-        return self._recorded[question.name](**inputs, **drawn)
+        return Recorded(partial(question.handler, self.group, number), Memory(modules, learning))
 
     def _question(self, name: str, tensors: Tensors) -> Question:
         question = self.side.questions[name]

@@ -230,7 +230,7 @@ class Simulation(Measured):
     def _parted(self, phase: str, nodes: Sequence[Node]) -> list[list[Node]]:
         """Nodes in the groups of a phase; after a stop in the same, whatever machine this is."""
         if phase not in self.groups:
-            groups = partition(nodes, stacks(self.compute, nodes))
+            groups = partition(nodes, stacks(self.compute, nodes, alone=phase == "local_training"))
             self.groups[phase] = [[node.name for node in group] for group in groups]
         named = {node.name: node for node in nodes}
         groups = [[named[name] for name in group if name in named] for group in self.groups[phase]]
