@@ -81,13 +81,15 @@ class Chosen:
     batch: int = 64
     width: int = 128
     """Of ResNet-8, generator and critics, as the paper has them."""
+    network: str = ""
+    """Of nodes and student; none is ResNet-8 of the width."""
     data: Data = field(default_factory=Data)
     out: Path = Path(__file__).parent / "results"
     """Where figures are kept, as gpu-STAGE-DATE.json."""
 
     @property
     def model(self) -> str:
-        return f"resnet8:{self.width}"
+        return self.network or f"resnet8:{self.width}"
 
     def options(self) -> Options:
         """Sizes of a step, one student step in it, as published."""
@@ -175,7 +177,7 @@ def estimate(chosen: Chosen) -> list[dict[str, Any]]:
 # --- right? -----------------------------------------------------------------------------------------
 
 SMALL = {  # options that methods may have: little work, more than one turn
-    "rounds": 2, "steps": 3, "epochs": 2, "batch": 8, "noise": 6, "memory": 24, "subset": 8, "first": 1,
+    "rounds": 2, "steps": 6, "epochs": 2, "batch": 8, "noise": 6, "memory": 24, "subset": 8, "first": 1,
     "student_steps": 2, "student_batch": 8, "student_epochs": 1, "server_steps": 2, "server_batch": 8,
     "generator_width": 8, "critic_width": 4, "attention": 0.0, "told": 6,
 }  # fmt: skip

@@ -189,11 +189,11 @@ class Critics:
                 raise ArgumentError(f"shape of {name}", tuple(about.shape[1:]), allowed)
         if self.config.critical:
             seen = self.seen(x, maps)
-            if real is None:
-                real = self.drawn(group, number, x).get("real")
-            if real is None:
+            if self._private(group):
+                self._set_rates(group.nodes)
                 self._learn_privately(group.nodes[0], number, seen[0].detach())
             else:
+                real = self.drawn(group, number, x)["real"] if real is None else real
                 self._learn(group, real, seen.detach()[:, : real.shape[1]])
             answer["critic"] = group.bench("critic")(seen)
         if self.compares and source is not None:
@@ -206,12 +206,14 @@ class Critics:
 
         A critic that learns privately draws by itself.
         """
-        if not self.config.critical:
+        if not self.config.critical or self._private(group):
             return {}
         self._set_rates(group.nodes)
-        if "critic" in group.nodes[0].private:
-            return {}
         return {"real": self.own(group, number, min(self.config.critic_batch or x.shape[1], x.shape[1]))}
+
+    @staticmethod
+    def _private(group: Group) -> bool:
+        return "critic" in group.nodes[0].private
 
     def look(self, group: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
         """D_k(x) as it is, ``(G, B, h, w)``; nothing is trained."""

@@ -118,8 +118,9 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     assert not torch.equal(to_vector(critic), before)
 
 
+@pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("private", [False, True])
-def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private: bool) -> None:
+def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private: bool, drawn: bool) -> None:
     config = replace(FIOD, pretrain=2, steps=3, critic_lr=0.01, critic_schedule="cosine")
     nodes, critics = world(config, specs=("unet:2",) * 2).nodes, critics_of(config)
     rates = []
@@ -130,7 +131,8 @@ def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private:
             nodes = [node]
         for node in nodes:
             node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
-            critics.judge(Group([node]), number, X, MAPS)
+            before = critics.drawn(Group([node]), number, X) if drawn else {}
+            critics.judge(Group([node]), number, X, MAPS, **before)
         rates.append([node.optimisers["critic"].param_groups[0]["lr"] for node in nodes])
     expected = [0.01 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(5)]  # of 2 + 3 steps
     for found, rate in zip(rates, expected, strict=True):
