@@ -42,8 +42,8 @@ class EngineConfig(Checked):
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
     """CPU threads; 0 leaves it to torch. Nodes that are computed each for itself are so many at once."""
     graphs: bool = True
-    """On a GPU, record steps once and launch all kernels of one together (CUDA graphs), where networks are
-    computed each for itself. false for networks that look at values, as by .item()."""
+    """On a GPU, record a step and launch all its kernels together from then on (CUDA graphs). false for
+    networks that look at values, as by .item()."""
     startup_kit: str = ""
     """With flare: the folder of the startup kit of a deployed federation, whose nodes then take part with
     their own data, models and policies."""
@@ -168,7 +168,7 @@ def _gains(shape: Sequence[int], network: torch.nn.Module) -> bool:
 
 def onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """What was drawn on the CPU, on the device, which does not wait for it."""
-    return tensor.to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def lay_out(optimiser: torch.optim.Optimizer) -> None:

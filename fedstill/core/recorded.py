@@ -103,6 +103,8 @@ class Recorded:
             if reached and wanted:
                 self._pulls = {name: torch.zeros_like(each) for name, each in reached.items()}
                 self._pulled, self._back = self._capture(lambda: self._gradients(reached, wanted))
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:  # torch's word for all that cannot be recorded
             self._forget()
             first = str(error).splitlines()[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite, sqrt
 
@@ -218,9 +218,9 @@ def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str
 def _sizes(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
     """The root mean square of each node's numbers, of those with a fraction; without nodes that have none."""
     parts = [(node, part) for node, some in tensors.items() for part in some if part.is_floating_point()]
-    squares, counts = Counter[str](), Counter[str]()
+    squares, counts = defaultdict[str, float](float), Counter[str]()
     for (node, part), size in zip(parts, _norms([part for _, part in parts]), strict=True):
-        squares[node] += size * size  # type: ignore[assignment]
+        squares[node] += size * size
         counts[node] += part.numel()
     return {node: sqrt(squares[node] / count) for node, count in counts.items() if count}
 

@@ -99,9 +99,7 @@ class Student:
     def step(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
         """One step of S."""
         loss = self.mimic(x, z)
-        with torch.autocast(
-            x.device.type, enabled=False
-        ):  # the way back is in the precision of the way forth
+        with torch.autocast(x.device.type, enabled=False):  # the way back is in the way forth's precision
             descend(self.adam, loss)
         return {"loss": loss.detach()}
 

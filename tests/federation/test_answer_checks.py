@@ -43,6 +43,10 @@ def test_what_is_not_finite_is_found(wrong: float, name: str) -> None:
     assert found(b=bad) == told  # also where nobody is there to compare with
 
 
+def test_numbers_whose_squares_are_beyond_float32_are_finite() -> None:
+    assert not_finite({"a": {"logits": torch.tensor([1e30, -3e38])}}) == {}
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

@@ -146,6 +146,23 @@ def test_equal_architectures_are_stacked_on_a_gpu_where_they_are_products_or_whe
     assert stacks(compute, nodes_of((network,) * count)) == stacked
 
 
+@pytest.mark.parametrize(
+    ("network", "alone", "graphs", "stacked"),
+    [
+        ("small-cnn:4", False, True, True),
+        ("resnet8:96", False, True, False),  # 2.7 million parameters fill a GPU
+        ("small-cnn:4", True, True, False),  # recorded steps of one after another's are faster
+        ("small-cnn:4", True, False, True),
+    ],
+)
+def test_on_a_gpu_wide_networks_and_recorded_training_are_computed_one_by_one(
+    network: str, alone: bool, graphs: bool, stacked: bool
+) -> None:
+    compute = Compute(EngineConfig(graphs=graphs))
+    compute.device = torch.device("cuda")
+    assert stacks(compute, nodes_of((network,) * 2), alone=alone) == stacked
+
+
 def test_networks_of_products_with_convolutional_critics_are_computed_at_once() -> None:
     compute, nodes = Compute(EngineConfig(name="auto")), nodes_of(("mlp:8",) * 7)
     compute.workers = Workers(2)
