@@ -66,6 +66,8 @@ class Data:
     """Where CIFAR-10 lies."""
 
     root: str = ""
+    name: str = "cifar10"
+    """packs.cifar:CIFAR10, with experiments/presets on PYTHONPATH, reads a file of JPEGs."""
 
 
 @dataclass(frozen=True)
@@ -431,6 +433,8 @@ def run(chosen: Chosen) -> list[dict[str, Any]]:
     out = chosen.out / "gpu-run"
     begin = [
         "cifar10-fediod-gpu",
+        "--data.name",
+        chosen.data.name,
         "--data.root",
         chosen.data.root,
         "--engine.device",
@@ -445,7 +449,11 @@ def run(chosen: Chosen) -> list[dict[str, Any]]:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         process.wait()
-        return [{"run": str(out), "done": False}]
+        file = out / "metrics.jsonl"  # not there before anything is trained
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        figures = [told for told in map(json.loads, lines) if "accuracy" in told]
+        last = {key: figures[-1][key] for key in ("step", "accuracy", "seconds")} if figures else {}
+        return [{"run": str(out), "done": False, **last}]
     if process.returncode:
         raise FedstillError(f"the run ended with {process.returncode}")
     told = json.loads((out / "result.json").read_text(encoding="utf-8"))
