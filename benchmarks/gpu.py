@@ -207,7 +207,7 @@ def trained(name: str, engine: EngineConfig) -> tuple[torch.Tensor, torch.Tensor
     fedstill.distil(
         [some(size) for size in (16, 12, 20)], own, student, some(12), 3,
         task="segmentation" if maps else "classification", method=method, engine=engine, public=public,
-        local=fedstill.LocalConfig(epochs=2, batch=8, optimiser="sgd"), every=0,
+        local=fedstill.LocalConfig(epochs=0, least_steps=60, batch=8, optimiser="sgd"), every=0,
         policies=[fedstill.PolicyConfig(outputs_only=False)] * 3,
     )  # fmt: skip
     return before, vector(networks)

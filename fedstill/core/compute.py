@@ -28,9 +28,9 @@ class EngineConfig(Checked):
     under: ClassVar[str] = "engine"
 
     name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
-    """Equal architectures in one stacked call, or each node for itself; auto stacks them on a GPU, and on a
-    CPU many that have no convolutions. Or nodes as processes of their own on NVIDIA FLARE: its simulator, or
-    a federation deployed on this machine."""
+    """Equal architectures in one stacked call, or each node for itself; auto stacks small ones on a GPU but
+    while they only train, and on a CPU many that have no convolutions. Or nodes as processes of their own on
+    NVIDIA FLARE: its simulator, or a federation deployed on this machine."""
     device: str = "cpu"
     """A torch device, for example cpu or cuda."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
@@ -42,8 +42,8 @@ class EngineConfig(Checked):
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
     """CPU threads; 0 leaves it to torch. Nodes that are computed each for itself are so many at once."""
     graphs: bool = True
-    """On a GPU, record a step and launch all its kernels together from then on (CUDA graphs). false for
-    networks that look at values, as by .item()."""
+    """On a GPU, record a step and launch all its kernels together from then on (CUDA graphs); what cannot be
+    recorded is computed as it stands, which is warned of."""
     startup_kit: str = ""
     """With flare: the folder of the startup kit of a deployed federation, whose nodes then take part with
     their own data, models and policies."""
@@ -95,7 +95,9 @@ class Compute:
 
     def records(self, *modules: torch.nn.Module) -> bool:
         """Whether steps of some networks are recorded (:mod:`fedstill.core.recorded`)."""
-        return self.device.type == "cuda" and self.config.graphs and not any(map(draws, modules))
+        if self.device.type != "cuda" or not self.config.graphs:
+            return False
+        return not any(draws(module) or not getattr(module, "differentiable", True) for module in modules)
 
     def place(self, module: torch.nn.Module) -> torch.nn.Module:
         """A network on the device, in the memory format of the run."""

@@ -7,14 +7,16 @@ the same memory.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
-from fedstill.core.errors import ArgumentError
+logger = logging.getLogger(__name__)
 
 Tensors = Mapping[str, torch.Tensor]
 WARM = 3  # calls before it is recorded, in which libraries and optimisers make what they keep
@@ -34,9 +36,10 @@ class Recorded:
     """A function of tensors by name, recorded once it has been called a few times with tensors of equal form.
 
     What it does must follow from its arguments and from memory that stays where it is. It may change that
-    memory (networks, optimisers), but must not look at values; numbers that change lie in tensors
-    (:func:`recordable`). Gradients that reach what it gives are pulled back to its arguments, for the last
-    call.
+    memory (networks, optimisers); numbers that change lie in tensors (:func:`recordable`). Gradients that
+    reach what it gives are pulled back to its arguments, for the last call. What cannot be recorded, as a
+    look at values (``.item()``) or a tensor that comes from the CPU, is computed as it stands, and a warning
+    says so.
 
     Args:
         work: the function. Python runs it while it is warmed up and recorded, and no more.
@@ -52,6 +55,8 @@ class Recorded:
         capture: Capture | None = None,
     ) -> None:
         self._work, self._lies, self._capture = work, lies, capture or Graphs()
+        self._refused = False
+        self.calls = 0  # names the call whose gradients can be pulled back
         self._forget()
 
     def _forget(self, form: Any = None) -> None:
@@ -62,14 +67,11 @@ class Recorded:
         self._told: Tensors = {}
         self._pulls: Tensors = {}  # gradients of what it gives,
         self._pulled: Tensors = {}  # and of its arguments
-        self.calls = 0  # names the call whose gradients can be pulled back
 
     def __call__(self, **given: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the work gives for tensors, by name; new ones each time.
-
-        Raises:
-            ArgumentError: the work cannot be recorded.
-        """
+        """What the work gives for tensors, by name; new ones each time."""
+        if self._refused:
+            return dict(self._work(**given))
         form = (
             [(name, each.shape, each.dtype, each.requires_grad) for name, each in given.items()],
             torch.is_grad_enabled(),
@@ -83,6 +85,8 @@ class Recorded:
                 return dict(self._work(**given))
         if self._forth is None:
             self._record(given)
+        if self._forth is None:
+            return dict(self._work(**given))
         self.calls += 1
         if self._back is None:
             with torch.no_grad():
@@ -103,18 +107,20 @@ class Recorded:
             if reached and wanted:
                 self._pulls = {name: torch.zeros_like(each) for name, each in reached.items()}
                 self._pulled, self._back = self._capture(lambda: self._gradients(reached, wanted))
-        except torch.cuda.OutOfMemoryError:
-            raise
         except RuntimeError as error:  # torch's word for all that cannot be recorded
             self._forget()
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            self._refused = True
             first = str(error).splitlines()[0]
-            allowed = f"false for a network that looks at values, as by .item(): on a GPU, {first}"
-            raise ArgumentError("engine.graphs", True, allowed) from error
+            logger.warning("a step is not recorded on the GPU, and takes longer: %s", first)
 
     def _gradients(self, reached: Tensors, wanted: Tensors) -> Tensors:
-        found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
-            list(reached.values()), list(wanted.values()), list(self._pulls.values()), allow_unused=True
-        )
+        ends, starts, pulls = list(reached.values()), list(wanted.values()), list(self._pulls.values())
+        with torch.autocast(ends[0].device.type, enabled=False):  # in the precision of the way forth
+            found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+                ends, starts, pulls, allow_unused=True
+            )
         return {name: each for name, each in zip(wanted, found, strict=True) if each is not None}
 
     def forth(self, given: Iterable[torch.Tensor]) -> Tensors:
@@ -166,14 +172,17 @@ class Graphs:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._there: WeakSet[Any] = WeakSet()
         self._stream: Any = None
 
     def __call__(self, work: Callable[[], Tensors]) -> tuple[Tensors, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
+        pool = self._pool if self._there else None  # torch gives a pool up with its last graph
         # What other threads do with the device meanwhile is no part of it, and no fault.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             told = work()
         self._pool = graph.pool()
+        self._there.add(graph)
         return told, graph.replay
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""All nodes in this process: stacked on a GPU, mostly each for itself and several at once on a CPU."""
+"""All nodes in this process: small networks stacked on a GPU; on a CPU mostly several at once."""
 
 from __future__ import annotations
 

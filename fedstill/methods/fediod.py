@@ -123,7 +123,8 @@ class FedIOD(Importance, FromNoise, Imagines):
         z = nodes.bench("model")(nodes.at.task.observe(x))
         if nodes.at.sums:
             return self.adding(nodes, z, answer)
-        return {"logits": z, **answer, **self.rating(nodes, x, known)}
+        own = {} if known is None else {"known": known}
+        return {"logits": z, **answer, **self.rating(nodes, x, **own)}
 
     @property
     def added(self) -> Mapping[str, Kind]:

@@ -44,6 +44,12 @@ class Node:
         self.recorded: dict[str, Recorded] = {}  # steps of its networks, on a GPU
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
+    def __copy__(self) -> Node:
+        """One that shares all but recorded steps with it: it may be given other networks."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), recorded={})
+        return twin
+
     @property
     def model(self) -> nn.Module:
         """The node's task model T_k."""
@@ -79,7 +85,6 @@ class Node:
         twin = copy.copy(self)
         # One deep copy for both, so that the copied optimisers hold the copied parameters.
         twin.modules, twin.optimisers = copy.deepcopy((self.modules, self.optimisers))
-        twin.recorded = {}
         del twin.gate
         return twin
 

@@ -346,13 +346,11 @@ class RequestHandler:
         self, question: Question, number: int, inputs: Tensors, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """What the handler gives; on a GPU recorded, where that can be."""
-        if question.draws is None:
-            return question.handler(self.group, number, **inputs, **values)
-        drawn = question.draws(self.group, number, **inputs, **values)
+        drawn = {} if question.draws is None else question.draws(self.group, number, **inputs, **values)
         if question.name not in self._recorded:
             self._recorded[question.name] = self._recording(question, number)
         recorded = self._recorded[question.name]
-        if recorded is None or values:
+        if recorded is None:
             return question.handler(self.group, number, **inputs, **values, **drawn)
         return recorded(**inputs, **drawn)
 

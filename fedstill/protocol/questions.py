@@ -16,7 +16,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
-from fedstill.protocol.kinds import DATA_SIZES, GRADIENTS, LABEL_COUNTS, Kind, kind_named
+from fedstill.protocol.kinds import DATA_SIZES, GRADIENTS, LABEL_COUNTS, SCHEDULE, Kind, kind_named
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span
 from fedstill.protocol.summing import WEIGHT, Added
 from fedstill.protocol.wire_format import as_text, from_text
@@ -105,6 +105,8 @@ class Question:
             raise ArgumentError(f"question {self.name}", sorted(strange), "parts that it sends or releases")
         if self.sums and (self.sums.keys() != self.releases.keys() or self.apart):
             raise ArgumentError(f"sums of question {self.name}", [*self.sums], "all parts of its answer")
+        if self.records and (self.ragged or self.values or SCHEDULE in self.sends.values()):
+            raise ArgumentError(f"question {self.name}", "records", "where tensors alone are sent and given")
         if self.differentiable and (self.ragged or self.values):
             apart = [*self.ragged, *self.values]
             raise ArgumentError(f"question {self.name}", apart, "none, where gradients are pulled back")
@@ -333,6 +335,8 @@ def _question(
     handler = answering(function)
     if parts.get("draws") is not None:
         values["draws"] = answering(parts["draws"])
+    if not (_ours(type(method)) or name in vars(type(method))):
+        values["records"] = False  # helpers of a subclass may draw, or look at values
     closed = values.pop("closed", False)
     if closed and _ours(function):
         _CLOSED.add(handler)

@@ -62,8 +62,9 @@ class MapTask(SoftmaxTask):
         as its class does, whatever else is in its image or batch.
         """
         logits, truth = outputs.flatten(0, 1), targets.flatten(0, 1)
-        weight = None if self.class_weights is None else self.class_weights.to(logits.device, logits.dtype)
-        each = F.cross_entropy(logits, truth, weight, reduction="none", label_smoothing=smoothing)
+        if self.class_weights is not None:  # moved once: a GPU records no copies from the CPU
+            self.class_weights = self.class_weights.to(logits.device, logits.dtype)
+        each = F.cross_entropy(logits, truth, self.class_weights, reduction="none", label_smoothing=smoothing)
         losses = each.flatten(1).mean(1)  # (G * B,)
         if self.dice:
             losses = losses + self.dice * soft_dice_loss(logits, truth)

@@ -64,6 +64,11 @@ def lines(width: int, acceleration: int, centre: float, seed: int = SEED) -> tor
     return mask
 
 
+@lru_cache(maxsize=32)  # moved once: a GPU records no copies from the CPU
+def _lines_at(device: torch.device, width: int, acceleration: int, centre: float) -> torch.Tensor:
+    return lines(width, acceleration, centre).to(device)
+
+
 def undersample(images: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
     """The zero-filled image, ``|F^-1(mask F(x))|``, of pixels ``(..., H, W)`` from 0 and lines ``(W,)``.
 
@@ -174,7 +179,7 @@ class Reconstruction(Numbers):
 
     def observe(self, x: torch.Tensor) -> torch.Tensor:
         """The zero-filled twin of images ``(..., 1, H, W)``, in their scale, differentiably."""
-        measured = lines(x.shape[-1], self.acceleration, self.centre)
+        measured = _lines_at(x.device, x.shape[-1], self.acceleration, self.centre)
         return (undersample(pixels(x), measured) - MEAN) / STD
 
     def pictured(self, data: TensorData) -> torch.Tensor:
