@@ -165,7 +165,7 @@ def test_the_simulator_gives_the_figures_of_one_process(tmp_path: Path) -> None:
 def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
     tmp_path: Path, unbroken: Unbroken
 ) -> None:
-    with started(tmp_path, small(nodes=2, wait=45.0), "flare-poc") as run:
+    with started(tmp_path, small(nodes=2, wait=75.0), "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 20, pause=0.02)
         since = time.monotonic()
         kill(flare_kit.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
@@ -203,7 +203,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
 
 
 def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path, unbroken: Unbroken) -> None:
-    config = small(nodes=2, wait=45.0, quorum=0.5)
+    config = small(nodes=2, wait=75.0, quorum=0.5)
     with started(tmp_path, config, "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 20, pause=0.02)
         since = time.monotonic()
