@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -112,8 +113,7 @@ class Recorded:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             self._refused = True
-            first = str(error).splitlines()[0]
-            logger.warning("a step is not recorded on the GPU, and takes longer: %s", first)
+            _warn(str(error).splitlines()[0])
 
     def _gradients(self, reached: Tensors, wanted: Tensors) -> Tensors:
         ends, starts, pulls = list(reached.values()), list(wanted.values()), list(self._pulls.values())
@@ -150,6 +150,11 @@ class Recorded:
     def reached(self, name: str) -> bool:
         """Whether gradients of a part of what it gives can be pulled back."""
         return name in self._pulls
+
+
+@lru_cache(maxsize=64)  # once for all nodes
+def _warn(reason: str) -> None:
+    logger.warning("a step is not recorded on the GPU, and takes longer: %s", reason)
 
 
 class _Again(torch.autograd.Function):
