@@ -75,7 +75,7 @@ class Options:
     channels_last: bool = False
     """Networks with channels last in memory, in every way of computing."""
     graphs: bool = True
-    """On a GPU, steps recorded and launched as one, where nodes are computed one by one."""
+    """On a GPU, steps recorded and launched as one."""
     rounds: int = 7
     """Timed rounds; in each, every way of computing has its turn."""
     steps: int = 1

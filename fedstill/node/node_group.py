@@ -222,8 +222,9 @@ def _in_float32(module: nn.Module, device: torch.device) -> Iterator[None]:
     float32.
     """
     lower = device.type == "cuda" and torch.is_autocast_enabled(device.type)
-    norms = [each for each in module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-    hooks = [norm.register_forward_pre_hook(_as_float32) for norm in norms if lower]
+    layers = module.modules() if lower else ()
+    norms = [each for each in layers if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(_as_float32) for norm in norms]
     try:
         yield
     finally:
