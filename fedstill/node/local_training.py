@@ -49,7 +49,7 @@ def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
         trained = [parameter for name, parameter in named if name not in frozen]
         if trained:
             node.optimisers["model"] = make_optimiser(trained, config)
-        node.recorded.pop("model", None)
+        node.recorded = None
 
 
 def train(
@@ -124,7 +124,7 @@ def train(
     for role in nodes[0].modules:
         group.bench(role).train(False)
     if end == lengths[0]:
-        nodes[0].recorded.pop("model", None)
+        nodes[0].recorded = None
     return end
 
 
@@ -132,13 +132,13 @@ def recorded(node: Node, compute: Compute, work: Work) -> Work:
     """A step of one node's model that a GPU records, for as long as its training lasts."""
     optimiser = node.optimisers["model"]
     recordable(optimiser)
-    if "model" not in node.recorded:
+    if node.recorded is None:
 
         def step(inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"losses": work(Group([node]), 0, inputs, targets)}
 
-        node.recorded["model"] = Recorded(step, Memory([node.model], [optimiser]), compute.graphs)
-    again = node.recorded["model"]
+        node.recorded = Recorded(step, Memory([node.model], [optimiser]), compute.graphs)
+    again = node.recorded
     return lambda group, step, inputs, targets: again(inputs=inputs, targets=targets)["losses"]
 
 

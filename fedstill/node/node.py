@@ -41,13 +41,13 @@ class Node:
         self.told: dict[
             str, torch.Tensor
         ] = {}  # counts that it has let out, by which its answers are weighed
-        self.recorded: dict[str, Recorded] = {}  # steps of its networks, on a GPU
+        self.recorded: Recorded | None = None  # a step of its model's local training, on a GPU
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
     def __copy__(self) -> Node:
-        """One that shares all but recorded steps with it: it may be given other networks."""
+        """One that shares all but its recorded step with it: it may be given other networks."""
         twin = object.__new__(type(self))
-        vars(twin).update(vars(self), recorded={})
+        vars(twin).update(vars(self), recorded=None)
         return twin
 
     @property

@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
-from fedstill.core.recorded import Memory, Recorded, recordable
 from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.exchanges import Exchange, Exchanges
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, signature, stack
+from fedstill.node.recorded_handlers import Handlers
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import chained, digest
@@ -54,7 +52,7 @@ class RequestHandler:
         self._last = {node.name: -1 for node in group.nodes} if last is None else last
         self._answered = Exchanges()
         self._received: Exchange | None = None
-        self._recorded: dict[str, Recorded | None] = {}  # by the question's name
+        self._handle = Handlers(group, compute)
         self._spoilt = ""  # the question at which a network may have learned half of what it should
 
     def require_whole(self, what: str) -> None:
@@ -337,32 +335,10 @@ class RequestHandler:
             ):
                 self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
                 now.inputs = inputs
-                now.outputs = question.give(self._handled(question, number, inputs, values))
+                now.outputs = question.give(self._handle(question, number, inputs, values))
         finally:
             for node in self.group.nodes:
                 node.due = None
-
-    def _handled(
-        self, question: Question, number: int, inputs: Tensors, values: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """What the handler gives; on a GPU recorded, where that can be."""
-        drawn = {} if question.draws is None else question.draws(self.group, number, **inputs, **values)
-        if question.name not in self._recorded:
-            self._recorded[question.name] = self._recording(question, number)
-        recorded = self._recorded[question.name]
-        if recorded is None:
-            return question.handler(self.group, number, **inputs, **values, **drawn)
-        return recorded(**inputs, **drawn)
-
-    def _recording(self, question: Question, number: int) -> Recorded | None:
-        """The handler as a GPU records it; None: it is called each time."""
-        modules = [module for node in self.group.nodes for module in node.modules.values()]
-        if self.private or not (question.records and self.compute.records(*modules)):
-            return None
-        learning = [node.optimisers[role] for node in self.group.nodes for role in question.trains]
-        for optimiser in learning:
-            recordable(optimiser)
-        return Recorded(partial(question.handler, self.group, number), Memory(modules, learning))
 
     def _question(self, name: str, tensors: Tensors) -> Question:
         question = self.side.questions[name]

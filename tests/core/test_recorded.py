@@ -22,7 +22,7 @@ from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.parameter_vector import to_vector
-from fedstill.node import local_training, request_handler
+from fedstill.node import local_training, recorded_handlers
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.local_training import REPAYS, prepare, train
@@ -243,7 +243,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     def recorded(work: Any, lies: Any, capture: Any = None) -> Recorded:
         return Recorded(work, lies, Rerun(lies))
 
-    for module in (local_training, request_handler):
+    for module in (local_training, recorded_handlers):
         monkeypatch.setattr(module, "Recorded", recorded)
     compute = Compute(EngineConfig("one-by-one"))
     monkeypatch.setattr(compute, "records", lambda *modules: True, raising=False)
