@@ -150,6 +150,7 @@ def answer(given: Given) -> None:
             "asked by": f"{reply.questions.signer} ({known})",
             "left": ", ".join(f"{kind} {human_bytes(size)}" for kind, size in left.items()) or "nothing",
             "noise": ", ".join(mechanisms) + ("; no guarantee" if mechanisms == ["none"] else ""),
+            "cost": reply.cost,
             "answers": _described(reply.path),
             "your key": reply.signer,
         }

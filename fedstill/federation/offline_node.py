@@ -31,6 +31,7 @@ from fedstill.node.gate import forbidden
 from fedstill.node.host import Host
 from fedstill.node.message_limits import limited
 from fedstill.node.session import Session
+from fedstill.privacy.budget_text import cost
 from fedstill.protocol.method import Ask
 from fedstill.protocol.run_plan import Plan, public_tensors
 from fedstill.protocol.wire_format import Tensors, sizes
@@ -43,14 +44,15 @@ SECONDS_BETWEEN = 0.5  # between two reports of local training
 @dataclass(frozen=True)
 class Answered:
     """What became of a file of questions at a node: where the answers are, what they are, whose key signed
-    them. ``left``: bytes that crossed the gate, by kind. ``again``: these answers had left before; then
-    nothing was charged."""
+    them. ``left``: bytes that crossed the gate, by kind. ``cost``: of all that ever left these data, in words.
+    ``again``: these answers had left before; then nothing was charged."""
 
     path: Path
     replies: Replies
     signer: str
     questions: Questions
     left: Mapping[str, int]
+    cost: str
     again: bool = False
 
 
@@ -113,7 +115,9 @@ def _answer(
     key = signed_files.own_key(folder / "node.key")
     signed_files.write(path, pack_answers(header, replies), key)
     signer = signed_files.fingerprint(signed_files.public_of(key))
-    return Answered(path, replies, signer, given, _left(given, replies), again)
+    spent = audit_file.spent(host.file, folder)
+    paid = cost(host.file.privacy, spent.events, spent.bare)
+    return Answered(path, replies, signer, given, _left(given, replies), paid, again)
 
 
 def _left(given: Questions, replies: Replies) -> dict[str, int]:

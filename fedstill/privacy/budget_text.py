@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from fedstill.core.text_format import counted
+from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.budget import Budget
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import from_text
@@ -50,3 +52,25 @@ def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_al
     if math.isinf(most):
         return math.inf
     return 0.0 if bare else Budget(most, delta, privacy.accountant).left(from_text(spent))
+
+
+def cost(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int) -> str:
+    """What all runs on some data have cost so far, at the delta of their budget.
+
+    Args:
+        privacy: the owner's.
+        spent: events as text and how often each.
+        bare: releases without a guarantee.
+
+    >>> cost(PrivacyConfig(), {}, 0), cost(PrivacyConfig(), {}, 2)
+    ('nothing', 'no guarantee: in all 2 releases left without noise')
+    >>> cost(PrivacyConfig(delta=1e-6), {"gaussian(2.0)": 1}, 0)
+    'epsilon 2.255 at delta 1e-06, in all runs on these data'
+    """
+    if bare:
+        return f"no guarantee: in all {counted(bare, 'release')} left without noise"
+    if not spent:
+        return "nothing"
+    _, delta = privacy.over_all
+    paid = epsilon(from_text(spent), delta, privacy.accountant)
+    return f"epsilon {up(paid)} at delta {delta:g}, in all runs on these data"

@@ -204,6 +204,7 @@ def test_what_each_person_reads(here: Path, command: Main) -> None:
     assert f"asked by    {fingerprint} (not compared yet)" in out
     assert "left        label counts 44 B, logits 5.8 kB" in out
     assert "noise       none; no guarantee" in out
+    assert "cost        no guarantee: in all 3 releases left without noise" in out
     assert f"your key    {signed_files.expected('node-0/node.pub')}" in out
     assert "have them read out theirs" in out
     for known in (fingerprint, "server.pub"):
@@ -273,8 +274,9 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1e-3\ntraining.noise = 0.5\n")
     assert "privacy budget" in refused(command("node", "answer", "node-0", "questions.safetensors"))
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.7\n")
-    code, _, err = command("node", "answer", "node-0", "questions.safetensors")
+    code, out, err = command("node", "answer", "node-0", "questions.safetensors")
     assert code == 0, err
+    assert re.search(r"cost +epsilon [0-9.]+ at delta 1e-06, in all runs on these data", out)
     # What has left stays bound, though what is kept of it is lost.
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
     (answers,) = Path("node-0").glob("runs/*/answers.safetensors")
