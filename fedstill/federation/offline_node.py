@@ -44,8 +44,8 @@ SECONDS_BETWEEN = 0.5  # between two reports of local training
 @dataclass(frozen=True)
 class Answered:
     """What became of a file of questions at a node: where the answers are, what they are, whose key signed
-    them. ``left``: bytes that crossed the gate, by kind. ``cost``: of all that ever left these data, in words.
-    ``again``: these answers had left before; then nothing was charged."""
+    them. ``left``: bytes that crossed the gate, by kind. ``cost``: of all that ever left these data, in
+    words. ``again``: these answers had left before; then nothing was charged."""
 
     path: Path
     replies: Replies
