@@ -204,13 +204,15 @@ class Gate:
         if 0 < (approved := self._approved(asked.question, "rows")) < rows:
             rule = f"approved: {approved} inputs, and the answer is about {rows}"
             raise QuestionRefused(self.node, asked.question, rule)
-        noised, price, rule, stamp = self._protected(asked, part, tensors, question)
+        noised, price, most, rule, stamp = self._protected(asked, part, tensors, question)
         finished = noised
         if part == ANSWER and question.finish is not None:
             finished = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
         # Without budgets nothing is paid for, and what is asked again after a stop counts once.
-        left = "" if self.budgets is None else self.budgets.seal(chained(digest(part, leaving), stamp))
+        # Named after its question, so that no two are seen to have had the same answer.
+        about = f"{asked.number} {part} {asked.content} {asked.after} {digest(part, leaving)}"
+        left = "" if self.budgets is None else self.budgets.seal(chained(about, stamp))
         let_out = leaving
         if adding is not None:
             leaving = adding.cover(self.node, question, let_out)
@@ -225,13 +227,18 @@ class Gate:
             price=as_text(price or Price()),
             bare=int(price is None),
         )
-        self._written[asked.number, part] = self._charge(asked, entry, price)
+        self._written[asked.number, part] = self._charge(asked, entry, most)
         if adding is not None:
             adding.keep(question, let_out)
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
-    def _charge(self, asked: Asked, entry: Entry, price: Price | None) -> int:
-        """Write a release, after the training behind it; its entry's number."""
+    def _charge(self, asked: Asked, entry: Entry, most: Price | None) -> int:
+        """Write a release, after the training behind it; its entry's number.
+
+        Args:
+            most: its price at most, which follows from shapes. What it turned out to cost follows from what
+                leaves, and so would a refusal of that: nothing would be paid for it.
+        """
         if self.budgets is not None:
             self.budgets.pay_first(asked)
         # A gradient belongs to its answer, and each further one of that is a question by itself.
@@ -242,7 +249,7 @@ class Gate:
             self._require_approved(asked.question, left, counts if entry.part == GRADIENT else 0)
             self._limit(asked.question, spent, counts, left)
             if self.budgets is not None:
-                self.budgets.check(spent, price, asked.question)
+                self.budgets.check(spent, most, asked.question)
 
         learned = self.audit.sums.untold(self.run, self.node)
         return self.audit.charge(replace(entry, questions=counts, learned=learned), check)
@@ -269,10 +276,11 @@ class Gate:
 
     def _protected(
         self, asked: Asked, part: str, tensors: Tensors, question: Question
-    ) -> tuple[Tensors, Price | None, str, str]:
-        """Tensors as they may leave, what that costs, what was done, and a stamp of what they were."""
+    ) -> tuple[Tensors, Price | None, Price | None, str, str]:
+        """Tensors as they may leave, what that costs and would cost at most, what was done, and a stamp of
+        what they were."""
         if self.budgets is None:
-            return tensors, None, "none", ""
+            return tensors, None, None, "none", ""
         mechanism = self.budgets.mechanism
         rules = {name: mechanism.rule(question, name) for name in tensors}
         bounded = {name: rule.bound(tensors[name]) for name, rule in rules.items()}
@@ -283,9 +291,9 @@ class Gate:
             name: rule.noise(bounded[name], mechanism.draws(*about, name)) for name, rule in rules.items()
         }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        price = total(mechanism.release(question, shapes, noised))
+        price, most = (total(mechanism.release(question, shapes, of)) for of in (noised, None))
         told = [f"{name}: {mechanism.says(question, name, shape)}" for name, shape in shapes.items()]
-        return noised, price, "; ".join(told), stamp
+        return noised, price, most, "; ".join(told), stamp
 
 
 def forbidden(policy: PolicyConfig, question: Question) -> str | None:

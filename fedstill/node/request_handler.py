@@ -152,6 +152,9 @@ class RequestHandler:
             for each in self.group.nodes:
                 each.answered, each.heard = chained(each.answered, failed), chained(each.heard, failed)
             raise
+        finally:
+            for each in self.group.nodes:
+                each.due = None
         self._remember(number, now)
 
     def release_answers(self, number: int) -> Sequence[Tensors]:
@@ -301,13 +304,21 @@ class RequestHandler:
         before = copy.deepcopy(node.state()) if known else {}
         self._spoilt = f"{asked.number} ({now.question.name})"
         while True:
-            self._compute(now, attempt)
+            failed = None
+            try:
+                self._compute(now, attempt)
+            except Exception as error:
+                if any(left for _, left in (node.due or {}).values()):
+                    raise  # half of it, which the whole will tell no less of
+                failed = error  # which tells of what was learned, too
             asked = replace(asked, learned=_learned(node, budgets))
             if budgets.came_out(asked, now.question, attempt):
                 break
             node.load(before)
             attempt += 1
             budgets.pay_learning(asked, now.question, now.tensors, attempt)
+        if failed is not None:
+            raise failed
         self._spoilt = ""
         now.asked = [asked]
 
@@ -328,17 +339,13 @@ class RequestHandler:
             node.asking = chained(node.answered, f"{number} {now.content} {attempt}")
             if node.private and node.gate.budgets is not None:
                 node.due = node.gate.budgets.mechanism.due(question, now.tensors)
-        try:
-            with (
-                compute.step(first.seed, first.name, question.name, number),
-                torch.set_grad_enabled(now.differentiable),
-            ):
-                self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
-                now.inputs = inputs
-                now.outputs = question.give(self._handle(question, number, inputs, values))
-        finally:
-            for node in self.group.nodes:
-                node.due = None
+        with (
+            compute.step(first.seed, first.name, question.name, number),
+            torch.set_grad_enabled(now.differentiable),
+        ):
+            self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
+            now.inputs = inputs
+            now.outputs = question.give(self._handle(question, number, inputs, values))
 
     def _question(self, name: str, tensors: Tensors) -> Question:
         question = self.side.questions[name]

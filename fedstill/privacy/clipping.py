@@ -39,6 +39,7 @@ def lengths(rows: torch.Tensor) -> torch.Tensor:
     >>> lengths(torch.tensor([[3e30, 4e30], [3.0, 4.0], [torch.inf, 0.0]]))
     tensor([5.0000e+30, 5.0000e+00,        inf], dtype=torch.float64)
     """
+    rows = rows.contiguous()  # else PIECE numbers may be added one after another, which rounds more
     whole = rows.shape[1] // PIECE * PIECE
     pieces = rows[:, :whole].view(len(rows), whole // PIECE, PIECE)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -29,7 +29,7 @@ from torch.func import functional_call, grad_and_value
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.alone import Alone
+from fedstill.privacy.alone import Alone, Bound
 from fedstill.privacy.clipping import FINEST, kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
@@ -153,7 +153,7 @@ def clipped_sum(
         return _of_linear(module, private_loss, inputs, targets, clip, rows)
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
-    bound = _Bound(module, lambda *args: private_loss(*args)[0])
+    bound = Bound(module, lambda *args: private_loss(*args)[0])
 
     def loss(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = functional_call(bound, leaves, (x.unsqueeze(0), y.unsqueeze(0)))
@@ -230,20 +230,19 @@ def _added(times: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _named(private_loss: PrivateLoss) -> tuple[str, str]:
-    """What tells losses apart that are made anew at each step."""
-    return private_loss.__module__, private_loss.__qualname__
+def _named(private_loss: PrivateLoss) -> Hashable:
+    """What tells losses apart that are made anew at each step: where they are written, and about what."""
+    cells = (cell.cell_contents for cell in private_loss.__closure__ or ())
+    about = [(type(each), tuple(_plain(each))) for each in cells]
+    return (private_loss.__module__, private_loss.__qualname__, *about)
 
 
-class _Bound(nn.Module):
-    """A function of a network as a network, so that its parameters can be given in the call."""
-
-    def __init__(self, module: nn.Module, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.module, self.function = module, function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(self.module, *args)
+def _plain(of: object) -> Iterator[object]:
+    """Plain values, or those that an object has: the options of a task, or of local training."""
+    plain = (str, int, float, type(None))
+    if isinstance(of, plain):
+        yield of
+    yield from (pair for pair in getattr(of, "__dict__", {}).items() if isinstance(pair[1], plain))
 
 
 def public_gradient(
@@ -252,7 +251,7 @@ def public_gradient(
     """``(P,)``, as :func:`clipped_sum` orders it."""
     leaves = {f"module.{name}": own.detach().requires_grad_() for name, own in trained.items()}
     with torch.enable_grad():
-        loss = functional_call(_Bound(module, public_loss), leaves, ())
+        loss = functional_call(Bound(module, public_loss), leaves, ())
         wanted = list(leaves.values())
         found: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
     pairs = zip(found, wanted, strict=True)

@@ -244,17 +244,16 @@ def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one
         assert not moved[: 64 * 9 + 9].any()
         return moved, Fixed.asked
 
-    monkeypatch.setattr(alone, "DRAWS", 1)
+    monkeypatch.setattr(alone.Alone, "_is_even", lambda *given: True)  # what is tried asks them, too
     step_by_step, often = learned(Whole)
     monkeypatch.setattr(dp_training, "PIECE", 24)
     at_once, seldom = learned(nn.Sequential)
     torch.testing.assert_close(at_once, step_by_step, rtol=1e-3, atol=1e-5)
-    found_even = 1
-    assert (often, seldom) == (5 + found_even, 2 + found_even), "one example to know the size, and all"
+    assert (often, seldom) == (5, 2), "one example to know the size, and all"
     monkeypatch.setattr(dp_training, "KEPT", 24 * 9)
     assert learned(nn.Sequential)[1] == 2
     monkeypatch.setattr(dp_training, "KEPT", 24 * 9 - 1)
-    assert learned(nn.Sequential)[1] == 1 + 5 + found_even
+    assert learned(nn.Sequential)[1] == 1 + 5
 
 
 def test_a_sum_is_not_rounded_to_the_precision_that_a_run_computes_in() -> None:

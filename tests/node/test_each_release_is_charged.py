@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,9 @@ def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     assert "the run goes on from an earlier mark" in clinic.ask(2)["text"]
 
 
-def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(tmp_path: Path) -> None:
+def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server can make a question fail behind the training: kept, each repetition would be a free round."""
     public = Public("shared", image(5), None, "")
     method = {"name": "fedmd", "rounds": 20, "first": 1}
@@ -230,6 +233,14 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(tmp_path: Path
     assert clinic.say("recall", mark=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("remember", mark=0) == ({}, {})
+    paid = Counter(clinic.session.audit.spent(DATA, "one").run)
+    assert clinic.say("answer", sent, **ask)["kind"] == "IndexError"
+    assert clinic.session.audit.spent(DATA, "one").run == paid, "the same is the same"
+    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    clinic.say("recall", mark=0)
+    assert clinic.say("answer", sent, **ask)["kind"] == "IndexError"
+    twice = Counter(clinic.session.audit.spent(DATA, "one").run)
+    assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ PAID = {"laplace(4.0)": 2}
 def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
     door, journal, audit = journalled()
     released = release(door)
-    assert journal.calls == ["bound", "bound", "noise", "noise", "price", "charge answer"]
+    assert journal.calls == ["bound", "bound", "noise", "noise", "price", "price", "charge answer"]
     assert door.told(0, "answer") == {"mechanism": "journal", "price": PAID, "after": ""}
     assert all((tensor == 1.5).all() for tensor in released.values()), "what leaves is bounded and noised"
     assert set(released) == set(ANSWER)

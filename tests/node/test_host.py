@@ -477,7 +477,7 @@ def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
             )
         assert clinic.say("recall", mark=1) == ({}, {})
     assert len(taken) > 3
-    assert paid(clinic) == {"training": before + len(taken), "answer": 0}
+    assert paid(clinic) == {"training": before + len(taken), "answer": 0, "learned": 0}
 
 
 def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalled(

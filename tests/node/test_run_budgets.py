@@ -129,6 +129,21 @@ def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> Non
     node.gate.admit(asked, node.question, X)
 
 
+def test_a_refusal_does_not_tell_how_many_votes_reached_the_threshold() -> None:
+    """What a release turned out to cost follows from the records, and of a refused one nothing is paid."""
+    pate = PateConfig(teachers=20, noise=40.0, threshold=5.0, threshold_noise=40.0)
+    node = Node(replace(VOTES, pate=pate, epsilon=3.0))
+    many = {"logits": LOGITS["logits"].repeat(1000, 1)}  # more than the question declares
+    told = set()
+    for number in range(4):
+        with pytest.raises(QuestionRefused) as refused:
+            node.ask(number, tensors=many)
+        told.add(refused.value.rule)
+    assert len(told) == 1
+    assert not node.spent().run
+    node.ask(5)
+
+
 def test_the_budget_of_the_data_holds_over_runs() -> None:
     audit, config = AuditLog(), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
     first = Node(config, audit, "one").asks()
@@ -237,6 +252,20 @@ def test_what_leaves_equal_and_was_not_before_the_noise_is_another_release() -> 
 
 LEARNING = {"times": 3, "span": lambda sent: Span(0, 1, 4)}  # 5 of 20 steps
 CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
+
+
+def test_nobody_sees_that_two_questions_had_the_same_answer() -> None:
+    """Under masks a server that compared them would find where a node's network bends."""
+    node = Node(TRAINED)
+
+    def left(number: int, part: str = "answer") -> str:
+        asked = Asked(number, node.question.name, f"c{number}", "", {})
+        node.gate.release(asked, part, LOGITS, node.question, X)
+        return str(node.gate.told(number, part, masked=True)["left"])
+
+    told = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
+    assert len({*told}) == 4
+    assert left(1) == told[1], "the same, asked again, is known again"
 
 
 def admitted(node: Node, number: int = 0, content: str = "c0", after: str = "") -> None:

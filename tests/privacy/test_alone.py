@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,72 @@ def test_a_rounding_error_cannot_be_made_to_move_others(
 
     assert abs(summed(n)) == pytest.approx(n * CLIP, rel=1e-5)
     assert abs(summed(n) - summed(n - 1)) <= CLIP
+
+
+class Bent(Uneven):
+    """The same, whose rounding error a layer that does not learn lets through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.register_buffer("scale", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        error = Kernel.apply(torch.zeros_like(x))
+        out: torch.Tensor = (x * self.w + (self.gain + self.scale) * error).abs()
+        return out
+
+
+def odd_places(rows: int) -> torch.Tensor:
+    """Turns the slope at odd places round, where x is 1: one record less, and others stand there."""
+    return 2e-7 * (torch.arange(rows) % 2)
+
+
+TURNS = torch.tensor([1.0, -1.0] * 4).unsqueeze(1)  # (8, 1)
+
+
+@pytest.mark.parametrize("sent", ["gain", "scale"])
+def test_a_server_cannot_hide_a_rounding_error_behind_a_layer_of_zeros(
+    sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
+    monkeypatch.setattr(alone, "_ways", {})
+    network = Bent()
+
+    def summed(some: slice) -> float:
+        trained, x = {"w": network.w}, TURNS[some]
+        return clipped_sum(network, trained, slope, x, x[:, 0], CLIP, rows=8)[0].item()
+
+    assert summed(slice(8)) == pytest.approx(-8 * CLIP, rel=1e-5)
+    getattr(network, sent).data.fill_(1.0)
+    assert abs(summed(slice(8)) - summed(slice(1, 8))) <= CLIP
+
+
+def test_a_loss_of_the_same_lines_and_other_options_is_tried_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
+    monkeypatch.setattr(alone, "_ways", {})
+    network = nn.Sequential(nn.Linear(1, 1, bias=False))
+    network[0].weight.data.fill_(-1e-7)
+
+    def loss_of(options: SimpleNamespace) -> Any:
+        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = module(x)
+            return (Kernel.apply(z) if options.uneven else z).abs().squeeze(1)
+
+        return loss
+
+    def summed(some: slice, uneven: bool) -> float:
+        trained, loss, x = (
+            dict(network.named_parameters()),
+            loss_of(SimpleNamespace(uneven=uneven)),
+            TURNS[some],
+        )
+        return clipped_sum(network, trained, loss, x, x[:, 0], CLIP, rows=8)[0].item()
+
+    assert summed(slice(8), False) == pytest.approx(-8 * CLIP, rel=1e-5)
+    assert abs(summed(slice(8), True) - summed(slice(1, 8), True)) <= CLIP
 
 
 def test_where_places_differ_each_has_parameters_of_its_own_or_is_computed_alone(
