@@ -92,7 +92,7 @@ def _named() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
     methods = {}
     for name in METHODS:
         try:
-            methods[name] = f"{METHODS[name].title}, {METHODS[name].paper}"
+            methods[name] = titled(METHODS[name])
         except FedstillError as error:
             methods[name] = str(error)
     found: dict[str, Registry[Any]] = {
@@ -116,6 +116,11 @@ def _print_names(console: Console) -> None:
     console.print("More of a method: fedstill list METHOD; of a kind: fedstill list models, say")
 
 
+def titled(method: type[Method]) -> str:
+    """A method's title, and the paper that it is of."""
+    return ", ".join(filter(None, (method.title, method.paper)))
+
+
 def _of_method(name: str) -> dict[str, str]:
     """What a method asks with its default options, of the first task that it can learn."""
     from fedstill.compare.comparison_file import questions, what_leaves
@@ -133,7 +138,7 @@ def _of_method(name: str) -> dict[str, str]:
     ]
     needed = [words for key, words in {**NEEDS, **MORE_NEEDS}.items() if needs[key]]
     return {
-        name: f"{method.title}, {method.paper}",
+        name: titled(METHODS[name]),
         "leaves a node": ", ".join(what_leaves(run)) or "nothing",
         "needs": ", ".join(needed) or "nothing special",
         "asks": ", ".join(asked) or "none",

@@ -49,6 +49,8 @@ usage:
                             [--json]        the student for other tools, preprocessing inside, and its card
   fedstill list [METHOD|KIND] [--json]      what can be named; more of a method, or of presets, models, tasks,
                                             or another kind that it lists
+  fedstill schema FILE ... --target COLUMN [--event COLUMN] [--out FILE]
+                                            a first schema of a csv or Parquet table, for you to correct
   fedstill doctor [--json]                  what is installed and computes here, and what is missing for what
   fedstill completion bash|zsh|fish         what makes a shell complete commands, presets and methods
   fedstill show PRESET|FILE.toml [--OPTION VALUE ...]   all settings of a run, as TOML
@@ -116,6 +118,7 @@ COMMANDS = {
     "evaluate": "fedstill.cli.student:evaluate",
     "export": "fedstill.cli.student:export",
     "list": "fedstill.cli.list_command:names",
+    "schema": "fedstill.cli.schema:schema",
     "doctor": "fedstill.cli.doctor:doctor",
     "completion": "fedstill.cli.completion:completion",
     "show": "fedstill.cli.run:show",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_orig
 from fedstill.core.errors import ArgumentError, UnknownName
 
 C = TypeVar("C")
+FEW = 12  # options of a section that are named where another one was given
 
 
 class Option(NamedTuple):
@@ -54,7 +55,11 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
             refuse_anothers(config, option.name, " ".join(option.values))
             names = [*also, *(f"--{name}" for name in known)]
             chosen = next((f"'--{key}'" for key in choices(config) if key.startswith(f"{option.name}.")), "")
+            section = option.name.rpartition(".")[0]
+            beside = [f"--{name}" for name in known if section and name.rpartition(".")[0] == section]
             see = f"`{prog} --help` shows all"
+            if 0 < len(beside) <= FEW:
+                see = f"there are {', '.join(beside)}; {see}"
             raise UnknownName("option", option.option, names, see=see, meant=chosen)
     table = as_table(config)
     for option in given:

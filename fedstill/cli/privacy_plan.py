@@ -85,7 +85,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
-    run = Run(target, asking.config.method, spec, asking.public, notes)
+    run = Run(target, asking.config.method, spec, asking.public, (file.model.name,), notes)
     _require_public(run, asking.note)
     spent = audit_file.spent(file, folder)
     return run, [Place(file.name, file.privacy, file.local, len(data), spent)]
@@ -100,7 +100,7 @@ def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
     data = load(config.data, config.task)
     parts, public = divide(config, data)
     notes = unit_notes(parts, [config.nodes.privacy] * len(parts))
-    made = Run(target, config.method, InputSpec.of(config.task, data), public, notes)
+    made = Run(target, config.method, InputSpec.of(config.task, data), public, config.nodes.models, notes)
     _require_public(made, "")
     own = (config.nodes.privacy, config.nodes.local)
     if wanted(config.nodes.privacy):  # as the run itself does then

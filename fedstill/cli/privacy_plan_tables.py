@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.audit_log_tables import events
 from fedstill.cli.console import print_facts, print_table
 from fedstill.cli.node_check_privacy import refusal
-from fedstill.cli.privacy_plan_advice import advice
+from fedstill.cli.privacy_plan_advice import MODEL, advice
 from fedstill.node.audit_file import Balance
 from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.node.run_mechanism import Mechanism
@@ -36,6 +36,7 @@ class Run:
     method: Any
     spec: InputSpec
     public: Public | None
+    models: tuple[str, ...] = ()  # of the nodes, where they are known
     notes: tuple[str, ...] = ()  # on its unit of privacy: that records belong together, and epsilon is of one
 
 
@@ -130,7 +131,7 @@ def _facts(run: Run, plans: Sequence[Plan], most: Plan) -> dict[str, str | Seque
             "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
             "epsilon": "epsilon, from noise and length",
         }[most.found]
-        if "model" in config.learns and most.cost.pld:
+        if "model" in config.learns and most.cost.pld and MODEL not in run.models:
             records = sum(plan.place.examples for plan in plans) // len(plans)  # as they were recorded
             if advised := advice(run.spec.task, records, round(most.cost.pld, 1)):
                 facts["advice"] = advised

@@ -166,7 +166,8 @@ def _has(file: str, keys: Sequence[str]) -> bool:
     if not file.endswith(".toml"):
         return False
     table = toml.parse(presets.text_of(Path(file)), file)
-    return any(key in table for key in keys)
+    # A table of methods is a run's own table, misspelled.
+    return any(key in table and not (key == "methods" and isinstance(table[key], dict)) for key in keys)
 
 
 def read_folder(out: Path) -> Comparison:
@@ -176,7 +177,7 @@ def read_folder(out: Path) -> Comparison:
         RunFolderError: there is none.
     """
     if not (out / FILE).exists():
-        raise RunFolderError(f"{out} holds no comparison to go on with: there is no {FILE} in it")
+        raise RunFolderError(f"{out} holds no comparison: there is no {FILE} in it")
     return read(out / FILE)
 
 

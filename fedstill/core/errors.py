@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+MANY = 6  # nodes that are all named where they refuse the same
+
 
 class FedstillError(Exception):
     """Base of every error that a user's input, data or policy can cause."""
@@ -159,9 +161,14 @@ class QuestionRefused(FedstillError):
 
 def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
     """That some nodes refuse one question, in words."""
-    told = "outputs_only" not in rule or "policy.kinds" in rule  # the rule itself says what would allow it
-    way_out = "" if told else "; its owner may allow it: policy outputs_only = false"
-    who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
+    way_out = ""
+    if "policy.kinds" in rule:  # which says what would allow it
+        way_out = "; in a simulation: --nodes.policy.kinds NAME"
+    elif "outputs_only" in rule:
+        way_out = "; its owner may allow it: policy outputs_only = false; in a simulation: "
+        way_out += "--nodes.policy.outputs_only false"
+    named = nodes if len(nodes) <= MANY else [*nodes[:3], f"{len(nodes) - 3} more"]
+    who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(named)} refuse"
     return f"{who} question {question!r} by rule {rule}{way_out}"
 
 

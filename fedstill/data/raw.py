@@ -176,8 +176,10 @@ def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
         return images
     bad = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
     if len(bad):
-        told = f"{len(bad)} images hold NaN or values outside 0..1, the first is image {bad[0]}"
-        raise DataError(f"{path}: {told}")
+        first = images[bad[0]]
+        held = f"image {bad[0]}, from {first.min():.3g} to {first.max():.3g}"
+        told = f"{len(bad)} images hold NaN or values outside 0..1, the first is {held}"
+        raise DataError(f"{path}: {told}: bytes (uint8) may be from 0 to 255")
     return images.astype(np.float32)
 
 

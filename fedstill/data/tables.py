@@ -61,7 +61,9 @@ def read_schema(path: str | Path) -> Schema:
     path = Path(path)
     if not path.is_file():
         raise ArgumentError(
-            "data.schema", str(path), "a file that is there, and says which columns a table has"
+            "data.schema",
+            str(path),
+            "a file that says which columns a table has: `fedstill schema` drafts one",
         )
     try:
         return read_table(Schema, toml.parse(path.read_text(encoding="utf-8"), str(path)))

@@ -40,12 +40,14 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
     if place is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
         raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
     if place is None:
-        raise DataError(f"data {name!r}: there is no {listed(places)}: name its folder in data.root")
+        raise DataError(f"data {name!r}: there is no {listed(places)}: look at the path, or set data.root")
     table = (".csv", ".parquet") if targets in ("rows", "values", "times") else (".npz",)
     suffixes = (".npz", ".csv") if targets == "labels" else table
     if place.is_file() and targets != "texts" and place.suffix not in suffixes:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
-        raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}")
+        tabular = targets == "class" and place.suffix in (".csv", ".parquet")
+        other = "; columns of numbers are learned by task.name = 'tabular'" if tabular else ""
+        raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}{other}")
     return place
 
 

@@ -301,6 +301,8 @@ def unpriced(mechanism: Mechanism, question: Question) -> str | None:
     )
     if bare:
         cures = "".join(f"; {kind.without}" for kind in bare if kind.without)
+        if not mechanism.config.protects:
+            cures = "; privacy.mechanism names one: dp-sgd, pate or noisy-outputs"
         named = f"mechanism {mechanism.name} gives no guarantee for {', '.join(bare)}"
         return f"privacy: a budget is set, and {named}{cures}"
     return None

@@ -82,7 +82,8 @@ class Setting:
                 told.append(f"{figure.title}: one seed alone, so no order is told.")
             elif level:
                 gaps = listed([f"{name} ({_gap(figure, each)})" for name, each in level.items()])
-                told.append(f"{figure.title}: {first.name} is level with {gaps}.")
+                few = " Two seeds tell little: three are the least." if len(first.runs) == 2 else ""
+                told.append(f"{figure.title}: {first.name} is level with {gaps}.{few}")
             else:
                 name, each = min(found.items(), key=lambda item: abs(item[1].mean))
                 told.append(f"{figure.title}: {first.name} is first, {_gap(figure, each)} above {name}.")
@@ -90,7 +91,9 @@ class Setting:
 
 
 def _gap(figure: Figure, each: Gap) -> str:
-    return f"{bare(figure, abs(each.mean))} \u00b1 {bare(figure, each.half or 0.0)}"
+    """By how much, and its 95 % interval."""
+    ahead, half = abs(each.mean), each.half or 0.0
+    return f"{bare(figure, ahead)} [{bare(figure, ahead - half)}, {bare(figure, ahead + half)}]"
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,8 @@ def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: 
         if needs.trainable and frozen[node]:
             reasons.setdefault("its model is frozen, and every round trains it", []).append(node)
         elif needs.same_architecture and not alike[node]:
-            reasons.setdefault("its model is not of the student's architecture", []).append(node)
+            apart = "its model is not of the student's architecture, which student.model names"
+            reasons.setdefault(apart, []).append(node)
     if reasons:
         (reason, nodes), *others = reasons.items()
         also = "".join(f"; {', '.join(who)}: {why}" for why, who in others)

@@ -62,7 +62,10 @@ def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) 
     [
         (SEGMENTATION, r"\.npz or a folder"),
         (InstancesConfig(), r"\.npz or a folder"),
-        (ClassificationConfig(), r"\.npz or a folder"),
+        (
+            ClassificationConfig(),
+            r"\.npz or a folder; columns of numbers are learned by task.name = 'tabular'",
+        ),
         (FINDINGS, r"\.npz or \.csv"),
     ],
 )

@@ -364,14 +364,20 @@ def test_no_method_is_bold_where_seeds_explain_it(folder: Path) -> None:
     # Differences 4, 1 and 7: 4 +- 4.303 * 3 / sqrt(3)
     level = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 85.0, 95.0])
     assert level.best(level.metric) == set()
-    assert level.verdicts() == ["Accuracy: FedIOD is level with FedAvg (4.0 ± 7.5)."]
+    assert level.verdicts() == ["Accuracy: FedIOD is level with FedAvg (4.0 [-3.5, 11.5])."]
+
+
+def test_two_seeds_are_said_to_tell_little(folder: Path) -> None:
+    few = two_methods(folder, [80.0, 84.0], [84.0, 90.0])  # 5 +- 12.706
+    [told] = few.verdicts()
+    assert told.startswith("Accuracy: FedIOD is level with FedAvg (5.0 [-7.7, 17.7]). Two seeds tell little")
 
 
 def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     # Differences 4, 3 and 5: 4 +- 4.303 / sqrt(3), though both methods vary by more from seed to seed
     first = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 87.0, 93.0])
     assert first.best(first.metric) == {"fediod"}
-    assert first.verdicts() == ["Accuracy: FedIOD is first, 4.0 ± 2.5 above FedAvg."]
+    assert first.verdicts() == ["Accuracy: FedIOD is first, 4.0 [1.5, 6.5] above FedAvg."]
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
     summary = summarise(folder, plan)
     assert first.verdicts()[0] in printed(summary, 80)
@@ -395,7 +401,7 @@ def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
         drawn(folder, f"fediod-seed{seed}", [81.0, 93.0, 75.0])
     [setting] = summarise(folder, plan).settings
     assert setting.best(setting.metric) == set()
-    assert setting.verdicts() == ["Accuracy: FedIOD is level with FedAvg (3.0 ± 8.6)."]
+    assert setting.verdicts() == ["Accuracy: FedIOD is level with FedAvg (3.0 [-5.6, 11.6])."]
     drawn(folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19)  # of other cases: nothing pairs them
     [setting] = summarise(folder, plan).settings
     assert setting.best(setting.metric) == {"fediod"}

@@ -1,0 +1,41 @@
+"""``fedstill schema``: a first schema of a table, to be corrected by whoever knows its columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedstill.cli.arguments import Given
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.text_format import counted
+
+
+def schema(given: Given) -> None:
+    """Draft it from the rows of one file, or of several of the same columns; write it beside the first."""
+    files, target = [Path(place) for place in given.places], given.get("--target")
+    if target is None:
+        raise ArgumentError("--target", "", "the column that is to be learned")
+    out = given.path("--out", files[0].parent / "schema.toml")
+    if out.exists():
+        raise ArgumentError("--out", str(out), "a file that is not there yet")
+
+    from fedstill.core.run_writer import write_text
+    from fedstill.data.schema_draft import draft
+    from fedstill.data.tables import cells_of, schema_text
+
+    tables = [cells_of(file)[0] for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if table.keys() != tables[0].keys():
+            raise DataError(f"{file}: has other columns than {files[0]}: allowed are the same")
+    together = {name: [cell for table in tables for cell in table[name]] for name in tables[0]}
+    made, left_out = draft(together, target, given.get("--event") or "")
+    write_text(out, schema_text(made))
+    rows = counted(len(together[target]), "row")
+    print(f"{out}: {counted(len(made.columns), 'column')}, from {rows}.")
+    for name, why in left_out.items():
+        print(f"Left out: {name}, as {why}.")
+    print("Its ranges and categories are those of these rows: widen them to all that can be, at every node.")
+    preset = "wine-fediod" if made.answer.categories else "diabetes-fediod"
+    task = " --task.name survival" if made.event else ""
+    beside = "" if out == files[0].parent / "schema.toml" else f" --data.schema {out}"
+    data = files[0] if len(files) == 1 else files[0].parent
+    print(f"Try: fedstill run {preset}{task} --data {data}{beside} --name mine")

@@ -1,0 +1,103 @@
+"""Drafts the schema of a table from some of its rows, for whoever knows the columns to correct.
+
+It is measured on the rows, as no schema of a federation should be: its ranges and categories must be widened
+to all that can be, at every node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.data.tables import EMPTY
+
+BESIDE = ("split", "patient", "site")  # columns that are read, and never learned from
+MOST = 50  # categories: of a column with more different texts each is likely a name, or free text
+CLASSES = 20  # different whole numbers that are the classes of a target, and not amounts
+
+
+def draft(cells: Mapping[str, Sequence[str]], target: str, event: str = "") -> tuple[Schema, dict[str, str]]:
+    """A schema that allows some rows, and why it leaves columns out.
+
+    A column of numbers has for its range what they span, rounded outwards to a digit of the span; any other
+    has for its categories the texts that there are.
+
+    Args:
+        cells: by column.
+        target: the column that is to be learned.
+        event: of survival: the column that says whether the event came.
+
+    Raises:
+        ArgumentError: there is no such column.
+        DataError: the target is empty somewhere, or says nothing; or no other column says anything.
+
+    >>> cells = {"age": ["63", "48"], "id": ["a", "a"], "ill": ["no", "yes"]}
+    >>> schema, left_out = draft(cells, "ill")
+    >>> schema.columns[0].range, schema.classes, left_out
+    ((45.0, 65.0), ('no', 'yes'), {'id': "it is 'a' throughout"})
+    """
+    for option, name in (("--target", target), *((("--event", event),) if event else ())):
+        if name not in cells:
+            raise ArgumentError(option, name, f"one of the columns {', '.join(cells)}")
+    columns, left_out = [], {}
+    for name, column in cells.items():
+        if name in BESIDE and name not in (target, event):
+            continue
+        whole = [cell for cell in column if cell.lower() not in EMPTY]
+        learned = name in (target, event)
+        if learned and len(whole) < len(column):
+            raise DataError(
+                f"column {name!r} is empty in {len(column) - len(whole)} rows, and is to be learned"
+            )
+        classes = name == event or (name == target and not event)
+        found = _column(name, whole, len(whole) < len(column), classes=classes)
+        if isinstance(found, SchemaColumn):
+            columns.append(found)
+        elif learned:
+            raise DataError(f"column {name!r} cannot be learned: {found}")
+        else:
+            left_out[name] = found
+    if all(column.name in (target, event) for column in columns):
+        raise DataError(f"no column beside {target!r} says anything")
+    return Schema(target, tuple(columns), event), left_out
+
+
+def _column(name: str, cells: Sequence[str], missing: bool, *, classes: bool) -> SchemaColumn | str:
+    """A column, or why it is none; ``classes``: few whole numbers are categories."""
+    different = sorted(set(cells))
+    if len(different) < 2:
+        return f"it is {different[0]!r} throughout" if different else "it is empty"
+    numbers = [_number(cell) for cell in different]
+    amounts = [number for number in numbers if number is not None]
+    few = classes and len(different) <= CLASSES and all(number.is_integer() for number in amounts)
+    if len(amounts) == len(different) and not few and min(amounts) < max(amounts):
+        return SchemaColumn(name=name, range=rounded_outwards(amounts), missing=missing)
+    if len(different) > MOST:
+        return f"it has {len(different)} different texts"
+    if len(amounts) == len(different):
+        different.sort(key=float)
+    return SchemaColumn(name=name, type="category", categories=tuple(different), missing=missing)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def rounded_outwards(numbers: Sequence[float]) -> tuple[float, float]:
+    """The least and the largest of some numbers, moved apart to multiples of half a digit of their span.
+
+    >>> rounded_outwards([18, 97]), rounded_outwards([0.0312, 0.0388]), rounded_outwards([-3, 4])
+    ((15.0, 100.0), (0.031, 0.039), (-3.0, 4.0))
+    """
+    least, most = min(numbers), max(numbers)
+    digit = math.floor(math.log10(most - least))
+    step = 0.5 * 10.0**digit
+    low = round(math.floor(least / step) * step, 1 - digit)
+    high = round(math.ceil(most / step) * step, 1 - digit)
+    return min(low, least), max(high, most)  # where floats are too coarse for it

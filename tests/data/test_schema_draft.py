@@ -1,0 +1,104 @@
+"""Schemas drafted from rows: they allow these rows, and say what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.data.schema_draft import draft, rounded_outwards
+from fedstill.data.tables import encoded
+
+Main = Callable[..., tuple[int, str, str]]  # words to exit code, stdout and stderr
+
+ROWS = {
+    "patient": ["a", "b", "c", "d"],
+    "age": ["18", "97", "40.5", "63"],
+    "bp": ["120", "", "na", "130"],
+    "ward": ["x", "x", "y", ""],
+    "note": ["same"] * 4,
+    "nothing": [""] * 4,
+    "grade": ["2", "10", "2", "1"],
+}
+
+
+def test_columns_are_numbers_or_categories_by_their_cells() -> None:
+    schema, left_out = draft(ROWS, "grade")
+    found = {column.name: column for column in schema.columns}
+    assert list(found) == ["age", "bp", "ward", "grade"], "who a row is of is not learned from"
+    assert (found["age"].range, found["age"].missing) == ((15.0, 100.0), False)
+    assert (found["bp"].range, found["bp"].missing) == ((120.0, 130.0), True)
+    assert (found["ward"].categories, found["ward"].missing) == (("x", "y"), True)
+    assert schema.classes == ("1", "2", "10"), "few whole numbers are classes, in their order"
+    assert left_out == {"note": "it is 'same' throughout", "nothing": "it is empty"}
+    assert encoded(ROWS, schema, "rows", str).targets.tolist() == [1, 2, 1, 0]
+
+
+def test_a_target_of_many_numbers_is_an_amount_and_a_time_has_its_event() -> None:
+    many = {
+        "x": [str(n) for n in range(30)],
+        "months": [f"{n}.5" for n in range(30)],
+        "died": ["0", "1"] * 15,
+    }
+    amount, _ = draft(many, "months")
+    assert amount.answer.range == (0.0, 30.0)
+    time, _ = draft(many, "months", "died")
+    assert (time.event, time.columns[2].categories) == ("died", ("0", "1"))
+
+
+def test_free_text_is_left_out() -> None:
+    cells = {"x": ["1", "2"] * 30, "note": [f"text {n}" for n in range(60)], "y": ["a", "b"] * 30}
+    assert draft(cells, "y")[1] == {"note": "it has 60 different texts"}
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("gread", "--target is 'gread': allowed is one of the columns patient, age"),
+        ("bp", "column 'bp' is empty in 2 rows, and is to be learned"),
+        ("note", "column 'note' cannot be learned: it is 'same' throughout"),
+    ],
+)
+def test_what_cannot_be_learned_is_named(target: str, told: str) -> None:
+    with pytest.raises((ArgumentError, DataError), match=told):
+        draft(ROWS, target)
+
+
+def test_without_a_column_to_learn_from_there_is_no_schema() -> None:
+    with pytest.raises(DataError, match="no column beside 'y' says anything"):
+        draft({"x": ["1", "1"], "y": ["a", "b"]}, "y")
+
+
+@given(st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 1000), min_size=2, unique=True))
+def test_a_rounded_range_holds_all_and_little_more(numbers: list[float]) -> None:
+    least, most = rounded_outwards(numbers)
+    assert least <= min(numbers) < max(numbers) <= most
+    assert most - least <= 2.1 * (max(numbers) - min(numbers))
+
+
+def test_the_command_writes_what_a_run_reads(
+    tmp_path: Path, command: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, first in (("berlin", 0), ("paris", 40)):
+        lines = [
+            f"{n % 50},{'fm'[n % 3 == 0]},{'yes' if n % 50 > 24 else 'no'}" for n in range(first, first + 40)
+        ]
+        Path(f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]))
+    code, out, _ = command("schema", "berlin.csv", "paris.csv", "--target", "ill")
+    assert code == 0
+    assert "schema.toml: 3 columns, from 80 rows." in out
+    assert "widen them" in out
+    code, told, _ = command("show", "wine-fediod", "--data", "berlin.csv")
+    assert code == 0, told
+    assert command("schema", "berlin.csv", "--target", "ill")[2].startswith(
+        "fedstill: --out is 'schema.toml'"
+    )
+    Path("other.csv").write_text("age\n3\n")
+    told = command("schema", "berlin.csv", "other.csv", "--target", "ill", "--out", "new.toml")[2]
+    assert told == "fedstill: other.csv: has other columns than berlin.csv: allowed are the same\n"
+    assert not Path("new.toml").exists()
