@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def json_text(told: Any, *, indent: int | None = 2, sort_keys: bool = False) -> str:
+def json_text(told: Any, *, indent: int | None = 2) -> str:
     """A value of figures, texts, lists and mappings as JSON, without a last line end; None for no indent is
     one line, as short as it can be.
 
@@ -16,9 +16,7 @@ def json_text(told: Any, *, indent: int | None = 2, sort_keys: bool = False) -> 
     '{"epsilon":null,"rounds":[1,2]}'
     """
     separators = (",", ":") if indent is None else None
-    return json.dumps(
-        finite(told), indent=indent, sort_keys=sort_keys, separators=separators, allow_nan=False
-    )
+    return json.dumps(finite(told), indent=indent, separators=separators, allow_nan=False)
 
 
 def finite(told: Any) -> Any:

@@ -64,6 +64,15 @@ def shortened(text: str) -> str:
     return re.sub(r"\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
 
 
+def short(value: object, most: int = 200) -> str:
+    """What somebody else sent, for a line of a log: never more than one line, and not a long one.
+
+    >>> short("line\\nline"), short("x" * 300, 3)
+    ('line line', 'xxx')
+    """
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(value)[:most]).split())
+
+
 def percent(value: float) -> str:
     """A percentage with one decimal.
 
@@ -71,16 +80,6 @@ def percent(value: float) -> str:
     '93.4%'
     """
     return f"{value:.1f}%"
-
-
-def points(difference: float) -> str:
-    """A difference of two percentages, with its sign.
-
-    >>> points(12.34), points(-2), points(-0.01)
-    ('+12.3', '-2.0', '0.0')
-    """
-    rounded = round(difference, 1)
-    return f"{rounded:+.1f}" if rounded else "0.0"
 
 
 def human_bytes(count: int) -> str:

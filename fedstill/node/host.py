@@ -24,6 +24,7 @@ from fedstill.core.errors import (
 )
 from fedstill.core.fingerprints import fingerprint
 from fedstill.core.registry import looking_in
+from fedstill.core.text_format import short
 from fedstill.core.version import __version__
 from fedstill.data import node_data
 from fedstill.data.public import Public
@@ -33,7 +34,7 @@ from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.kept_public import KeptPublic
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
-from fedstill.node.refusal_text import OWN_TROUBLES, short, telling
+from fedstill.node.refusal_text import OWN_TROUBLES, telling
 from fedstill.node.requests import Requests, asks
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import MOST, Session

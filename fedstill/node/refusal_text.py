@@ -1,4 +1,4 @@
-"""What a server may be told of an error, and how what a server sent stands in a line of a log."""
+"""What a server may be told of an error."""
 
 from __future__ import annotations
 
@@ -23,8 +23,3 @@ def telling(error: Exception) -> str:
     if isinstance(error, FedstillError):
         return " ".join(str(error).split()) or type(error).__name__
     return getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
-
-
-def short(value: object, most: int = 200) -> str:
-    """What a server sent, for a line of a log: never more than one line, and not a long one."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(value)[:most]).split())

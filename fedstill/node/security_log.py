@@ -27,6 +27,7 @@ from typing import Any, Literal
 from fedstill.core import file_permissions
 from fedstill.core.errors import FedstillError
 from fedstill.core.hash_chain import link, read_head, write_head
+from fedstill.core.text_format import short
 
 FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
 MOST = 1_000_000  # bytes of a file
@@ -59,8 +60,8 @@ class SecurityLog:
         Raises:
             SecurityLogError: the log does not end as its head says, or cannot be written.
         """
-        line = {"event": event, "who": _short(who), "why": _short(why)}
-        line |= {name: _short(value) for name, value in about.items() if value}
+        line = {"event": event, "who": short(who, LONGEST), "why": short(why, LONGEST)}
+        line |= {name: short(value, LONGEST) for name, value in about.items() if value}
         with self._alone():
             self._append(line)
 
@@ -89,9 +90,8 @@ class SecurityLog:
             before = self._last_policy()
             changed = {name: value for name, value in now.items() if before.get(name) != value}
             if changed or before.keys() - now.keys():
-                why = (
-                    "first start" if not before else _short(", ".join(f"{n} = {changed[n]}" for n in changed))
-                )
+                news = ", ".join(f"{name} = {value}" for name, value in changed.items())
+                why = short(news, LONGEST) if before else "first start"
                 self._append({"event": "policy", "who": account(), "why": why, "policy": now})
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -245,9 +245,3 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 def _hashed(chain: str) -> str:
     """How a line ends."""
     return f',"hash":"{chain}"}}'
-
-
-def _short(text: str) -> str:
-    """One line, and not a long one."""
-    told = "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST])
-    return " ".join(told.split())

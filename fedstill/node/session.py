@@ -27,6 +27,7 @@ from fedstill.core.errors import (
     TooLarge,
 )
 from fedstill.core.run_writer import holding
+from fedstill.core.text_format import short
 from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
@@ -49,7 +50,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import Group
 from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import check_priced, prepare, protect
-from fedstill.node.refusal_text import short, telling
+from fedstill.node.refusal_text import telling
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
 from fedstill.node.sum_masks import SumMasks

@@ -33,7 +33,7 @@ def budgets(privacy: PrivacyConfig) -> list[str]:
 
 def down(value: float) -> str:
     """What is left of a budget, rounded down; infinity is no budget."""
-    return "no budget" if math.isinf(value) else f"{math.floor(1000 * value) / 1000:g}"
+    return "no budget" if math.isinf(value) else f"{math.floor(1000 * value + 1e-9) / 1000:g}"
 
 
 def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.core.text_format import listed, percent, shortened
+from fedstill.privacy.budget_text import down
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
@@ -165,7 +166,7 @@ def _table(result: Result, audit: Audited | None) -> Table:
             epsilon, delta = epsilon_text(bound[0]), f"{bound[1]:g}"
             price = [Cell(epsilon, style="sum"), Cell(delta), Cell(_odds_text(*bound))]
         budget = Cell("none set" if node.budget is None else f"{node.budget:g}")
-        rest = Cell("", style="empty-cell") if node.left is None else Cell(_down(node.left))
+        rest = Cell("", style="empty-cell") if node.left is None else Cell(down(node.left))
         rows.append(Row(result.written(node.name), [Cell(left), Cell(node.mechanism), *price, budget, rest]))
     figures = ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
     columns = [Column("What left", "kinds"), Column("Mechanism", ""), *map(Column, figures)]
@@ -182,11 +183,6 @@ def _kinds(up: Counter[str]) -> Markup:
 def _odds_text(epsilon: float, delta: float) -> str:
     share = 100 * odds(epsilon, delta)
     return percent(math.ceil(10 * share - 1e-9) / 10) if share <= 99.9 else "over 99.9%"
-
-
-def _down(value: float) -> str:
-    """What is left, never more than there is: three digits, rounded down."""
-    return f"{math.floor(1000 * value + 1e-9) / 1000:g}"
 
 
 # --- how they are protected ---------------------------------------------------------------------------

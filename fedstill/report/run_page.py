@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from fedstill.core.progress import PROGRESS
 from fedstill.core.run_writer import write_text
-from fedstill.core.text_format import human_bytes, human_seconds, points
+from fedstill.core.text_format import human_bytes, human_seconds
 from fedstill.report import (
     drawing,
     leakage_section,
@@ -29,7 +29,7 @@ from fedstill.report import (
     so_far,
     table_columns,
 )
-from fedstill.report.metric_text import bare, in_a_sentence, spread_text, told
+from fedstill.report.metric_text import bare, gap_text, in_a_sentence, spread_text, told
 from fedstill.report.result import FILE, OverNodes, Result
 from fedstill.report.run_files import RunFiles
 from fedstill.report.run_levels import comparison, interval_text, tested
@@ -170,7 +170,7 @@ def _gain(result: Result) -> Fact:
         return Fact("Nodes' own models", None if one.mean is None else told(metric, one.mean), spread)
     gain, note = None, "" if alone is None else f"a node alone reaches {_unbroken(spread_text(metric, one))}"
     if result.value is not None and alone is not None:
-        gain = Markup('{} <span class="unit">points</span>').format(points(result.value - alone))
+        gain = Markup('{} <span class="unit">points</span>').format(gap_text(metric, result.value - alone))
     return Fact("Gain over standalone", gain, note)
 
 

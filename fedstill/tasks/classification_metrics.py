@@ -75,9 +75,9 @@ OF: Mapping[str, Callable[[Floats, Ints], float]] = {
 
 def confusion(p: Floats, true: Ints) -> list[list[int]]:
     """How many inputs of each class (rows) are taken for each class (columns): C lists of C."""
-    told = np.zeros((p.shape[1], p.shape[1]), dtype=np.int64)
-    np.add.at(told, (true, p.argmax(1)), 1)
-    counts: list[list[int]] = told.tolist()
+    from sklearn.metrics import confusion_matrix
+
+    counts: list[list[int]] = confusion_matrix(true, p.argmax(1), labels=range(p.shape[1])).tolist()
     return counts
 
 
@@ -96,10 +96,6 @@ def calibration(p: Floats, true: Ints) -> list[dict[str, float]]:
         }
         for place in np.unique(bins)
     ]
-
-
-def _ranked(classes: int) -> range:
-    return range(1, 2) if classes == 2 else range(classes)
 
 
 def _area(metric: str, p: Floats, true: Ints) -> float:
@@ -122,7 +118,7 @@ def weighted(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
     """
     classes = p.shape[1]
     if metric in ("auc", "auprc"):
-        ranked = range(classes) if metric == "auc" else _ranked(classes)
+        ranked = range(1, 2) if metric == "auprc" and classes == 2 else range(classes)
         each = [area(metric, p[:, c], true == c, weights) for c in ranked]
         return 100.0 * over_classes(np.stack(each, 1))
     guess = p.argmax(1)
