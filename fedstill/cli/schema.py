@@ -8,6 +8,9 @@ from fedstill.cli.arguments import Given
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.text_format import counted
 
+TABLES = (".csv", ".parquet")
+SHOWN = 8  # categories of a column that are printed
+
 
 def schema(given: Given) -> None:
     """Draft it from the rows of one file, or of several of the same columns; write it beside the first."""
@@ -22,6 +25,9 @@ def schema(given: Given) -> None:
     from fedstill.data.schema_draft import draft
     from fedstill.data.tables import cells_of, schema_text
 
+    for file in files:
+        if file.suffix not in TABLES:
+            raise ArgumentError("fedstill schema", str(file), f"a {' or '.join(TABLES)} file")
     tables = [cells_of(file)[0] for file in files]
     for file, table in zip(files, tables, strict=True):
         if table.keys() != tables[0].keys():
@@ -31,8 +37,15 @@ def schema(given: Given) -> None:
     write_text(out, schema_text(made))
     rows = counted(len(together[target]), "row")
     print(f"{out}: {counted(len(made.columns), 'column')}, from {rows}.")
+    for column in made.columns:
+        few = ", ".join(column.categories[:SHOWN]) + (", ..." if len(column.categories) > SHOWN else "")
+        what = f"{column.range[0]:g} to {column.range[1]:g}" if column.range else few
+        print(f"  {column.name}: {what}{', may be empty' if column.missing else ''}")
     for name, why in left_out.items():
         print(f"Left out: {name}, as {why}.")
+    if made.event:
+        _, came = next(column.categories for column in made.columns if column.name == made.event)
+        print(f"The event is {came!r} of {made.event}: swap its categories if it is the other.")
     print("Its ranges and categories are those of these rows: widen them to all that can be, at every node.")
     preset = "wine-fediod" if made.answer.categories else "diabetes-fediod"
     task = " --task.name survival" if made.event else ""

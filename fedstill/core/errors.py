@@ -163,7 +163,7 @@ def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
     """That some nodes refuse one question, in words."""
     way_out = ""
     if "policy.kinds" in rule:  # which says what would allow it
-        way_out = "; in a simulation: --nodes.policy.kinds NAME"
+        way_out = "; in a simulation: --nodes.policy.kinds NAME, or for all --nodes.policy.outputs_only false"
     elif "outputs_only" in rule:
         way_out = "; its owner may allow it: policy outputs_only = false; in a simulation: "
         way_out += "--nodes.policy.outputs_only false"

@@ -15,6 +15,7 @@ from fedstill.data.tables import EMPTY
 
 BESIDE = ("split", "patient", "site")  # columns that are read, and never learned from
 MOST = 50  # categories: of a column with more different texts each is likely a name, or free text
+TINY = 1e-300  # a span below it has no digits to round to
 CLASSES = 20  # different whole numbers that are the classes of a target, and not amounts
 
 
@@ -43,8 +44,8 @@ def draft(cells: Mapping[str, Sequence[str]], target: str, event: str = "") -> t
             raise ArgumentError(option, name, f"one of the columns {', '.join(cells)}")
     columns, left_out = [], {}
     for name, column in cells.items():
-        if name in BESIDE and name not in (target, event):
-            continue
+        if not name or (name in BESIDE and name not in (target, event)):
+            continue  # one without a name is a table's own numbering of its rows
         whole = [cell for cell in column if cell.lower() not in EMPTY]
         learned = name in (target, event)
         if learned and len(whole) < len(column):
@@ -96,6 +97,8 @@ def rounded_outwards(numbers: Sequence[float]) -> tuple[float, float]:
     ((15.0, 100.0), (0.031, 0.039), (-3.0, 4.0))
     """
     least, most = min(numbers), max(numbers)
+    if not TINY < most - least < math.inf:
+        return least, most
     digit = math.floor(math.log10(most - least))
     step = 0.5 * 10.0**digit
     low = round(math.floor(least / step) * step, 1 - digit)

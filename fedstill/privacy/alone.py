@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 Found = Sequence[torch.Tensor]
 Leaves = dict[str, torch.Tensor]  # parameters by name
@@ -53,11 +53,12 @@ class Alone:
         finish: Callable[[Found], Found] = tuple,
         about: Hashable = None,
     ) -> None:
-        self._one, self._finish, self._module = one, finish, module
+        self._one, self._finish = one, finish
         own = chain(module.named_parameters(), module.named_buffers())
         given = leaves.keys() | {name.removeprefix("module.") for name in leaves}
-        self._fixed = {name: each for name, each in own if name not in given}
-        laid_out = [(name, each.shape, each.dtype, each.stride()) for name, each in self._fixed.items()]
+        fixed = {name: each for name, each in own if name not in given}
+        self._fixed = [each for each in fixed.values() if each.is_floating_point()]
+        laid_out = [(name, *_told(each)) for name, each in fixed.items()]
         key = _key(rows, module, leaves, tensors, (about, *laid_out))
         if key not in _ways:
             _ways[key] = self._even(rows, leaves, tensors)
@@ -77,8 +78,9 @@ class Alone:
     def _even(self, rows: int, leaves: Leaves, tensors: Found) -> tuple[bool, int]:
         """The first way in which all places of a batch of equal examples give the same bits.
 
-        Examples are random, and so are all parameters and buffers: those that the network has could be such
-        that no difference shows, and whoever sends it chooses them, of layers that do not learn too.
+        Examples are random, and so are all parameters, and buffers of real numbers: those that the network
+        has could be such that no difference shows, and whoever sends it chooses them, of layers that do not
+        learn too.
         """
         many = sum(leaf.numel() for leaf in leaves.values())
         for shared in (True, False) if rows > 1 else ():
@@ -95,20 +97,9 @@ class Alone:
         drawn = {name: _weights(leaf, generator) for name, leaf in leaves.items()}
         example = [_numbers(inputs[:1], generator), *(_bits(other[:1], generator) for other in others)]
         batch = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in example]
-        fixed = {f"module.{name}": _fixed(each, generator) for name, each in self._fixed.items()}
-        found = functional_call(Bound(self._module, lambda _: self._of(shared, drawn, batch)), fixed, ())
+        with _redrawn(self._fixed, generator):
+            found = self._of(shared, drawn, batch)
         return all(torch.equal(each, each[:1].expand_as(each)) for each in found)
-
-
-class Bound(nn.Module):
-    """A function of a network as a network, so that its parameters can be given in the call."""
-
-    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.function = module, function
-
-    def forward(self, *args: torch.Tensor) -> Any:
-        return self.function(self.module, *args)
 
 
 def batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
@@ -153,9 +144,24 @@ def _weights(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return drawn / math.prod(leaf.shape[1:]) ** 0.5 if leaf.is_floating_point() else drawn
 
 
-def _fixed(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers for a parameter that does not learn, or for a buffer: not negative, as variances are."""
-    if not tensor.is_floating_point():
-        return tensor
-    drawn = torch.empty_like(tensor).copy_(_weights(tensor, generator))  # as it lies in memory
-    return drawn if isinstance(tensor, nn.Parameter) else drawn.abs()
+def _told(tensor: torch.Tensor) -> Sequence[Hashable]:
+    """What is told of a parameter that does not learn, or of a buffer: the form of real numbers, and of
+    others, which may be places or masks, what they are."""
+    form = (tensor.shape, tensor.dtype, tensor.stride())
+    return form if tensor.is_floating_point() else (*form, tensor.cpu().numpy().tobytes())
+
+
+@contextmanager
+def _redrawn(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> Iterator[None]:
+    """Random numbers in their places for so long; in buffers not negative, as variances are."""
+    kept = [each.detach().clone() for each in tensors]
+    try:
+        with torch.no_grad():
+            for each in tensors:
+                drawn = _weights(each, generator)
+                each.copy_(drawn if isinstance(each, nn.Parameter) else drawn.abs())
+        yield
+    finally:
+        with torch.no_grad():
+            for each, before in zip(tensors, kept, strict=True):
+                each.copy_(before)

@@ -16,7 +16,7 @@ def up(value: float | None) -> str:
     """An epsilon, rounded up; None is no guarantee."""
     if value is None:
         return "no guarantee"
-    return f"{math.ceil(1000 * value) / 1000:g}" if math.isfinite(value) else "inf"
+    return _thousandths(math.ceil(1000 * value)) if math.isfinite(value) else "inf"
 
 
 def budgets(privacy: PrivacyConfig) -> list[str]:
@@ -33,7 +33,16 @@ def budgets(privacy: PrivacyConfig) -> list[str]:
 
 def down(value: float) -> str:
     """What is left of a budget, rounded down; infinity is no budget."""
-    return "no budget" if math.isinf(value) else f"{math.floor(1000 * value + 1e-9) / 1000:g}"
+    return "no budget" if math.isinf(value) else _thousandths(math.floor(1000 * value + 1e-9))
+
+
+def _thousandths(count: int) -> str:
+    """So many thousandths, and no digit of them lost.
+
+    >>> _thousandths(1234567), _thousandths(3000), _thousandths(0)
+    ('1234.567', '3', '0')
+    """
+    return f"{count / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool) -> float:

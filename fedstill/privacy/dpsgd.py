@@ -29,7 +29,7 @@ from torch.func import functional_call, grad_and_value
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.alone import Alone, Bound
+from fedstill.privacy.alone import Alone
 from fedstill.privacy.clipping import FINEST, kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
@@ -39,6 +39,7 @@ from fedstill.privacy.noise import Draws
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of the node enters
 ROWS = 64  # examples computed at once, where nothing else is said
+FEW = 1024  # numbers of a tensor that a loss may be told apart by
 ROOM = 2**25  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
 CACHED = 2**18  # numbers that are made float64 at once (2 MiB), so that a processor keeps them near
 
@@ -153,7 +154,7 @@ def clipped_sum(
         return _of_linear(module, private_loss, inputs, targets, clip, rows)
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
-    bound = Bound(module, lambda *args: private_loss(*args)[0])
+    bound = _Bound(module, lambda *args: private_loss(*args)[0])
 
     def loss(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = functional_call(bound, leaves, (x.unsqueeze(0), y.unsqueeze(0)))
@@ -232,17 +233,29 @@ def _added(times: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 def _named(private_loss: PrivateLoss) -> Hashable:
     """What tells losses apart that are made anew at each step: where they are written, and about what."""
-    cells = (cell.cell_contents for cell in private_loss.__closure__ or ())
-    about = [(type(each), tuple(_plain(each))) for each in cells]
+    cells = [cell.cell_contents for cell in getattr(private_loss, "__closure__", None) or ()]
+    about = [(type(each), *_plain(each)) for each in (*cells, getattr(private_loss, "__self__", None))]
     return (private_loss.__module__, private_loss.__qualname__, *about)
 
 
-def _plain(of: object) -> Iterator[object]:
+def _plain(of: object) -> Iterator[Hashable]:
     """Plain values, or those that an object has: the options of a task, or of local training."""
-    plain = (str, int, float, type(None))
-    if isinstance(of, plain):
-        yield of
-    yield from (pair for pair in getattr(of, "__dict__", {}).items() if isinstance(pair[1], plain))
+    for name, value in (("", of), *getattr(of, "__dict__", {}).items()):
+        if isinstance(value, torch.Tensor) and value.numel() <= FEW:
+            yield name, value.shape, value.cpu().numpy().tobytes()
+        elif isinstance(value, str | int | float | tuple | None):
+            yield name, str(value)
+
+
+class _Bound(nn.Module):
+    """A function of a network as a network, so that its parameters can be given in the call."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(self.module, *args)
 
 
 def public_gradient(
@@ -251,7 +264,7 @@ def public_gradient(
     """``(P,)``, as :func:`clipped_sum` orders it."""
     leaves = {f"module.{name}": own.detach().requires_grad_() for name, own in trained.items()}
     with torch.enable_grad():
-        loss = functional_call(Bound(module, public_loss), leaves, ())
+        loss = functional_call(_Bound(module, public_loss), leaves, ())
         wanted = list(leaves.values())
         found: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
     pairs = zip(found, wanted, strict=True)

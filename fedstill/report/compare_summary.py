@@ -77,7 +77,9 @@ class Setting:
         figure, told = self.metric, []
         for first, *others in self.ranked(figure):
             found = {other.name: self.above(first, other, figure) for other in others}
-            level = {name: each for name, each in found.items() if not each.told}
+            level = {
+                name: each for name, each in found.items() if not (each.told and _ahead(figure, each) > 0)
+            }
             if any(each.half is None for each in found.values()):
                 told.append(f"{figure.title}: one seed alone, so no order is told.")
             elif level:
@@ -85,15 +87,25 @@ class Setting:
                 few = " Two seeds tell little: three are the least." if len(first.runs) == 2 else ""
                 told.append(f"{figure.title}: {first.name} is level with {gaps}.{few}")
             else:
-                name, each = min(found.items(), key=lambda item: abs(item[1].mean))
-                told.append(f"{figure.title}: {first.name} is first, {_gap(figure, each)} above {name}.")
+                name, each = min(found.items(), key=lambda item: _ahead(figure, item[1]))
+                how = "above" if figure.better == "higher" else "better than"
+                told.append(f"{figure.title}: {first.name} is first, {_gap(figure, each)} {how} {name}.")
         return list(dict.fromkeys(told))
 
 
+def _ahead(figure: Figure, each: Gap) -> float:
+    """By how much the first is better; where the other is, over the seeds of both, below 0."""
+    return each.mean if figure.better == "higher" else -each.mean
+
+
 def _gap(figure: Figure, each: Gap) -> str:
-    """By how much, and its 95 % interval."""
-    ahead, half = abs(each.mean), each.half or 0.0
-    return f"{bare(figure, ahead)} [{bare(figure, ahead - half)}, {bare(figure, ahead + half)}]"
+    """By how much the first is better, and the 95 % interval of that."""
+    ahead, half = _ahead(figure, each), each.half or 0.0
+    # No zero has a sign.
+    mean, low, high = (
+        bare(figure, round(x, figure.digits) + 0.0) for x in (ahead, ahead - half, ahead + half)
+    )
+    return f"{mean} [{low}, {high}]"
 
 
 @dataclass(frozen=True)

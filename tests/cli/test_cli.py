@@ -263,7 +263,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("compare fedavg --split.nodes 2 fediod", "split.nodes is '2 fediod': allowed is a whole number"),
         ("compare fedavg plan.toml", "fedstill compare is 'fedavg plan.toml': allowed is one comparison's"),
-        ("compare --resume there", "there holds no comparison to go on with: there is no compare.toml in it"),
+        ("compare --resume there", "there holds no comparison: there is no compare.toml in it"),
     ],
 )
 def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: str, line: str) -> None:

@@ -50,6 +50,13 @@ def test_a_target_of_many_numbers_is_an_amount_and_a_time_has_its_event() -> Non
     assert (time.event, time.columns[2].categories) == ("died", ("0", "1"))
 
 
+@pytest.mark.parametrize("numbers", [["-1e308", "1e308"], ["0", "5e-324"]])
+def test_numbers_of_any_size_have_a_range_or_a_word(numbers: list[str]) -> None:
+    schema, _ = draft({"": ["0", "1"], "x": numbers, "y": ["a", "b"]}, "y")
+    assert [column.name for column in schema.columns] == ["x", "y"], "numbering has no name"
+    assert schema.columns[0].range == (float(numbers[0]), float(numbers[1]))
+
+
 def test_free_text_is_left_out() -> None:
     cells = {"x": ["1", "2"] * 30, "note": [f"text {n}" for n in range(60)], "y": ["a", "b"] * 30}
     assert draft(cells, "y")[1] == {"note": "it has 60 different texts"}
@@ -92,6 +99,7 @@ def test_the_command_writes_what_a_run_reads(
     code, out, _ = command("schema", "berlin.csv", "paris.csv", "--target", "ill")
     assert code == 0
     assert "schema.toml: 3 columns, from 80 rows." in out
+    assert "  age: 0 to 50\n  sex: f, m\n  ill: no, yes\n" in out
     assert "widen them" in out
     code, told, _ = command("show", "wine-fediod", "--data", "berlin.csv")
     assert code == 0, told

@@ -108,10 +108,11 @@ class Bent(Uneven):
         super().__init__()
         self.gain = nn.Parameter(torch.zeros(1), requires_grad=False)
         self.register_buffer("scale", torch.zeros(1))
+        self.register_buffer("times", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         error = Kernel.apply(torch.zeros_like(x))
-        out: torch.Tensor = (x * self.w + (self.gain + self.scale) * error).abs()
+        out: torch.Tensor = (x * self.w + (self.gain + self.scale + self.times) * error).abs()
         return out
 
 
@@ -123,7 +124,7 @@ def odd_places(rows: int) -> torch.Tensor:
 TURNS = torch.tensor([1.0, -1.0] * 4).unsqueeze(1)  # (8, 1)
 
 
-@pytest.mark.parametrize("sent", ["gain", "scale"])
+@pytest.mark.parametrize("sent", ["gain", "scale", "times"])
 def test_a_server_cannot_hide_a_rounding_error_behind_a_layer_of_zeros(
     sent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,8 +137,24 @@ def test_a_server_cannot_hide_a_rounding_error_behind_a_layer_of_zeros(
         return clipped_sum(network, trained, slope, x, x[:, 0], CLIP, rows=8)[0].item()
 
     assert summed(slice(8)) == pytest.approx(-8 * CLIP, rel=1e-5)
-    getattr(network, sent).data.fill_(1.0)
+    getattr(network, sent).data.fill_(1)
     assert abs(summed(slice(8)) - summed(slice(1, 8))) <= CLIP
+
+
+def test_a_trial_leaves_a_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose parts have two names, too, as a network's extractor and head have."""
+    monkeypatch.setattr(alone, "_ways", {})
+    layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    network = nn.Sequential(layers[:-1], layers)  # its first layer twice
+    layers[0].requires_grad_(False).register_buffer("mean", torch.full((4,), 0.5))
+    network.forward = lambda x: layers(x)  # type: ignore[method-assign]
+    before = {name: each.clone() for name, each in network.state_dict().items()}
+    trained = {name: own for name, own in network.named_parameters() if own.requires_grad}
+    clipped_sum(network, trained, entropy, torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), CLIP, rows=4)
+    assert alone._ways, "it was tried"
+    assert isinstance(layers[0].weight, nn.Parameter)
+    for name, each in network.state_dict().items():
+        assert torch.equal(each, before[name]), name
 
 
 def test_a_loss_of_the_same_lines_and_other_options_is_tried_by_itself(

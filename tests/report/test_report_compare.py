@@ -373,6 +373,19 @@ def test_two_seeds_are_said_to_tell_little(folder: Path) -> None:
     assert told.startswith("Accuracy: FedIOD is level with FedAvg (5.0 [-7.7, 17.7]). Two seeds tell little")
 
 
+def test_who_is_first_by_mean_and_behind_in_every_common_seed_is_not_called_first(folder: Path) -> None:
+    for seed, value in enumerate((80.0, 80.1, 79.9, 99.0)):
+        a_run(folder, f"fediod-seed{seed}", (value, value, 1, 1), {1: 50.0})
+    for seed, value in enumerate((82.0, 82.2, 81.9)):
+        a_run(folder, f"fedavg-seed{seed}", (value, value, 1, 1), {1: 50.0})
+    plan = a_plan(
+        methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[], seeds=[0, 1, 2, 3]
+    )
+    [setting] = summarise(folder, plan).settings
+    [told] = setting.verdicts()
+    assert told.startswith("Accuracy: FedIOD is level with FedAvg (-2.0 [")
+
+
 def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     # Differences 4, 3 and 5: 4 +- 4.303 / sqrt(3), though both methods vary by more from seed to seed
     first = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 87.0, 93.0])
