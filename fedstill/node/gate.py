@@ -210,9 +210,11 @@ class Gate:
             finished = question.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
         # Without budgets nothing is paid for, and what is asked again after a stop counts once.
-        # Named after its question, so that no two are seen to have had the same answer.
-        about = f"{asked.number} {part} {asked.content} {asked.after} {digest(part, leaving)}"
-        left = "" if self.budgets is None else self.budgets.seal(chained(about, stamp))
+        left = ""
+        if self.budgets is not None:
+            # Named after its question, so that no two are seen to have had the same answer.
+            about = f"{asked.number} {part} {asked.content} {asked.after} {digest(part, leaving)}"
+            left = self.budgets.seal(chained(about, stamp))
         let_out = leaving
         if adding is not None:
             leaving = adding.cover(self.node, question, let_out)
