@@ -10,6 +10,9 @@ from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, 
 
 # Seconds of absence until FLARE ends a job: how a run goes on is the run's own business.
 FORGIVE = 7 * 86400.0
+BEGIN = (
+    180  # seconds within which each node's process for a job must be there; FLARE's 60 are few on two cores
+)
 UNFILTERED: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": []}
 
 
@@ -24,11 +27,12 @@ def write_job(folder: Path, nodes: Sequence[str], server: dict[str, Any], name: 
     deploy = {"name": name, "resource_spec": {}, "deploy_map": {"app": ["server", *nodes]}}
     write_json(folder / "meta.json", {**deploy, **everyone})
     (controller, program), app = SERVER_CLASSES, folder / "app" / "config"
+    carrying = {"server_obj_id": "program", "sync_task_timeout": BEGIN}
     at_server = {
         **UNFILTERED,
         "server": {"task_request_interval": 0.5},
         "dead_client_grace_period": FORGIVE,
-        "workflows": [{"id": "controller", "path": controller, "args": {"server_obj_id": "program"}}],
+        "workflows": [{"id": "controller", "path": controller, "args": carrying}],
         "components": [{"id": "program", "path": program, "args": server}],
     }
     write_json(app / "config_fed_server.json", at_server)
