@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-MANY = 6  # nodes that are all named where they refuse the same
-
 
 class FedstillError(Exception):
     """Base of every error that a user's input, data or policy can cause."""
@@ -149,6 +147,9 @@ class QuestionRefused(FedstillError):
     Traceback (most recent call last):
     ...
     fedstill.core.errors.QuestionRefused: node 'clinic' refuses question 'examine' by rule ...
+    >>> print(QuestionRefused("clinic", "train", "outputs_only: no parameters"))
+    node 'clinic' refuses question 'train' by rule outputs_only: no parameters; its owner may allow it: policy
+    outputs_only = false; in a simulation: --nodes.policy.outputs_only false
     """
 
     def __init__(self, node: str, question: str, rule: str, others: Sequence[QuestionRefused] = ()) -> None:
@@ -167,8 +168,7 @@ def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
     elif "outputs_only" in rule:
         way_out = "; its owner may allow it: policy outputs_only = false; in a simulation: "
         way_out += "--nodes.policy.outputs_only false"
-    named = nodes if len(nodes) <= MANY else [*nodes[:3], f"{len(nodes) - 3} more"]
-    who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(named)} refuse"
+    who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
     return f"{who} question {question!r} by rule {rule}{way_out}"
 
 

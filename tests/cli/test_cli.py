@@ -263,6 +263,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --split.alpha few", "split.alpha is 'few': allowed is a number"),
         ("compare fedavg --split.nodes 2 fediod", "split.nodes is '2 fediod': allowed is a whole number"),
         ("compare fedavg plan.toml", "fedstill compare is 'fedavg plan.toml': allowed is one comparison's"),
+        ("run demo --split.alfa 1", "unknown option '--split.alfa': there are --split."),
         ("compare --resume there", "there holds no comparison: there is no compare.toml in it"),
     ],
 )
@@ -285,6 +286,12 @@ def test_an_option_is_blamed_for_itself_and_not_for_its_neighbours(command: Main
     assert one_line(command("run", "mine.toml", *both, "--seed", "x")).startswith("seed is 'x'")
     code, _, _ = command("run", "mine.toml", *both)
     assert code == 0
+
+
+def test_a_misspelled_table_is_no_comparison(command: Main, here: Path) -> None:
+    (here / "many.toml").write_text('[methods]\nname = "fediod"\n', encoding="utf-8")
+    assert "'methods'" in (told := one_line(command("run", "many.toml")))
+    assert "compares runs" not in told
 
 
 def test_bad_files_are_one_line(command: Main, here: Path) -> None:
