@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,10 @@ def test_what_is_expected_is_what_the_page_of_results_has() -> None:
 def test_nothing_is_recommended_for_what_was_not_measured() -> None:
     assert not advice(TASKS["segmentation"](), 230, 3.0)
     assert not advice(TASKS["tabular"](), 230, 3.0)
+
+
+def test_what_a_run_has_already_is_not_recommended(command: Callable[..., tuple[int, str, str]]) -> None:
+    for model, recommended in ((MODEL, False), ("linear", True)):
+        code, out, err = command("privacy", "plan", "digits-fedkd-private", "--nodes.models", model)
+        assert code == 0, err
+        assert ("a linear model on fixed features" in out) is recommended, model
