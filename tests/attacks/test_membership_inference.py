@@ -27,7 +27,7 @@ from fedstill.tasks.reconstruction import ReconstructionConfig
 from tests.attacks.runs import FEDAVG, SGD, replay
 
 FEW = MembershipInference(shadows=8)
-HARD = {**SGD, "optimiser": "adam", "lr": 3e-3, "lr_end": 1e-3, "epochs": 120.0}  # learns 200 digits by heart
+HARD = {**SGD, "optimiser": "adam", "lr": 5e-3, "lr_end": 2e-3, "epochs": 50.0}  # learns 200 digits by heart
 LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
 HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
 
