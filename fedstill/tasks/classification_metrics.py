@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -118,8 +117,12 @@ def weighted(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
     """
     classes = p.shape[1]
     if metric in ("auc", "auprc"):
-        ranked = range(1, 2) if metric == "auprc" and classes == 2 else range(classes)
-        each = [area(metric, p[:, c], true == c, weights) for c in ranked]
+        ranked = np.arange(1, 2) if metric == "auprc" and classes == 2 else np.arange(classes)
+        scores, positive = p.T[ranked], true == ranked[:, None]  # (C, N)
+        if len(weights) == 1:
+            return 100.0 * over_classes(areas(metric, scores, positive, weights)[None])
+        # A class at a time: all weightings of all classes at once would be R C N numbers.
+        each = [areas(metric, scores[[c]], positive[[c]], weights) for c in range(len(ranked))]
         return 100.0 * over_classes(np.stack(each, 1))
     guess = p.argmax(1)
     hit = (guess == true).astype(float)
@@ -133,23 +136,31 @@ def weighted(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
     return 100.0 * over_classes(_ratio(2 * right, there + weights @ np.eye(classes)[guess]))
 
 
-def area(metric: str, score: Floats, positive: npt.NDArray[np.bool_], weights: Floats) -> Floats:
-    """One class's area under the ROC curve, or its average precision: ``(R,)``, inputs of equal score taken
-    together."""
-    values, at = np.unique(-score, return_inverse=True)  # highest first
-    group = torch.from_numpy(at)
+def areas(metric: str, scores: Floats, positive: npt.NDArray[np.bool_], weights: Floats) -> Floats:
+    """The area under the ROC curve, or average precision, of each of M rows: classes, or weightings of one.
 
-    def grouped(rows: npt.NDArray[np.bool_]) -> Floats:
-        sums = torch.zeros(len(weights), len(values), dtype=torch.float64)
-        told: Floats = sums.index_add_(1, group[rows], torch.from_numpy(weights[:, rows])).numpy()
-        return told
+    Args:
+        metric: ``auc`` or ``auprc``.
+        scores, positive: ``(M, N)``, or ``(1, N)`` for all rows; inputs of equal score are taken together.
+        weights: the same.
 
-    yes, no = grouped(positive), grouped(~positive)  # (R, G)
-    above = yes.cumsum(1)  # positives of this score or a higher one
+    >>> areas("auc", np.array([[0.9, 0.5, 0.5]]), np.array([[True, True, False]]), np.ones((1, 3)))
+    array([0.75])
+    """
+    order = np.argsort(-scores, axis=1)  # highest first
+    ranked = np.take_along_axis(scores, order, 1)
+    place = np.broadcast_to(np.arange(scores.shape[1]), scores.shape).copy()
+    place[:, :-1][ranked[:, :-1] == ranked[:, 1:]] = scores.shape[1]  # but the last of equal scores
+    end = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]  # the last one of an input's score
+    whole = np.take_along_axis(weights, order, 1)  # (M, N), as all below
+    yes = whole * np.take_along_axis(positive, order, 1)
+    no = whole - yes
+    above, wrong = (np.take_along_axis(rows.cumsum(1), end, 1) for rows in (yes, no))  # this score or higher
     if metric == "auc":
-        ahead = (no * (above - yes / 2)).sum(1)
-        return _ratio(ahead, yes.sum(1) * no.sum(1))
-    precision = np.nan_to_num(_ratio(above, above + no.cumsum(1)))
+        pairs = yes.sum(1) * no.sum(1)
+        # The first sum has all pairs in order, the second all of the others, and both have those that tie.
+        return _ratio(((no * above).sum(1) - (yes * wrong).sum(1) + pairs) / 2, pairs)
+    precision = np.nan_to_num(_ratio(above, above + wrong))
     both = no.sum(1) > 0
     return np.where(both, _ratio((yes * precision).sum(1), yes.sum(1)), math.nan)
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import formulas
-from fedstill.tasks.classification_metrics import Floats, area, over_classes
+from fedstill.tasks.classification_metrics import Floats, areas, over_classes
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Figure, Kind, Task
 
@@ -143,7 +143,7 @@ class MultiLabel(Task):
         """See :meth:`Task.resampled`."""
         p, truth = outputs.detach().double().cpu().numpy(), targets.cpu().numpy()
         each = [
-            area("auc", p[rows, label], truth[rows, label] == 1, weights[:, rows])
+            areas("auc", p[rows, label][None], truth[rows, label][None] == 1, weights[:, rows])
             for label, rows in enumerate((truth != UNKNOWN).T)
         ]
         return 100.0 * over_classes(np.stack(each, 1))
