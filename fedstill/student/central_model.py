@@ -19,11 +19,11 @@ BLOCK = 256  # inputs at once
 class CentralModel(nn.Module):
     """A student with its preprocessing: inputs as they are, to logits.
 
-    Images are ``(N, C, H, W)``, uint8 from 0 to 255 or floats from 0 to 1: what was normalised already is
-    refused. Rows of a table are a DataFrame, a mapping of columns to cells, or numbers ``(N, columns)``
-    (:class:`fedstill.student.raw_inputs.RawRows`); texts are strings or token ids. Outputs are those of the
-    run's task: logits of classes, ``(N, classes)`` or ``(N, classes, H, W)``, or numbers ``(N, 1)`` in the
-    target's own unit.
+    Images are ``(N, C, H, W)``, or ``(N, H, W)`` of one channel, uint8 from 0 to 255 or floats from 0 to 1:
+    what was normalised already is refused. Rows of a table are a DataFrame, a mapping of columns to cells, or
+    numbers ``(N, columns)`` (:class:`fedstill.student.raw_inputs.RawRows`); texts are strings or token ids.
+    Outputs are those of the run's task: logits of classes, ``(N, classes)`` or ``(N, classes, H, W)``, or
+    numbers ``(N, 1)`` in the target's own unit.
 
     Attributes:
         network: the network itself, which takes what the run's models took.

@@ -57,7 +57,8 @@ class RawInputs(nn.Module, ABC):
 
 
 class RawPixels(RawInputs):
-    """Images: uint8 from 0 to 255, or floats from 0 to 1, ``(N, C, H, W)``."""
+    """Images: uint8 from 0 to 255, or floats from 0 to 1, ``(N, C, H, W)``, in Python of one channel also
+    ``(N, H, W)``."""
 
     called = "images"
     mean: torch.Tensor
@@ -82,6 +83,8 @@ class RawPixels(RawInputs):
     def checked(self, given: Any) -> torch.Tensor:
         """See :class:`RawInputs`."""
         x = torch.as_tensor(np.asarray(given) if not isinstance(given, torch.Tensor) else given)
+        if x.ndim == 3 and self.shape[0] == 1:
+            x = x.unsqueeze(1)
         if tuple(x.shape[1:]) != self.shape:
             found, shape = times(tuple(x.shape)), times(self.shape)
             raise DataError(f"images are {found}: allowed are N x {shape} (images, channels, height, width)")
