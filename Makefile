@@ -43,9 +43,10 @@ types: $(VENV)/.tests
 	$(BIN)/mypy
 
 # One thread each: more would only wait for each other. Three processes for two cores, since the first one's
-# tests wait most of the time (tests/conftest.py).
+# tests wait most of the time (tests/conftest.py). Many processes import the package, which is compiled once
+# for all of them, whatever the shell says of bytecode.
 tests: $(VENV)/.tests
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 3 --dist worksteal --durations=10 fedstill tests
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 3 --dist worksteal --durations=10 fedstill tests
 
 # Nothing is fetched but packages; a warning, as of a link to nowhere, is an error.
 docs: $(VENV)/.docs

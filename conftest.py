@@ -1,0 +1,18 @@
+"""Where doctests are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from _pytest.doctest import DoctestModule
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Only in files that have some: to look for them is to import the module."""
+    found = yield
+    return [
+        each for each in found if not isinstance(each, DoctestModule) or ">>>" in file_path.read_text("utf-8")
+    ]
