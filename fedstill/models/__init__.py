@@ -78,6 +78,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "random-conv": "fedstill.models.classifiers:RandomConv",
         "scattering": "fedstill.models.scattering:Scattering",
         "unet": "fedstill.models.unet:UNet",
+        "bn-unet": "fedstill.models.unet:BatchNormUNet",
         "residual-unet": "fedstill.models.unet:ResidualUNet",
         "transformer": "fedstill.models.transformer:Transformer",
         "bag": "fedstill.models.transformer:Bag",

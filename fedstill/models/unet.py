@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -11,6 +12,8 @@ from fedstill.core.errors import ModelError
 from fedstill.models.classifiers import _groups
 from fedstill.models.extractor_head import Split
 from fedstill.models.group_norm import GroupNorm
+
+Norm = Callable[[int], nn.Module]  # from a number of channels to the layer that normalises them
 
 
 def depth_of(height: int, side: int) -> int:
@@ -23,14 +26,19 @@ def depth_of(height: int, side: int) -> int:
     return next((depth for depth in fits if min(height, side) >= 2 * 2**depth), 0)
 
 
-def block(inside: int, outside: int) -> nn.Sequential:
-    """Twice a 3x3 convolution, group norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``."""
+def by_group(channels: int) -> nn.Module:
+    """Group norm, of the most groups up to 8."""
+    return GroupNorm(_groups(channels), channels)
+
+
+def block(inside: int, outside: int, norm: Norm) -> nn.Sequential:
+    """Twice a 3x3 convolution, a norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``."""
     return nn.Sequential(
         nn.Conv2d(inside, outside, 3, padding=1, bias=False),
-        GroupNorm(_groups(outside), outside),
+        norm(outside),
         nn.ReLU(),
         nn.Conv2d(outside, outside, 3, padding=1, bias=False),
-        GroupNorm(_groups(outside), outside),
+        norm(outside),
         nn.ReLU(),
     )
 
@@ -38,10 +46,10 @@ def block(inside: int, outside: int) -> nn.Sequential:
 class Encoder(nn.Module):
     """The way down: ``(B, channels, H, W)`` to the bottom, ``(B, w 2^depth, H / 2^depth, W / 2^depth)``."""
 
-    def __init__(self, channels: int, width: int, depth: int) -> None:
+    def __init__(self, channels: int, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
         widths = [channels, *(width * 2**level for level in range(depth + 1))]
-        self.blocks = nn.ModuleList(block(*pair) for pair in pairwise(widths))
+        self.blocks = nn.ModuleList(block(*pair, norm) for pair in pairwise(widths))
         self.pool = nn.MaxPool2d(2)
 
     def levels(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -59,12 +67,12 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """The way up, level by level: a 2x2 transposed convolution, what the encoder saw beside it, a block."""
 
-    def __init__(self, width: int, depth: int) -> None:
+    def __init__(self, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
         widths = [width * 2**level for level in range(depth, -1, -1)]  # the bottom's first
         pairs = list(pairwise(widths))
         self.ups = nn.ModuleList(nn.ConvTranspose2d(low, high, 2, 2) for low, high in pairs)
-        self.blocks = nn.ModuleList(block(2 * high, high) for _, high in pairs)
+        self.blocks = nn.ModuleList(block(2 * high, high, norm) for _, high in pairs)
 
     def forward(self, levels: list[torch.Tensor]) -> torch.Tensor:
         """The encoder's levels, the finest first, to ``(B, w, H, W)``."""
@@ -77,10 +85,10 @@ class Decoder(nn.Module):
 class Body(nn.Module):
     """Everything but the last layer: ``(B, channels, H, W)`` to features of each pixel, ``(B, w, H, W)``."""
 
-    def __init__(self, channels: int, width: int, depth: int) -> None:
+    def __init__(self, channels: int, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
-        self.encoder = Encoder(channels, width, depth)
-        self.decoder = Decoder(width, depth)
+        self.encoder = Encoder(channels, width, depth, norm)
+        self.decoder = Decoder(width, depth, norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Down and up again."""
@@ -97,9 +105,18 @@ class UNet(Split):
     features are those of the submodule ``extractor.encoder``.
     """
 
+    norm: Norm = staticmethod(by_group)
+
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
         channels, height, side = shape
-        super().__init__(Body(channels, width, depth_of(height, side)), nn.Conv2d(width, classes, 1))
+        body = Body(channels, width, depth_of(height, side), self.norm)
+        super().__init__(body, nn.Conv2d(width, classes, 1))
+
+
+class BatchNormUNet(UNet):
+    """:class:`UNet` with batch norm, as FedIOD's published code has it."""
+
+    norm = nn.BatchNorm2d
 
 
 class ResidualBody(Body):
@@ -127,7 +144,7 @@ class ResidualUNet(UNet):
         if classes != channels:
             allowed = f"{channels}, as many as its input has"
             raise ModelError(f"a residual U-Net of {classes} output channels: allowed is {allowed}")
-        self.extractor = ResidualBody(channels, width, depth_of(height, side))
+        self.extractor = ResidualBody(channels, width, depth_of(height, side), self.norm)
         self.head = nn.Conv2d(width + channels, classes, 1)
         with torch.no_grad():
             self.head.weight.zero_()

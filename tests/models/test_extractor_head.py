@@ -87,7 +87,7 @@ def test_each_network_of_ours_parts_and_computes_the_same(name: str, shape: tupl
 
 
 def test_every_network_of_ours_is_covered() -> None:
-    assert {*HEADS, "linear", "unit-linear", "scattering", "unet", "residual-unet", *TEXTS} == set(
+    assert {*HEADS, "linear", "unit-linear", "scattering", "unet", "bn-unet", "residual-unet", *TEXTS} == set(
         MODELS.own
     )  # see test_unet.py
 

@@ -78,6 +78,24 @@ def test_it_parts_before_its_last_layer_and_computes_the_same() -> None:
     assert {id(p) for p in parts.parameters()} == {id(p) for p in model.parameters()}
 
 
+# --- with batch norm ------------------------------------------------------------------------------
+
+
+def test_with_batch_norm_it_starts_as_the_other_and_answers_by_what_its_training_met() -> None:
+    plain, model = build("unet:4", (1, 16, 16), 3, 0), build("bn-unet:4", (1, 16, 16), 3, 0)
+    ours = dict(model.named_parameters())
+    assert all(torch.equal(ours[name], value) for name, value in plain.named_parameters())
+    x = torch.randn(4, 1, 16, 16)
+    model(x)
+    met = model.get_submodule("extractor.encoder.blocks.0.0")(x)
+    kept = model.get_submodule("extractor.encoder.blocks.0.1")
+    assert torch.allclose(kept.running_mean, 0.1 * met.mean((0, 2, 3)), atol=1e-6)  # type: ignore[arg-type]
+    # Group norm takes an image's contrast away; what batch norm has kept does not.
+    model.eval()
+    assert torch.allclose(plain(10 * x), plain(x), atol=1e-2)
+    assert not torch.allclose(model(10 * x), model(x), atol=1e-2)
+
+
 # --- the residual one ------------------------------------------------------------------------------
 
 
