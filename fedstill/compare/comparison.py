@@ -55,7 +55,8 @@ class Comparison:
         base: a run's table without method, seed and name.
         methods: each method's table by its label. A label is the method's name, or another one where a
             method stands in the comparison more than once, with other options.
-        settings: by name, each a run's table that is merged onto the base.
+        settings: by name, each a run's table that is merged onto the base; its key ``options`` has, by label,
+            what differs there of the methods' options.
         runs: by label, a run's table of one method only, merged onto the setting.
         changed: options that the command line set.
         leakage: the options of the attack on each run, complete; None attacks none.
@@ -105,8 +106,11 @@ class Comparison:
         Raises:
             FedstillError: the plan does not describe a run.
         """
-        table = merged(self.base, self.settings[place.setting], self.runs.get(place.label, {}))
-        own = {"name": place.label, "seed": place.seed, "method": self.methods[place.label]}
+        setting = dict(self.settings[place.setting])
+        there = setting.pop("options", {}).get(place.label, {})
+        table = merged(self.base, setting, self.runs.get(place.label, {}))
+        method = {**self.methods[place.label], **there}
+        own = {"name": place.label, "seed": place.seed, "method": method}
         try:
             config = from_dict({**table, **own})
         except FedstillError as error:

@@ -216,11 +216,11 @@ def _comparison(
     folders = [folder for plugins in (raw, *files) for folder in plugins.get("plugins", [])]
     raw["plugins"] = list(dict.fromkeys(folders))
     above = _nested(changes)
+    methods = methods_by_label(names, table)
     settings = {
-        setting: merged(given, above) if setting != SINGLE else {}
+        setting: _setting(given, above, methods) if setting != SINGLE else {}
         for setting, given in _settings(table.get("settings")).items()
     }
-    methods = methods_by_label(names, table)
     runs = tables_at(table, "runs", methods)
     for where, part in (("base", table_at(table, "base")), *settings.items(), *runs.items()):
         for key in PRESETS_OWN if where == "base" else OWN:
@@ -280,6 +280,13 @@ def _settings(given: object) -> dict[str, Table]:
     if not good or len({slug(str(name)) for name in named}) < len(given):
         raise ArgumentError("settings", [part.get("name") for part in given], allowed)
     return {str(name): part for name, part in named.items()}
+
+
+def _setting(given: Table, above: Table, methods: Mapping[str, Table]) -> Table:
+    """What a setting changes: of the run, of which ``above`` stands above it, and by label of the methods."""
+    run = merged({key: value for key, value in given.items() if key != "options"}, above)
+    own = tables_at(given, "options", methods)
+    return {**run, "options": own} if own else run
 
 
 def _leakage(table: Mapping[str, Any]) -> Table | None:

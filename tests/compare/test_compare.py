@@ -23,6 +23,7 @@ from fedstill.core.config_tables import options
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.run_writer import holding
 from fedstill.data.vision import Digits
+from fedstill.methods.fedavg import FedAvg
 from fedstill.privacy.config import StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE, PateConfig
@@ -230,6 +231,23 @@ def test_another_split_keeps_the_settings_skew(tmp_path: Path) -> None:
     assert (split.called, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
 
 
+def test_a_setting_has_options_of_its_own_for_a_method(tmp_path: Path) -> None:
+    text = FILE.replace('name = "wide"', 'name = "wide"\noptions = { fedavg = { rounds = 7 } }')
+    plan = compare.read(a_file(tmp_path, text), changes={"split.nodes": 3})
+
+    def rounds(setting: str, label: str) -> int:
+        ours = plan.config(Place(setting, label, 3))
+        assert ours.split.nodes == 3
+        method = ours.method
+        assert isinstance(method, FedAvg)
+        return method.rounds
+
+    assert [rounds("wide", "fedavg"), rounds("alpha 0.1", "fedavg")] == [7, FedAvg().rounds]
+    assert [rounds(setting, "fedavg-short") for setting in plan.settings] == [2, 2]
+    (tmp_path / "again.toml").write_text(plan.to_toml())
+    assert compare.read(tmp_path / "again.toml") == plan
+
+
 def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
     plan = compare.plan(list(METHODS))
     for label in plan.methods:
@@ -300,6 +318,14 @@ def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> N
         (
             'methods = ["fedavg"]\n[[settings]]\nname = "few"\nnodes.local.batch = 0',
             "fedavg, few: nodes.local.batch is 0",
+        ),
+        (
+            'methods = ["fedavg"]\n[[settings]]\nname = "few"\noptions.fedprox.rounds = 2',
+            "options is 'fedprox': allowed is options of what",
+        ),
+        (
+            'methods = ["fedavg"]\n[[settings]]\nname = "few"\noptions.fedavg.rounds = 0',
+            "fedavg, few: method.rounds is 0",
         ),
         (
             'methods = ["fedavg"]\n[[paper]]\nmethod = "fedavg"\nvalue = 3.0',
