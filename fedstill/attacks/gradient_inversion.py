@@ -20,11 +20,11 @@ from fedstill.attacks.gradient_matching import DLG
 from fedstill.attacks.leakage_rows import Column, Pictures, Row, Strip
 from fedstill.attacks.recovered_images import Pixels, psnr
 from fedstill.attacks.rerun import Replay
-from fedstill.attacks.victims import PARTS, attacked, known, several, victims
+from fedstill.attacks.victims import PARTS, attacked, known, victims
 from fedstill.core.checked import NonNegativeInt, PositiveInt
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.seeds import derive
-from fedstill.core.text_format import human_seconds
+from fedstill.core.text_format import counted, human_seconds
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.protocol.questions import NodeSide
 
@@ -124,12 +124,12 @@ class GradientInversion(Attack):
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
-        victims, images = (several(part[key], key[:-1]) for key in ("victims", "images"))
+        victims, images = (counted(part[key], key[:-1]) for key in ("victims", "images"))
         return f"{super().strength(part)} ({victims}, {images} each)"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        steps = f"{several(part['steps'], 'local step')} of {part['optimiser']}"
-        whom = f"{several(part['victims'], 'victim')} with {several(part['images'], 'image')} each"
+        steps = f"{counted(part['steps'], 'local step')} of {part['optimiser']}"
+        whom = f"{counted(part['victims'], 'victim')} with {counted(part['images'], 'image')} each"
         return (
             ("Sent by a node", part["shared"]),
             ("The adversary also knows", part["known"]),

@@ -27,6 +27,7 @@ from fedstill.attacks.updates import Observed, Part, Schedule, shared
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
+from fedstill.core.text_format import counted
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
 from fedstill.models.parameter_vector import load_vector
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
@@ -173,7 +174,7 @@ def _victim(model: nn.Module, release: Release, schedule: Schedule, data: Tensor
 def known(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
     schedule, part = victim.schedule, victim.part
-    steps = f"{several(len(schedule.rates), 'step')} of {schedule.optimiser.upper()}"
+    steps = f"{counted(len(schedule.rates), 'step')} of {schedule.optimiser.upper()}"
     knows = f"the server knows what it sent and how nodes train ({steps})"
     if part != "all":
         kept = {EXTRACTOR: "head", HEAD: "extractor"}[part]
@@ -185,7 +186,3 @@ def known(victim: Victim, round: int) -> str:
     if victim.beside:
         knows += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
     return knows
-
-
-def several(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -40,10 +40,10 @@ def listed(names: Sequence[str]) -> str:
 def counted(count: float, one: str) -> str:
     """How many there are of what has a plural with s.
 
-    >>> counted(1, "seed"), counted(2, "CPU thread"), counted(0.5, "epoch")
-    ('1 seed', '2 CPU threads', '0.5 epochs')
+    >>> counted(1, "seed"), counted(1200, "CPU thread"), counted(0.5, "epoch")
+    ('1 seed', '1,200 CPU threads', '0.5 epochs')
     """
-    return f"{count:.12g} {one}{'' if count == 1 else 's'}"
+    return f"{count:,.12g} {one}{'' if count == 1 else 's'}"
 
 
 def times(shape: Sequence[int]) -> str:

@@ -25,7 +25,6 @@ class AuditError(FedstillError):
     """An audit log cannot be trusted or used; nothing is charged to it, so nothing leaves."""
 
     def __init__(self, where: object, what: str) -> None:
-        self.where, self.what = str(where), what
         super().__init__(f"{where}: {what}")
 
 

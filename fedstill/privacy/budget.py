@@ -27,7 +27,7 @@ class BudgetSpent(FedstillError):
     """
 
     def __init__(self, limit: float, delta: float, spent: float, cost: float) -> None:
-        self.limit, self.delta, self.spent, self.cost = limit, delta, spent, cost
+        self.spent, self.cost = spent, cost
         self.left = max(0.0, limit - spent)
         would = (
             f"would raise what is spent from {spent:.5g} to {cost:.5g}"

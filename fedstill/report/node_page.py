@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedstill.core.fingerprints import grouped
-from fedstill.core.text_format import clip, human_bytes
+from fedstill.core.text_format import clip, counted, human_bytes
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import facts, line_about
 from fedstill.node.requests import WAITS, Request, asks
@@ -33,7 +33,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     asked = "runs ask for your approval" if asks(node.file) else "runs need no approval: policy.approve"
     figures = [
         Fact("Requests that wait", str(len(waiting)), asked),
-        Fact("Left the node", human_bytes(left), _counted(len({run for _, run in node.left}), "run")),
+        Fact("Left the node", human_bytes(left), counted(len({run for _, run in node.left}), "run")),
         Fact("Budget left", node.costs[0].left if node.costs else "all", "epsilon, over all runs"),
         Fact("Logs", "sound" if sound else "not sound", f"{node.entries:,} entries in the audit log"),
     ]
@@ -68,14 +68,6 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         ),
     ]
     return live_page.html(node.file.name, "fedstill \u00b7 node", f"It {runs}.", figures, sections, served)
-
-
-def _counted(count: int, what: str) -> str:
-    """
-    >>> _counted(1, "run"), _counted(1200, "run")
-    ('1 run', '1,200 runs')
-    """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _asking(waiting: Mapping[str, Request], folder: Path) -> Section:

@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.core.text_format import listed, percent, shortened
+from fedstill.core.text_format import counted, listed, percent, shortened
 from fedstill.privacy.budget_text import down
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.result import Result
@@ -159,7 +159,7 @@ def _table(result: Result, audit: Audited | None) -> Table:
     for node in result.protected:
         left = None if audit is None else _kinds(audit.nodes.get(node.name, Traffic()).up)
         bound, bare = node.bound, node.releases_without_guarantee
-        without = f"{bare:,} release{'' if bare == 1 else 's'} without" if bare else ""
+        without = f"{counted(bare, 'release')} without" if bare else ""
         strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)
         price = [Cell(strong, without, style="none-kept", span=3)]
         if bound is not None:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from fedstill.core.progress import PROGRESS
 from fedstill.core.run_writer import write_text
-from fedstill.core.text_format import human_bytes, human_seconds
+from fedstill.core.text_format import counted, human_bytes, human_seconds
 from fedstill.report import (
     drawing,
     leakage_section,
@@ -178,7 +178,7 @@ def _tested(result: Result, examples: int) -> str:
     cases, case = result.data.test_cases, result.data.case
     if cases is None:
         return f"{examples:,} test examples"
-    return f"{cases:,} test {case}{'' if cases == 1 else 's'} ({examples:,} examples)"
+    return f"{counted(cases, f'test {case}')} ({examples:,} examples)"
 
 
 def _interval(result: Result) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstill.core.text_format import MISSING, human_bytes, human_seconds, listed
+from fedstill.core.text_format import MISSING, counted, human_bytes, human_seconds, listed
 from fedstill.report import privacy_section
 from fedstill.report.result import Result
 from fedstill.report.run_files import Audited
@@ -109,7 +109,7 @@ def _engine(result: Result) -> str | None:
     threads = result.engine.threads
     parts = [result.engine.name, result.engine.device, result.engine.precision]
     if threads is not None:
-        parts.append(f"{threads:,} thread{'' if threads == 1 else 's'}")
+        parts.append(counted(threads, "thread"))
     return ", ".join(part for part in parts if part) or None
 
 
@@ -124,7 +124,7 @@ def _grouping(result: Result) -> list[str]:
             many = f"{count_word(len(stacked))} group{'' if len(stacked) == 1 else 's'}"
             parts.append(f"{sum(stacked):,} nodes stacked in {many}")
         if alone:
-            parts.append(f"{alone:,} node{'' if alone == 1 else 's'} one by one")
+            parts.append(f"{counted(alone, 'node')} one by one")
         if parts:
             in_rounds = phase == "distillation" and result.turn == "round"
             name = "rounds" if in_rounds else phase.replace("_", " ")

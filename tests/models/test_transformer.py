@@ -8,11 +8,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.models import dp_compatibility
 from fedstill.models.extractor_head import split
 from fedstill.models.transformer import Attention
 
@@ -69,27 +67,6 @@ def test_attention_is_that_of_torch() -> None:
     seen = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
     expected = theirs(x, x, x, key_padding_mask=seen == 0, need_weights=False)[0]
     torch.testing.assert_close(ours(x, seen.double()), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_example_by_example_are_those_of_a_loop(name: str) -> None:
-    model, x, y = network(name), texts(4)[1:], torch.tensor([0, 2, 1])
-    parameters = dict(model.named_parameters())
-
-    def loss(parameters: dict[str, torch.Tensor], ids: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(functional_call(model, parameters, (ids.unsqueeze(0),)), label.unsqueeze(0))
-
-    each = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
-    for at in range(len(x)):
-        model.zero_grad()
-        F.cross_entropy(model(x[at : at + 1]), y[at : at + 1]).backward()
-        for key, parameter in parameters.items():
-            torch.testing.assert_close(each[key][at], parameter.grad)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_dp_sgd_takes_them(name: str) -> None:
-    dp_compatibility.check(network(name).float(), "the model")
 
 
 @pytest.mark.parametrize("name", NAMES)

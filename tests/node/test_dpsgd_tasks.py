@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -23,7 +22,6 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import TASKS, Task
 
 N, SIDE, LENGTH, WORDS = 5, 16, 6, 11
-Draw = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,7 @@ def made(case: Case) -> tuple[Task, nn.Module, TensorData]:
     inputs = torch.randn(N, *shape, generator=draw)
     if task.form == "texts":
         inputs = torch.randint(1, WORDS, (N, LENGTH), generator=draw)
+        inputs[1::2, LENGTH // 2 :] = 0  # every other text is half as long
     targets = torch.randn(N, *case.targets, generator=draw).tanh()
     if task.kind == "time":
         time, event = torch.rand(2, N, generator=draw)

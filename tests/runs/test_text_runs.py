@@ -68,12 +68,6 @@ def test_what_leaves_are_logits_and_counts_never_words(reviews: Path, tmp_path: 
     assert set(result_of(tmp_path)["leaves"]) == {"label counts", "logit range", "logits"}
 
 
-def test_nodes_learn_texts_with_dp_sgd(reviews: Path, tmp_path: Path) -> None:
-    privacy = ("--nodes.privacy.mechanism", "dp-sgd", "--nodes.privacy.epsilon", "8.0")
-    assert run(reviews, tmp_path, *privacy, "--method.epochs", "1", model="transformer:8") == 0
-    assert result_of(tmp_path)["privacy"]["guarantee"]
-
-
 @pytest.mark.parametrize(
     ("words", "method", "model", "said"),
     [
