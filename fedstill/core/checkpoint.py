@@ -44,6 +44,7 @@ def save_state(path: Path, state: State) -> None:
             raise OSError(errno.EIO, str(error), str(path)) from error
         raise
     os.replace(part, path)
+    file_permissions.sync_folder(path.parent)
 
 
 def check_state(state: State) -> None:

@@ -55,3 +55,14 @@ def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
         if sync:
             os.fsync(file.fileno())
     os.replace(part, path)
+    if sync:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has what was made, renamed or deleted in a folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

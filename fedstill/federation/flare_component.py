@@ -22,6 +22,7 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 
+from fedstill.core.errors import DeployError
 from fedstill.core.kit_certificates import authority
 from fedstill.core.text_format import clip
 from fedstill.federation.connection_log import Contact, watch
@@ -142,6 +143,9 @@ def guard_job(site: str, folder: Path) -> None:
     """Have this process, of a job at a node, refuse these, and write so into the node's security log.
 
     FLARE's own filter of a site is in the site's process alone; a server can call a job's by its name.
+
+    Raises:
+        DeployError: FLARE names this process's connections in another way than it did.
     """
     security = SecurityLog(folder)
 
@@ -153,4 +157,4 @@ def guard_job(site: str, folder: Path) -> None:
     for cell in cells:
         cell.add_incoming_request_filter("*", "*", filtered)
     if CoreCell.ALL_CELLS and not cells:
-        logger.error("none of this process's connections is %s's: they are not guarded", clip(site))
+        raise DeployError(f"none of this process's connections is {clip(site)}'s: none would be guarded")

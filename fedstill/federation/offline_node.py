@@ -24,7 +24,7 @@ from fedstill.federation.offline_files import (
     read_questions,
     unpack_answers,
 )
-from fedstill.node import audit_file
+from fedstill.node import audit_file, owner_folder
 from fedstill.node.audit_entries import ANSWER, DATA, KEPT, REFUSED, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import forbidden
@@ -141,14 +141,19 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
         blob = pack_answers(header, Replies(host.hello(), {**told, **READY}, privacy, answers))
         # First the audit log: what is kept without an entry of its own does not leave.
-        session.audit.charge(_letting_out(plan.run, blob))
+        session.audit.charge(_letting_out(plan.run, blob, host.folder))
         file_permissions.replace(kept, blob, sync=True)
     finally:
         host.leave()
 
 
-def _letting_out(run: str, blob: bytes) -> Entry:
-    """The entry that says which bytes were let out, and so may leave again; it costs nothing."""
+def _letting_out(run: str, blob: bytes, folder: Path) -> Entry:
+    """The entry that says which bytes were let out, and so may leave again; it costs nothing.
+
+    Their fingerprint is keyed by the node's secret: by a plain one, whoever reads the log could try out which
+    answers without noise these are.
+    """
+    key = hashlib.blake2b(str(owner_folder.secret(folder)).encode(), person=b"let out").digest()
     return Entry(
         run=run,
         payer=DATA,
@@ -156,7 +161,7 @@ def _letting_out(run: str, blob: bytes) -> Entry:
         number=-1,
         question="answers",
         part=KEPT,
-        content=hashlib.sha256(blob).hexdigest(),
+        content=hashlib.blake2b(blob, key=key, digest_size=32).hexdigest(),
         rule="the same bytes may leave again",
     )
 
@@ -173,7 +178,7 @@ def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Rep
         audit.require_sound()
         objections = {name: rule for name, rule in rules.items() if rule is not None}
         _admit(host, objections, policy.most_questions or None, given.asks, audit, run)
-        if not audit.sums.number(vars(_letting_out(run, blob))):
+        if not audit.sums.number(vars(_letting_out(run, blob, host.folder))):
             raise RunFolderError(
                 f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
                 "knows: it has no entry of these bytes. Put the one that was changed back as it was. Or "

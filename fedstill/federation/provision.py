@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstill.core import file_permissions
 from fedstill.core.errors import ArgumentError, DeployError
 from fedstill.federation.flare_permissions import (
     ANSWER_WITHIN,
@@ -226,8 +227,9 @@ def _forget_keys(folder: Path, name: str, nodes: Sequence[str]) -> None:
     """Remove private keys from what FLARE remembers: a node's key is in its kit, and nowhere else."""
     path = folder / "provision" / name / "state" / "cert.json"
     state = json.loads(path.read_text())
-    write_json(path, {key: value for key, value in state.items() if key not in nodes})
-    path.chmod(0o600)
+    kept = {key: value for key, value in state.items() if key not in nodes}
+    # In one move: the authority's own key is nowhere else.
+    file_permissions.replace(path, (json.dumps(kept, indent=2) + "\n").encode(), sync=True)
 
 
 def _hand_out(folder: Path, made: Path, nodes: Sequence[str], heartbeat: float) -> None:

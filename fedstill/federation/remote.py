@@ -34,7 +34,7 @@ from fedstill.federation.meter import Meter
 from fedstill.federation.replies import About, Hello, Progress, read, read_about
 from fedstill.federation.sum_exchange import SumExchange
 from fedstill.federation.summed import Sent
-from fedstill.federation.transport import Delivery, Link, LinkError, Reply
+from fedstill.federation.transport import Delivery, Endless, Link, LinkError, Reply
 from fedstill.node.audit_entries import ANSWER, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.digests import digest
@@ -48,6 +48,8 @@ logger = logging.getLogger("fedstill.server")
 
 LEARN = 2.0  # seconds of local training between two looks at how far it has come
 SAID = 2.0  # seconds until it is said who is waited for; then it is said ever more rarely
+MESSAGES = 3  # at most, in one call to a node: a join with public data
+SPARE = 30.0  # seconds beside, for what is done with a reply
 RARELY = 60.0  # seconds
 PROBE = 5.0  # seconds between two looks whether a node is back
 
@@ -128,8 +130,8 @@ class Remote(Federation):
         """Tell all nodes that the run is over; who is not there need not know."""
         self._send.over.set()
         message = self._send.pack({"do": "leave"})
-        for future in [self._pool.submit(self.carrier.call, node, message, PROBE) for node in self.present]:
-            future.exception()
+        calls = [self._pool.submit(self.carrier.call, node, message, PROBE) for node in self.present]
+        wait(calls, timeout=PROBE + SPARE)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -218,7 +220,8 @@ class Remote(Federation):
     ) -> dict[str, Any]:
         """A call to each of some nodes at once; those that fail are left out, if a quorum remains.
 
-        All are heard before anything is decided, so that no node is still at work when a run stops.
+        All are heard before anything is decided, so that no node is still at work when a run stops; but for
+        one whose reply never ends.
         """
         futures = {node: self._pool.submit(call, node) for node in nodes}
         self._wait(futures, question)
@@ -226,6 +229,8 @@ class Remote(Federation):
         failed: list[tuple[str, Exception]] = []
         for node, future in futures.items():
             try:
+                if not future.done():
+                    raise Endless(f"its reply has no end within {self.link.wait:g} s (link.wait)")
                 told[node] = future.result()
             except (LinkError, FedstillError) as error:
                 failed.append((node, error))
@@ -238,7 +243,7 @@ class Remote(Federation):
             if isinstance(failure, DeployError) or (everyone and isinstance(failure, QuestionMismatch)):
                 raise failure
             reason = failure.reason if isinstance(failure, NodeFault) else str(failure)
-            nonsense = isinstance(failure, QuestionRefused | QuestionMismatch | DataError)
+            nonsense = isinstance(failure, QuestionRefused | QuestionMismatch | DataError | Endless)
             try:
                 self.leave_out(node, question, reason, back=not nonsense, since=since)
             except NodeFault as fault:
@@ -253,9 +258,15 @@ class Remote(Federation):
         return told
 
     def _wait(self, futures: Mapping[str, Future[Any]], question: str) -> None:
-        """Until all calls are over; now and then it is said which nodes they are waiting for."""
+        """Until all calls are over, or cannot be waited for; now and then it is said which nodes are late.
+
+        What carries messages may count silence only, and a reply that trickles in is never silent.
+        """
         start, pause = time.monotonic(), SAID
-        while late := wait(futures.values(), timeout=pause).not_done:
+        until = start + MESSAGES * self.link.wait + SPARE
+        while late := wait(futures.values(), timeout=min(pause, max(until - time.monotonic(), 0.0))).not_done:
+            if time.monotonic() >= until:
+                break
             nodes = [node for node, future in futures.items() if future in late]
             waited = human_seconds(time.monotonic() - start)
             gone = f"for {waited}; a node has {self.link.wait:g} s (link.wait)"

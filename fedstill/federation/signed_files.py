@@ -7,6 +7,7 @@ alone says nothing about who holds it: its fingerprint has to be compared, once,
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -49,27 +50,16 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    if not path.exists():
+        _make_key(path)
+    if path.stat().st_mode & 0o077:
+        raise BundleError(f"{path} can be read by others: chmod 600 {path}")
     try:
-        file = file_permissions.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        if path.stat().st_mode & 0o077:
-            raise BundleError(f"{path} can be read by others: chmod 600 {path}") from None
-        try:
-            key = serialization.load_pem_private_key(_small(path), None)
-        except (ValueError, TypeError) as error:
-            raise BundleError(f"{path} holds no private key in PEM form without a password") from error
-        if not isinstance(key, Ed25519PrivateKey):
-            raise BundleError(f"{path} holds a key of another kind: allowed is {ALGORITHM}") from None
-    else:
-        key = Ed25519PrivateKey.generate()
-        with os.fdopen(file, "wb") as out:
-            out.write(
-                key.private_bytes(
-                    serialization.Encoding.PEM,
-                    serialization.PrivateFormat.PKCS8,
-                    serialization.NoEncryption(),
-                )
-            )
+        key = serialization.load_pem_private_key(_small(path), None)
+    except (ValueError, TypeError) as error:
+        raise BundleError(f"{path} holds no private key in PEM form without a password") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise BundleError(f"{path} holds a key of another kind: allowed is {ALGORITHM}")
     public = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -77,6 +67,22 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     if not beside.exists() or beside.read_bytes() != public:
         file_permissions.replace(beside, public)
     return key
+
+
+def _make_key(path: Path) -> None:
+    """A new private key, whole or not at all; one that another process makes meanwhile stays."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    file_permissions.replace(part, Ed25519PrivateKey.generate().private_bytes(*form), sync=True)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(part, path)
+    finally:
+        part.unlink()
+    file_permissions.sync_folder(path.parent)
 
 
 def public_of(key: Ed25519PrivateKey) -> bytes:

@@ -25,6 +25,10 @@ class Silent(LinkError):
     """No answer came in time; nothing else is known of why."""
 
 
+class Endless(LinkError):
+    """A reply goes on arriving, and does not come to an end."""
+
+
 class Unreachable(LinkError):
     """There is no way to this node, and there will be none as long as this link lasts."""
 

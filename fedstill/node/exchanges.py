@@ -34,6 +34,7 @@ class Exchange:
     pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
     pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
     gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
+    gone: bool = False  # the graph, and answers that are not out yet
     bits: str = ""  # where answers are summed: a fingerprint of the question, and of what was asked before
     call: SumCall | None = None  # of which nodes a sum is made of the answers,
     call_back: SumCall | None = None  # and of the gradients; None: each node's by itself
@@ -45,7 +46,7 @@ class Exchanges(OrderedDict[int, Exchange]):
     def keep(self, number: int, exchange: Exchange) -> None:
         """Keep one more; the graphs of those before go, and what is too old."""
         for older in self.values():
-            older.inputs, older.outputs = {}, {}
+            older.inputs, older.outputs, older.gone = {}, {}, True
         self[number] = exchange
         while len(self) > (KEPT if self._bytes() <= KEPT_BYTES else 1):
             self.popitem(last=False)

@@ -10,6 +10,7 @@ import math
 import platform
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +37,7 @@ from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
 from fedstill.node.refusal_text import OWN_TROUBLES, telling
 from fedstill.node.requests import Requests, asks
-from fedstill.node.security_log import SecurityLog, SecurityLogError
+from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
 from fedstill.node.session import MOST, Session
 from fedstill.protocol.run_description import Description, describe
 from fedstill.protocol.run_plan import PROTOCOL, Plan
@@ -47,6 +48,7 @@ logger = logging.getLogger("fedstill.node")
 
 T = TypeVar("T", bool, int, float, str)
 
+JOINS = 1000  # of runs by one process, or of one again and again
 LONGEST = 100  # letters of a server process's name, of which all are kept
 
 
@@ -80,7 +82,9 @@ class Host:
         self._public = KeptPublic(folder, self.file)
         self._lock = threading.Lock()
         self._server, self._heard = "", -1  # the server process that asks, and the last of its messages
-        self._over: set[str] = set()  # server processes before it
+        self._over: deque[str] = deque(maxlen=1000)  # server processes before it
+        self._joins = 0
+        self._refusals: set[tuple[object, ...]] = set()  # of this process, that the audit log has
 
     @property
     def name(self) -> str:
@@ -99,12 +103,15 @@ class Host:
 
         One at a time: a server that asks again while an answer is still computed waits for that one.
         """
+        header: dict[str, Any] = {}
+        try:  # out of turn: many large ones would wait in memory
+            self._refuse_large(message)
+        except QuestionRefused as error:
+            return pack({"error": self._refused(header, error)})
         with self._lock, looking_in(self.folder):
             start = time.perf_counter()
-            header: dict[str, Any] = {}
             try:
                 with limited(self.name, "message"):
-                    self._refuse_large(message)
                     header, tensors = unpack(message, 0)
                 with limited(self.name, short(header.get("do"))):
                     told, released = self._serve(header, tensors)
@@ -202,7 +209,7 @@ class Host:
     def _begin_with(self, server: str) -> None:
         """Count messages from a server process anew; the one before it is over."""
         if server != self._server:
-            self._over.add(self._server)
+            self._over.append(self._server)
             self._server, self._heard = server, -1
 
     def _late(self, header: Mapping[str, Any]) -> bool:
@@ -225,8 +232,12 @@ class Host:
         asked = number if type(number) is int and abs(number) < MOST else -1
         which = f"{question} (number {asked})" if asked >= 0 else question
         logger.warning("refused %s: %s", which, short(text, 1000))
-        if header.get("do") in ("answer", "pull back") and self.session is not None:
-            self.session.note_refusal(question, asked, error)
+        session = self.session
+        if header.get("do") in ("answer", "pull back") and session is not None:
+            told_before = (question, asked, type(error)) in self._refusals
+            if session.plan.run == header.get("run") and not told_before and len(self._refusals) < REFUSALS:
+                self._refusals.add((question, asked, type(error)))
+                session.note_refusal(question, asked, error)
         if isinstance(error, QuestionRefused) or header.get("do") == "join":
             self.note_refusal(question, error, short(header.get("run") or ""))
         kind = OwnDataError if isinstance(error, OWN_TROUBLES) else type(error)
@@ -277,8 +288,11 @@ class Host:
                 self._public.keep(plan, public)
                 kept = self._public.read(plan, {})  # laid out in memory as it will be after a stop
             if self.session is None or self.session.plan != plan:
+                if self._joins >= JOINS:  # each is a line of the security log
+                    raise QuestionRefused(self.name, "join", f"a process joins {JOINS} runs, and no more")
                 self.leave()
                 session = Session(self.folder, self.file, self.compute, plan, kept, approved)
+                self._joins += 1
                 why = f"approve = {self.file.policy.approve!r}"
                 told = {} if approved is None else {"description": approved.sha256}
                 try:

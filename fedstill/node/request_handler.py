@@ -28,8 +28,8 @@ class RequestHandler:
     """Answers questions for a group of nodes, each node's part through its own gate.
 
     Asking again under the same number gives the same answer: no handler runs, nothing is counted. That
-    holds too when a gate failed half-way, say on a full disk: what was computed is kept, and asking again
-    releases what is outstanding.
+    holds too when a gate failed half-way, say on a full disk: what was computed is kept until the next
+    question, and asking again releases what is outstanding.
 
     Args:
         last: the last number that each node has served, by name; shared by all that may serve a node, so
@@ -105,8 +105,8 @@ class RequestHandler:
 
         Raises:
             ArgumentError: other tensors than the question declares.
-            QuestionRefused: a gate's policy forbids it; then no node of the group has answered. Only a
-                limit on bytes may strike later, when the size of an answer is known.
+            QuestionRefused: a gate's policy forbids it; then no node of the group has answered. What follows
+                from an answer itself may strike later, at its release: its bytes and rows, or its price.
             QuestionMismatch: the number was used for another question or other content.
             NodeFault: an earlier question failed while a network learned privately for it, perhaps half of
                 what it should, and that is not paid for.
@@ -158,8 +158,14 @@ class RequestHandler:
         self._remember(number, now)
 
     def release_answers(self, number: int) -> Sequence[Tensors]:
-        """Each node's answer, in the group's order, through its gate."""
+        """Each node's answer, in the group's order, through its gate.
+
+        Raises:
+            QuestionMismatch: some are outstanding, and a later question has been answered meanwhile.
+        """
         kept = self._answered[number]
+        if kept.gone and len(kept.releases) < len(self.group.nodes):
+            raise QuestionMismatch(self.group.nodes[0].name, kept.question.name, number)
         for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
             mine = {key: out[row].detach() for key, out in kept.outputs.items()}
             kept.releases.append(

@@ -177,6 +177,13 @@ def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
     return save({name: tensor.contiguous() for name, tensor in plain.items()}, metadata=metadata)
 
 
+# What reading bytes can raise that somebody made up; a RuntimeError is torch's, of a shape beyond all memory.
+NO_MESSAGE = (
+    *(SafetensorError, ValueError, KeyError, TypeError, AttributeError),
+    *(RecursionError, RuntimeError, OverflowError),
+)
+
+
 def header_size(message: bytes) -> int:
     """Bytes of a message before its tensors, as it says itself; 0 where it has not as many."""
     length = int.from_bytes(message[:8], "little")
@@ -192,6 +199,8 @@ def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, An
     Raises:
         DataError: the bytes are no message, or its header is larger.
     """
+    if not isinstance(message, bytes):  # what carries messages may carry other things as well
+        raise DataError(f"a message is a {type(message).__name__}: allowed are bytes")
     length = header_size(message)
     if 0 < most_header < length:
         raise DataError(f"its header has {length} bytes: allowed are {most_header} (most_header)")
@@ -203,7 +212,7 @@ def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, An
         loaded = load(message)
         # One after the other leaves the first copy: all together would be a third of a large message.
         tensors = {name: _laid_out(loaded.pop(name), strides.get(name)) for name in list(loaded)}
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except NO_MESSAGE as error:
         raise DataError(f"{len(message)} bytes are no message of fedstill: {error}") from error
     if not isinstance(header, dict):
         raise DataError("a message's header is no table")

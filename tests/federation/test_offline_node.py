@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from fedstill.cli import main as cli
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QuestionRefused, RunFolderError
 from fedstill.core.registry import looking_in
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import Public
@@ -109,6 +110,20 @@ def test_code_comes_from_the_nodes_folder_and_never_from_the_working_folder(
     assert not (elsewhere / "ran").exists()
     assert Path(str(sys.modules[own_module].__file__)).parent == node
     assert offline_node.answer(node, questions).again
+
+
+def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_path: Path) -> None:
+    node = make_node(tmp_path / "clinic")
+    questions = make_questions(tmp_path / "questions.safetensors")
+    offline_node.answer(node, questions, tmp_path / "answers")
+    (entry,) = [line for line in entries(node) if line["part"] == "kept"]
+    (kept,) = node.glob(f"runs/*/{offline_node.LET_OUT}")
+    blob = kept.read_bytes()
+    tried = {hashlib.new(name, blob).hexdigest() for name in ("sha256", "blake2s", "sha3_256")}
+    assert entry["content"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
+    (node / "secret").write_text("8\n")
+    with pytest.raises(RunFolderError, match="is not what was let out"):
+        offline_node.answer(node, questions, tmp_path / "again")
 
 
 def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(

@@ -574,6 +574,8 @@ def test_a_jobs_process_lets_nobody_look_into_it_nor_silence_its_log(tmp_path: P
         assert ask(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
         assert heard == ["abort"]
         assert "configure_job_log" in (tmp_path / "security.jsonl").read_text()
+        with pytest.raises(DeployError, match="none would be guarded"):
+            guard_job("south", tmp_path)
     finally:
         for cell in (job, server):
             cell.stop()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -717,11 +718,20 @@ def replying(told: Any = None, **tensors: torch.Tensor) -> Callable[[], bytes]:
     return lambda: pack({"told": {"privacy": {}} if told is None else told, "seconds": 0.0}, named)
 
 
+OF_X = {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}
+TOLD = {"__metadata__": {"fedstill": json.dumps({"fedstill": {}, "strides": {}})}, "x": OF_X}
+WITHOUT_BYTES = len(json.dumps(TOLD)).to_bytes(8, "little") + json.dumps(TOLD).encode()
+
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a mismatch": (
         lambda: pack({"error": {"kind": "QuestionMismatch", "text": "x", "number": 1}}),
         "again as number 1 with other content",
     ),
+    "a shape that no memory has": (
+        lambda: WITHOUT_BYTES,
+        "no message of fedstill",
+    ),
+    "no bytes": (lambda: cast(bytes, None), "a message is a NoneType: allowed are bytes"),
     "an error without a kind": (lambda: pack({"error": {"text": "x"}}), "error.kind is missing"),
     "float8 with a scale": (
         replying(logits=L.to(torch.float8_e4m3fn), logits__scale=torch.ones(2)),
@@ -752,6 +762,32 @@ def test_no_reply_ends_a_run_that_has_a_quorum(what: str) -> None:
     assert reason in nodes.federation.out["two"].reason
     assert not nodes.federation.out["two"].back
     assert nodes.ask().nodes == ("one", "three")
+
+
+@pytest.mark.parametrize("do", ["answer", "pull back", "leave"])
+def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link may count silence only, as FLARE's does: what trickles in is not silent."""
+    monkeypatch.setattr(remote, "SPARE", 0.1)
+    monkeypatch.setattr(remote, "PROBE", 0.1)
+    nodes, over = Scripted(quorum=0.6, wait=0.1), threading.Event()
+
+    def trickles() -> bytes:
+        assert over.wait(60)
+        raise LinkError("no way")
+
+    try:
+        nodes.breaks("two", do, trickles)
+        answers = nodes.federation.ask("weigh", x=X.clone().requires_grad_())
+        if do == "pull back":
+            answers["logits"].sum().backward()
+        if do == "leave":
+            nodes.federation.leave()
+        else:
+            assert nodes.ask().nodes == ("one", "three")
+            assert "no end within 0.1 s (link.wait)" in nodes.federation.out["two"].reason
+            assert not nodes.federation.out["two"].back
+    finally:
+        over.set()
 
 
 SAID = Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)).to_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,27 @@ def test_a_key_is_made_once_for_its_owner_alone_and_the_public_part_beside_it(tm
     assert signed_files.read_public(tmp_path / "a.pub") == key
     assert signed_files.public_of(signed_files.own_key(tmp_path / "b.key")) != key
     assert len(signed_files.fingerprint(key).replace(" ", "")) == 32
+
+
+def test_a_key_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            signed_files.own_key(tmp_path / "a.key")
+    assert not (tmp_path / "a.key").exists()
+    link = os.link
+
+    def slower(part: Path, path: Path) -> None:
+        """Another process has made one meanwhile."""
+        (tmp_path / "b.key").rename(path)
+        link(part, path)
+
+    theirs = signed_files.public_of(signed_files.own_key(tmp_path / "b.key"))
+    monkeypatch.setattr(os, "link", slower)
+    assert signed_files.public_of(signed_files.own_key(tmp_path / "a.key")) == theirs
 
 
 def test_a_public_part_of_another_key_is_put_right(tmp_path: Path) -> None:

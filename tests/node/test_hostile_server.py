@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ import pytest
 import torch
 
 from fedstill.data.public import Public
+from fedstill.node import host as host_module
 from fedstill.node.audit_entries import ALL, DATA
+from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.questions import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.protocol.summing import SumCall
@@ -301,6 +304,39 @@ def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
     (line,) = caplog.messages
     assert line.startswith("refused message: ")
     assert clinic.lines() == before, "nobody knows which question it was"
+
+
+def test_what_is_too_large_does_not_wait_for_its_turn(tmp_path: Path) -> None:
+    """Many of them at once would all be in memory."""
+    clinic = Clinic(tmp_path / "clinic", "most_message = 20000\n").ready()
+    with clinic.host._lock, ThreadPoolExecutor(1) as pool:
+        told = pool.submit(clinic.ask, 0, torch.ones(400, *SHAPE)).result(timeout=60)
+    assert "most_message: 20000" in told["rule"]
+
+
+def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    wrong = torch.zeros(1)
+    for _ in range(3):
+        assert "kind" in clinic.ask(7, wrong)
+    refused = [line for line in clinic.lines() if line["part"] == "refused"]
+    assert [line["number"] for line in refused] == [7], "the same is one line"
+    monkeypatch.setattr(host_module, "REFUSALS", 3)
+    for number in range(10):
+        assert "kind" in clinic.ask(number, wrong)
+    assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3
+    monkeypatch.setattr(host_module, "JOINS", 4)
+    plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
+    told = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
+    assert [isinstance(said, tuple) for said in told] == [True, True, True, False, False]
+    assert told[-1]["rule"] == "a process joins 4 runs, and no more"
+    assert [line["event"] for line in SecurityLog(clinic.folder).lines()].count("joined") == 4
+
+
+def test_what_a_stranger_asks_is_not_noted_under_the_run_that_goes_on(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+    assert "a run that this node has joined" in clinic.ask(5, run="stranger")["text"]
+    assert clinic.lines() == []
 
 
 # --- what a refusal or a failure tells --------------------------------------------------------------------

@@ -353,6 +353,22 @@ def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
         office.ask(0, X + 1)
 
 
+def test_an_answer_that_failed_half_way_is_gone_once_the_next_is_out() -> None:
+    """Not released as an answer of nothing, at no price."""
+    office = Office()
+    audit = full(office)
+    audit.full = ("b", "answer")
+    with pytest.raises(OSError, match="no space"):
+        office.ask(0)
+    audit.full = None
+    office.ask(1)
+    before = audit.summary()
+    with pytest.raises(QuestionMismatch):
+        office.ask(0)
+    assert audit.summary() == before
+    assert [audit.spent(name, ALL).questions for name in "abc"] == [2, 1, 1]
+
+
 def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
     whole = Office()
     whole.ask()

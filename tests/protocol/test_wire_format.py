@@ -114,6 +114,22 @@ def test_a_file_of_safetensors_with_another_header_is_refused(metadata: dict[str
         unpack(save({"x": torch.zeros(1, 1, 1, 1)}, metadata=metadata))
 
 
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [2**63, 0], [2**40, 2**40, 0, 2**40]])
+def test_a_shape_that_no_memory_has_is_refused(shape: list[int]) -> None:
+    """Of no bytes, so that safetensors lets it pass."""
+    told = json.dumps({"fedstill": {}, "strides": {}})
+    of_x = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {"fedstill": told}, "x": of_x}).encode()
+    with pytest.raises(DataError, match="no message of fedstill"):
+        unpack(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize("message", [None, {}, 5, "text", bytearray(WHOLE)])
+def test_a_message_is_bytes(message: Any) -> None:
+    with pytest.raises(DataError, match="allowed are bytes"):
+        unpack(message)
+
+
 # --- shorter forms ------------------------------------------------------------------------------------
 
 
