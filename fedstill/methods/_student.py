@@ -13,6 +13,7 @@ from fedstill.core.compute import lay_out, onto
 from fedstill.core.recorded import Memory, Recorded, recordable
 from fedstill.data.augment import posed, shifted
 from fedstill.methods import ArgumentError, Method, Server, cosine, descend, set_lr, torch_generator
+from fedstill.methods._label_shift import LabelShift
 from fedstill.tasks import Ensemble, Task
 
 Augment = Literal["none", "shift", "shift-flip", "turn"]
@@ -53,12 +54,15 @@ class StudentOptions(Method):
 class Student:
     """S, with its optimiser and what it remembers.
 
+    Args:
+        shift: corrects answers before they are learned; None: they are learned as they are.
+
     Raises:
         ArgumentError: an augmentation that does not suit the task or the shape.
     """
 
-    def __init__(self, options: StudentOptions, server: Server) -> None:
-        self.options, self.server, self.S = options, server, server.student
+    def __init__(self, options: StudentOptions, server: Server, shift: LabelShift | None = None) -> None:
+        self.options, self.server, self.S, self.shift = options, server, server.student, shift
         self.replay = Replay(options.memory, options.student_augment, server.task, server.shape, server.seed)
         # What its owner froze stays as it is.
         self.learning = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
@@ -78,6 +82,10 @@ class Student:
         self._learn(True)
         return {"z_hat": z_hat}
 
+    def target(self, z: torch.Tensor) -> torch.Tensor:
+        """What S is to say where the ensemble says z ``(B, classes, ...)``."""
+        return z if self.shift is None else self.shift.corrected(z)
+
     def mimic(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """L_mimic as S descends it (Eq. 10)."""
         z_hat = self.S(self.server.task.observe(x)).float()
@@ -93,6 +101,7 @@ class Student:
         for turn in range(options.student_steps):
             x, z = fresh[turn] if fresh else self.replay.sample(options.student_batch, done, turn)
             with server.compute.step(server.seed, "student", done, turn):
+                z = self.target(z)
                 L_S = (self._stepping if self.records else self.step)(x=x, z=z)["loss"]
         return L_S
 
@@ -104,12 +113,15 @@ class Student:
         return {"loss": loss.detach()}
 
     def state(self) -> dict[str, Any]:
-        return {"adam": self.adam.state_dict(), "replay": self.replay.state()}
+        decided = None if self.shift is None else self.shift.decided
+        return {"adam": self.adam.state_dict(), "replay": self.replay.state(), "decided": decided}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
         self.adam.load_state_dict(state["adam"])
         lay_out(self.adam)
         self.replay.load(state["replay"], device)
+        if self.shift is not None:
+            self.shift.decided = state["decided"].to(device)
 
     def _learn(self, mode: bool) -> None:
         self.S.train(mode)

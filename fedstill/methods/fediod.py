@@ -28,12 +28,14 @@ from fedstill.methods._critics import doubts
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
+from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._public import heard
 from fedstill.methods._student import Known, Student
 from fedstill.methods._zeroth_order import ask_around
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
 from fedstill.protocol.summing import Added
 from fedstill.tasks import Task
+from fedstill.tasks.classification import SoftmaxTask
 
 
 @dataclass
@@ -69,6 +71,9 @@ class FedIOD(Importance, FromNoise, Imagines):
     """Weight of L_mimic in the generator's loss (Eq. 10)."""
     balance: NonNegativeFloat = 10.0
     """Weight of the class balance, in the published code but not in the paper."""
+    label_shift: bool = False
+    """S learns answers as they would be if generated inputs showed each class as often as the nodes' own do;
+    for tasks with classes. Beyond the paper."""
     through: bool = True
     """Pull losses back through the nodes; false: they only answer, and G learns from S (and from what else
     is known without them), as models that have no gradients, or gates that withhold them, allow."""
@@ -150,8 +155,13 @@ class FedIOD(Importance, FromNoise, Imagines):
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Distilling:
-        source, G = self.source(server), self.first_generator(server)
-        return Distilling(LabelHistogram(), source, *G, Student(self, server))
+        source, G, task = self.source(server), self.first_generator(server), server.task
+        if self.label_shift and not isinstance(task, SoftmaxTask):
+            raise ArgumentError(
+                "method.label_shift", True, f"false, as task {task.name} has no shares of classes"
+            )
+        shift = LabelShift(task.classes, server.device) if self.label_shift else None
+        return Distilling(LabelHistogram(), source, *G, Student(self, server, shift))
 
     def turn(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
         """One distillation step (Algorithm 1's second loop): one question, one step of G, some of S."""
@@ -166,13 +176,17 @@ class FedIOD(Importance, FromNoise, Imagines):
             x, answers = self.asked(server, state, "examine", w)
             sizes = state.histogram.of(answers.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
-            z = heard(server, answers, self.ensemble)  # (K, B, classes, ...)
+            z_k = heard(server, answers, self.ensemble)  # (K, B, classes, ...)
             weights = self.weights(server, state, answers)
-            z_bar = task.ensemble(z, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
+            z_bar = task.ensemble(z_k, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
             L_gan = self.fooled(task, answers, pi, z_bar, weights)  # Eq. 2
             L_conf, L_unique = self.judged(task, answers, pi)  # Eq. 3 and 5
             L_balance = task.balance(z_bar)
-            L_mimic = task.distance(state.student.watching(x), z_bar, self.tau).mean()  # Eq. 10
+            if (shift := state.student.shift) is not None:
+                shift.expect(state.histogram.counts.sum(0))
+                shift.count(z_bar)
+            z_S, z = state.student.watching(x), state.student.target(z_bar)
+            L_mimic = task.distance(z_S, z, self.tau).mean()  # Eq. 10
             L_G = (
                 self.gan * L_gan
                 + self.conf * L_conf

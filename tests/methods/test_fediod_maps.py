@@ -229,6 +229,33 @@ def test_images_that_were_measured_are_not_moved_and_only_squares_turn() -> None
         Replay(9, "turn", TASK, (1, 16, 24), 0)
 
 
+# --- label shift ---------------------------------------------------------------------------------
+
+
+def test_the_student_learns_what_would_be_said_if_classes_were_as_frequent_as_at_the_nodes() -> None:
+    one = world(label_shift=True, importance="size", student_steps=1)
+    student = one.server.state.student
+    learned: list[torch.Tensor] = []
+    step = student.step
+    student.step = lambda x, z: (learned.append(z), step(x, z))[1]
+    for _ in range(2):
+        one.server.step()
+    z = student.replay._z[: len(student.replay)]  # as the ensemble said it
+    square = sum(node.data.targets.double().mean((1, 2)).sum() for node in one.nodes)
+    held = square / sum(len(node.data) for node in one.nodes)
+    seen = z.argmax(1).double().mean()
+    moved = (held / (1 - held)).log() - (seen / (1 - seen)).log()  # of the second class against the first
+    assert abs(moved) > 0.5, "else nothing is shown"
+    drawn, target = student.replay.sample(FIOD.student_batch, 1, 0)[1], learned[1]
+    apart = (target[:, 1] - target[:, 0]) - (drawn[:, 1] - drawn[:, 0])
+    torch.testing.assert_close(apart, torch.full_like(apart, moved.item()), rtol=1e-3, atol=1e-3)
+
+
+def test_label_shift_is_for_classes() -> None:
+    with pytest.raises(ArgumentError, match=r"method.label_shift is True: allowed is false, as task recon"):
+        world(task=RECONSTRUCTION, label_shift=True).server.step()
+
+
 # --- the same whatever happens -------------------------------------------------------------------
 
 
@@ -238,7 +265,7 @@ def test_images_that_were_measured_are_not_moved_and_only_squares_turn() -> None
         {},
         {"importance": "realness", "student_inputs": "fresh", "gan_weights": "expertise"},
         {"conditions": "drawn", "pretrain": 1},
-        {"student_augment": "turn", "map_augment": "mirror", "ensemble": "consensus"},
+        {"student_augment": "turn", "map_augment": "mirror", "ensemble": "consensus", "label_shift": True},
     ],
 )
 def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> None:
@@ -251,7 +278,10 @@ def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> N
     assert stacked.audit.summary() == alone.audit.summary()
 
 
-@pytest.mark.parametrize("options", [{"pretrain": 1, "map_augment": "turn"}, {"student_inputs": "fresh"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"pretrain": 1, "map_augment": "turn"}, {"student_inputs": "fresh"}, {"label_shift": True}],
+)
 def test_going_on_from_a_state_gives_the_figures_of_one_go(options: dict[str, Any], tmp_path: Path) -> None:
     whole = world(**options, features=vgg())
     second = gone_on(lambda: world(**options, features=vgg()), 2, tmp_path)
