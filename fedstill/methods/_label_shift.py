@@ -32,8 +32,8 @@ class LabelShift:
         self._expected = torch.ones(classes, device=device)
 
     def expect(self, counts: torch.Tensor) -> None:
-        """How many there are of each class among real ones, ``(C,)``."""
-        self._expected = counts
+        """How many there are of each class among real ones, ``(C,)``; noise may have made some negative."""
+        self._expected = counts.clamp(min=0)
 
     def count(self, z: torch.Tensor) -> None:
         """Count for which class each ensembled answer ``(B, C, ...)`` decides."""
@@ -42,5 +42,6 @@ class LabelShift:
 
     def corrected(self, z: torch.Tensor) -> torch.Tensor:
         """Logits ``(B, C, ...)`` as they would be, had generated inputs the classes' expected shares."""
-        expected, decided = ((n / n.sum()).clamp(min=LEAST).log() for n in (self._expected, self.decided))
+        told = self._expected, self.decided
+        expected, decided = ((n / n.sum().clamp(min=LEAST)).clamp(min=LEAST).log() for n in told)
         return z + (expected - decided).view(-1, *(1,) * (z.ndim - 2))
