@@ -230,7 +230,8 @@ class Remote(Federation):
         for node, future in futures.items():
             try:
                 if not future.done():
-                    raise Endless(f"its reply has no end within {self.link.wait:g} s (link.wait)")
+                    limit = MESSAGES * self.link.wait + SPARE
+                    raise Endless(f"what it is sent, or replies, has not ended after {limit:g} s")
                 told[node] = future.result()
             except (LinkError, FedstillError) as error:
                 failed.append((node, error))

@@ -7,10 +7,10 @@ alone says nothing about who holds it: its fingerprint has to be compared, once,
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
+import secrets
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,11 +75,16 @@ def _make_key(path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     file_permissions.replace(part, Ed25519PrivateKey.generate().private_bytes(*form), sync=True)
     try:
-        with contextlib.suppress(FileExistsError):
-            os.link(part, path)
+        os.link(part, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise BundleError(
+            f"{path} cannot be made, as its disk has no hard links: {error.strerror}"
+        ) from error
     finally:
         part.unlink()
     file_permissions.sync_folder(path.parent)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-LEAST = 1e-4  # the smallest share: of a class that is next to never met nothing can be said
+LEAST = 1e-4  # the smallest share: of a class that is next to never met nothing can be said, and it stays
 
 
 class LabelShift:
@@ -42,6 +42,7 @@ class LabelShift:
 
     def corrected(self, z: torch.Tensor) -> torch.Tensor:
         """Logits ``(B, C, ...)`` as they would be, had generated inputs the classes' expected shares."""
-        told = self._expected, self.decided
-        expected, decided = ((n / n.sum().clamp(min=LEAST)).clamp(min=LEAST).log() for n in told)
-        return z + (expected - decided).view(-1, *(1,) * (z.ndim - 2))
+        expected, decided = (n / n.sum().clamp(min=LEAST) for n in (self._expected, self.decided))
+        known = (expected >= LEAST) & (decided >= LEAST)
+        shift = torch.where(known, (expected / decided.clamp(min=LEAST)).clamp(min=LEAST).log(), 0.0)
+        return z + shift.view(-1, *(1,) * (z.ndim - 2))

@@ -106,7 +106,7 @@ class Host:
         header: dict[str, Any] = {}
         try:  # out of turn: many large ones would wait in memory
             self._refuse_large(message)
-        except QuestionRefused as error:
+        except Exception as error:  # as below; of what is no bytes, too
             return pack({"error": self._refused(header, error)})
         with self._lock, looking_in(self.folder):
             start = time.perf_counter()
@@ -234,9 +234,11 @@ class Host:
         logger.warning("refused %s: %s", which, short(text, 1000))
         session = self.session
         if header.get("do") in ("answer", "pull back") and session is not None:
-            told_before = (question, asked, type(error)) in self._refusals
-            if session.plan.run == header.get("run") and not told_before and len(self._refusals) < REFUSALS:
-                self._refusals.add((question, asked, type(error)))
+            rule = error.rule if isinstance(error, QuestionRefused) else telling(error)
+            line = (session.plan.run, question, asked, short(rule))
+            new = line not in self._refusals and len(self._refusals) < REFUSALS
+            if session.plan.run == header.get("run") and new:
+                self._refusals.add(line)
                 session.note_refusal(question, asked, error)
         if isinstance(error, QuestionRefused) or header.get("do") == "join":
             self.note_refusal(question, error, short(header.get("run") or ""))

@@ -781,10 +781,12 @@ def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.
         if do == "pull back":
             answers["logits"].sum().backward()
         if do == "leave":
+            start = time.monotonic()
             nodes.federation.leave()
+            assert time.monotonic() - start < 20
         else:
             assert nodes.ask().nodes == ("one", "three")
-            assert "no end within 0.1 s (link.wait)" in nodes.federation.out["two"].reason
+            assert "has not ended after 0.4 s" in nodes.federation.out["two"].reason
             assert not nodes.federation.out["two"].back
     finally:
         over.set()

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.federation import Answers
 from fedstill.methods._label_maps import told, whose
+from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._student import Augment, Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
@@ -249,6 +250,16 @@ def test_the_student_learns_what_would_be_said_if_classes_were_as_frequent_as_at
     drawn, target = student.replay.sample(FIOD.student_batch, 1, 0)[1], learned[1]
     apart = (target[:, 1] - target[:, 0]) - (drawn[:, 1] - drawn[:, 0])
     torch.testing.assert_close(apart, torch.full_like(apart, moved.item()), rtol=1e-3, atol=1e-3)
+
+
+def test_of_what_is_never_met_nothing_is_corrected() -> None:
+    """Neither of a class that was never decided for, nor by counts that noise has taken below 0."""
+    shift = LabelShift(3, torch.device("cpu"))
+    shift.expect(torch.tensor([3.0, 1.0, -2.0]))
+    shift.count(torch.eye(3)[[0, 0, 2]])
+    torch.testing.assert_close(shift.corrected(torch.zeros(1, 3)), torch.tensor([[9 / 8, 1.0, 1.0]]).log())
+    shift.expect(torch.tensor([0.0, -1.0, -2.0]))
+    assert torch.equal(shift.corrected(torch.zeros(1, 3)), torch.zeros(1, 3))
 
 
 def test_label_shift_is_for_classes() -> None:

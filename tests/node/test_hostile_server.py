@@ -23,6 +23,7 @@ from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.questions import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.protocol.summing import SumCall
+from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.node import test_host
 from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
@@ -312,6 +313,13 @@ def test_what_is_too_large_does_not_wait_for_its_turn(tmp_path: Path) -> None:
     with clinic.host._lock, ThreadPoolExecutor(1) as pool:
         told = pool.submit(clinic.ask, 0, torch.ones(400, *SHAPE)).result(timeout=60)
     assert "most_message: 20000" in told["rule"]
+
+
+@pytest.mark.parametrize("message", [None, 5, "text", {}])
+def test_what_is_no_bytes_is_refused_as_any_message(tmp_path: Path, message: Any) -> None:
+    told, released = unpack(Clinic(tmp_path / "clinic").host.serve(message))
+    assert set(told) == {"error"}
+    assert not released
 
 
 def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
