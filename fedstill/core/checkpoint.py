@@ -26,7 +26,7 @@ def save_state(path: Path, state: State) -> None:
     """Write a nested state; the file at ``path`` is either the old one or the new one, never half.
 
     Raises:
-        OSError: it cannot be written; the old file stays.
+        OSError: it cannot be written, and the old file stays; or the disk may not have the new one yet.
         TypeError: the state holds something else than dicts, lists, tuples, tensors and JSON values.
     """
     tensors: dict[str, torch.Tensor] = {}

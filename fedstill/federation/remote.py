@@ -230,8 +230,7 @@ class Remote(Federation):
         for node, future in futures.items():
             try:
                 if not future.done():
-                    limit = MESSAGES * self.link.wait + SPARE
-                    raise Endless(f"what it is sent, or replies, has not ended after {limit:g} s")
+                    raise Endless(f"what it is sent, or replies, has not ended after {self._longest:g} s")
                 told[node] = future.result()
             except (LinkError, FedstillError) as error:
                 failed.append((node, error))
@@ -258,13 +257,18 @@ class Remote(Federation):
             raise too_few[0]
         return told
 
+    @property
+    def _longest(self) -> float:
+        """Seconds after which a call to a node is not waited for any more."""
+        return MESSAGES * self.link.wait + SPARE
+
     def _wait(self, futures: Mapping[str, Future[Any]], question: str) -> None:
         """Until all calls are over, or cannot be waited for; now and then it is said which nodes are late.
 
         What carries messages may count silence only, and a reply that trickles in is never silent.
         """
         start, pause = time.monotonic(), SAID
-        until = start + MESSAGES * self.link.wait + SPARE
+        until = start + self._longest
         while late := wait(futures.values(), timeout=min(pause, max(until - time.monotonic(), 0.0))).not_done:
             if time.monotonic() >= until:
                 break

@@ -35,7 +35,7 @@ from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.kept_public import KeptPublic
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
-from fedstill.node.refusal_text import OWN_TROUBLES, telling
+from fedstill.node.refusal_text import OWN_TROUBLES, rule_of, telling
 from fedstill.node.requests import Requests, asks
 from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
 from fedstill.node.session import MOST, Session
@@ -49,7 +49,7 @@ logger = logging.getLogger("fedstill.node")
 T = TypeVar("T", bool, int, float, str)
 
 JOINS = 1000  # of runs by one process, or of one again and again
-LONGEST = 100  # letters of a server process's name, of which all are kept
+LONGEST = 100  # letters of a server process's name
 
 
 class Host:
@@ -234,8 +234,7 @@ class Host:
         logger.warning("refused %s: %s", which, short(text, 1000))
         session = self.session
         if header.get("do") in ("answer", "pull back") and session is not None:
-            rule = error.rule if isinstance(error, QuestionRefused) else telling(error)
-            line = (session.plan.run, question, asked, short(rule))
+            line = (session.plan.run, question, asked, rule_of(error))
             new = line not in self._refusals and len(self._refusals) < REFUSALS
             if session.plan.run == header.get("run") and new:
                 self._refusals.add(line)
@@ -252,9 +251,8 @@ class Host:
     def note_refusal(self, question: str, error: Exception, run: str) -> None:
         """Write into the security log that something was refused, and why as far as a server may know; the
         refusal stands all the same where that cannot be written."""
-        rule = error.rule if isinstance(error, QuestionRefused) else telling(error)
         try:
-            self.security.refused(self.asker, short(rule), run=run, question=question)
+            self.security.refused(self.asker, rule_of(error), run=run, question=question)
         except SecurityLogError as full:
             logger.error("%s", full)
 

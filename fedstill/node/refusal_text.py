@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from fedstill.core.errors import FedstillError, OwnDataError, PluginError, PredictorError, RunFolderError
+from fedstill.core.errors import (
+    FedstillError,
+    OwnDataError,
+    PluginError,
+    PredictorError,
+    QuestionRefused,
+    RunFolderError,
+)
+from fedstill.core.text_format import short
 from fedstill.node.audit_database import AuditError
 from fedstill.node.security_log import SecurityLogError
 
@@ -23,3 +31,8 @@ def telling(error: Exception) -> str:
     if isinstance(error, FedstillError):
         return " ".join(str(error).split()) or type(error).__name__
     return getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
+
+
+def rule_of(error: Exception) -> str:
+    """Why something was refused, for a line of a log: the policy's rule, or what a server may know."""
+    return short(error.rule if isinstance(error, QuestionRefused) else telling(error))

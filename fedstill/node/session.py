@@ -50,7 +50,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import Group
 from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import check_priced, prepare, protect
-from fedstill.node.refusal_text import telling
+from fedstill.node.refusal_text import rule_of
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
 from fedstill.node.sum_masks import SumMasks
@@ -269,7 +269,7 @@ class Session:
     def note_refusal(self, question: str, number: int, error: Exception) -> None:
         """Write into the audit log that a question was refused, and why as far as a server may know; the
         refusal stands all the same where that cannot be written."""
-        rule = short(error.rule if isinstance(error, QuestionRefused) else telling(error))
+        rule = rule_of(error)
         try:
             self.kept.require(question)
             about = (self.plan.run, DATA, self.node.name, number, question, REFUSED)

@@ -178,10 +178,7 @@ def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
 
 
 # What reading bytes can raise that somebody made up; a RuntimeError is torch's, of a shape beyond all memory.
-NO_MESSAGE = (
-    *(SafetensorError, ValueError, KeyError, TypeError, AttributeError),
-    *(RecursionError, RuntimeError, OverflowError),
-)
+NO_MESSAGE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
 def header_size(message: bytes) -> int:
