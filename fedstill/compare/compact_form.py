@@ -7,7 +7,7 @@ says which table or figure of a paper the file is about: :mod:`fedstill.compare.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedstill.compare.comparison import SINGLE, merged
@@ -16,6 +16,7 @@ from fedstill.core.toml import Table
 
 SMALL = "small"  # the scale of a file as it stands
 SHORT = ("reproduces", "scale", "method", "vary", "published", "arguments")  # keys that are written out
+BY_LABEL = ("options", "runs")  # tables of methods by label
 LISTS = ("methods", "options", "vary")  # any of them names the methods of a comparison
 CELL = "a figure, or [mean, deviation]"
 
@@ -71,8 +72,10 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
     if scale not in scales:
         raise UnknownName("scale", scale, [SMALL, *scales])
     above = _table(scales[scale], f"scale.{scale}")
-    for key in ("options", "runs") if "methods" in above else ():  # of methods that the scale leaves out
-        below[key] = {label: of for label, of in below.get(key, {}).items() if label in above["methods"]}
+    if "methods" in above:
+        below = _only(below, above["methods"])
+        if "settings" in below:
+            below["settings"] = [_only(setting, above["methods"]) for setting in below["settings"]]
     for key, value in above.items():
         old = below.get(key)
         if not isinstance(old, Mapping) or not isinstance(value, Mapping):
@@ -87,6 +90,14 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
                 for name, inner in {**old, **value}.items()
             }
     return below
+
+
+def _only(table: Table, methods: Sequence[str]) -> Table:
+    """A table without what it says of other methods than these."""
+    return {
+        key: {label: of for label, of in value.items() if label in methods} if key in BY_LABEL else value
+        for key, value in table.items()
+    }
 
 
 def _published(given: Mapping[str, Any], source: str) -> Iterator[Table]:

@@ -6,6 +6,7 @@ The rights are given as a file is made, never after, so that nobody can open it 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -60,9 +61,16 @@ def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has what was made, renamed or deleted in a folder."""
+    """Wait until the disk has what was made, renamed or deleted in a folder.
+
+    Where a file system cannot say so of a folder (EINVAL: some that are mounted from afar), nothing waits:
+    the change itself is made.
+    """
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(opened)

@@ -181,8 +181,9 @@ def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Rep
         if not audit.sums.number(vars(_letting_out(run, blob, host.folder))):
             raise RunFolderError(
                 f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
-                "knows: it has no entry of these bytes. Put the one that was changed back as it was. Or "
-                "delete the answers: then the questions are answered anew, and charged anew"
+                "knows, or the node's secret is another: no entry has these bytes. Put the one that was "
+                "changed back as it was. Or delete the answers: then the questions are answered anew, and "
+                "charged anew"
             )
     header, replies = unpack_answers(kept, blob)
     return replace(header, asked_by=given.signer, compared=given.trusted), replies

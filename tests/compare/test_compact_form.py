@@ -70,6 +70,14 @@ def test_a_scale_stands_above_the_file() -> None:
     }
 
 
+def test_a_scale_that_leaves_methods_out_leaves_out_what_settings_say_of_them() -> None:
+    setting = {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}, "b": {"tau": 2.0}}}
+    table = {"methods": ["a", "b"], "settings": [setting], "scale": {"paper": {"methods": ["a"]}}}
+    (kept,) = at_scale(table, "paper")["settings"]
+    assert kept == {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}}}
+    assert list(setting["options"]) == ["a", "b"]  # the file's own stays for its other scales
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,20 @@ def test_the_disk_has_a_files_content_and_then_its_name(
     else:
         save_state(tmp_path / "file", {"x": torch.ones(2)})
     assert done == ["file", "move", "folder"]
+
+
+@pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_folder_that_cannot_be_synced_is_no_failure_and_a_broken_disk_is(
+    number: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def refused(opened: int) -> None:
+        if stat.S_ISDIR(os.fstat(opened).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(opened)
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) if fails else nullcontext():
+        file_permissions.replace(tmp_path / "file", b"content", sync=True)
+    assert (tmp_path / "file").read_bytes() == b"content"
