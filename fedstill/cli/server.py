@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Command, Given, dispatch, number
 from fedstill.cli.console import print_json
@@ -14,6 +13,9 @@ from fedstill.core import kit_certificates
 from fedstill.core.errors import ArgumentError, DeployError, nearest
 from fedstill.core.json_text import json_text
 from fedstill.core.text_format import human_seconds
+
+if TYPE_CHECKING:
+    from fedstill.federation.server_view import ServerView
 
 HELP = """\
 fedstill server makes a federation on NVIDIA FLARE, and runs its server.
@@ -92,69 +94,46 @@ def _start(given: Given) -> None:
 
 
 def _status(given: Given) -> None:
-    from fedstill.federation import flare_kit, flare_site, provision
-    from fedstill.federation.admin import Admin
+    from fedstill.federation.server_view import ServerWatch
 
     folder = Path(given.places[0])
-    federation = provision.read_federation(folder)
-    number = flare_site.running(flare_kit.server(folder))
-    address = f"{federation['host']}:{federation['port']}"
+    server = ServerWatch(folder).look()
+    if server.trouble:
+        raise DeployError(server.trouble)
     if "--json" in given:
-        nodes, jobs = {}, []
-        if number is not None:
-            with Admin(folder / "admin") as admin:
-                nodes, jobs = admin.nodes(), admin.jobs()
-        print_json({"process": number, "address": address, "nodes": nodes, "runs": _runs(folder, jobs)})
-        sys.exit(1 if number is None else 0)
-    if number is None:
-        print(f"The server does not run on this machine: fedstill server start {folder}")
-        _say_runs(folder, [])
-        sys.exit(1)
-    print(f"The server runs as process {number}, at {address}.")
-    with Admin(folder / "admin") as admin:
-        nodes, jobs = admin.nodes(), admin.jobs()
-    print(f"{len(nodes)} nodes are there" + (":" if nodes else "."))
-    for node, seconds in sorted(nodes.items()):
-        print(f"  {node}  seen {human_seconds(seconds)} ago")
-    _say_runs(folder, jobs)
-
-
-def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All runs, the newest first; of the jobs the newest comes first, and a resumed run has several."""
-    from datetime import datetime, timezone
-
-    from fedstill.federation.run_status import outcome
-
-    latest = {str(job["name"]): job for job in reversed(jobs)}
-    here = {path.name: path.stat().st_mtime for path in (folder / "runs").glob("*") if path.is_dir()}
-    begun = {**here, **{name: float(job["submit_time"]) for name, job in latest.items()}}
-    told = []
-    for name in sorted(begun, key=lambda name: -begun[name]):
-        job = latest.get(name, {})
-        since = begun[name] if job else 0.0
-        told.append(
+        runs = [
             {
-                "run": name,
-                "begun": datetime.fromtimestamp(begun[name], timezone.utc).isoformat(timespec="seconds"),
-                "job": job.get("job_id"),
-                "outcome": outcome(folder / "runs" / name, str(job.get("status", "")), since),
+                "run": run.folder.name,
+                "begun": run.begun.isoformat(timespec="seconds"),
+                "job": run.job,
+                "outcome": run.outcome,
             }
-        )
-    return told
+            for run in server.runs
+        ]
+        about = {"process": server.process, "address": server.address, "nodes": server.nodes, "runs": runs}
+        print_json(about)
+    else:
+        _say(server, folder)
+    if server.process is None:
+        sys.exit(1)
 
 
-def _say_runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> None:
-    from datetime import datetime
-
-    runs = _runs(folder, jobs)
-    if runs:
+def _say(server: ServerView, folder: Path) -> None:
+    if server.process is None:
+        print(f"The server does not run on this machine: fedstill server start {folder}")
+    else:
+        print(f"The server runs as process {server.process}, at {server.address}.")
+        print(f"{len(server.nodes)} nodes are there" + (":" if server.nodes else "."))
+    for node, seconds in sorted(server.nodes.items()):
+        print(f"  {node}  seen {human_seconds(seconds)} ago")
+    if server.runs:
         print("Runs, the newest first:")
-    for run in runs[:MOST_RUNS]:
-        begun = datetime.fromisoformat(run["begun"]).astimezone()  # by this machine's clock
-        print(f"  {run['run']}  {begun:%Y-%m-%d %H:%M}" + (f"  job {run['job']}" if run["job"] else ""))
-        print(f"    {run['outcome']}")
-    if len(runs) > MOST_RUNS:
-        print(f"  and {len(runs) - MOST_RUNS} older, in {folder / 'runs'}")
+    for run in server.runs[:MOST_RUNS]:
+        begun = run.begun.astimezone()  # by this machine's clock
+        print(f"  {run.folder.name}  {begun:%Y-%m-%d %H:%M}" + (f"  job {run.job}" if run.job else ""))
+        print(f"    {run.outcome}")
+    if len(server.runs) > MOST_RUNS:
+        print(f"  and {len(server.runs) - MOST_RUNS} older, in {folder / 'runs'}")
 
 
 def _stop(given: Given) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ from fedstill.federation.run_status import at_work, outcome
 
 
 @dataclass(frozen=True)
+class ServerRun:
+    """A run of a server: its folder, which a run that waits has not yet, when it began, what became of it,
+    and its latest job."""
+
+    folder: Path
+    begun: datetime
+    outcome: str
+    job: str | None = None
+
+
+@dataclass(frozen=True)
 class ServerView:
     """What is known of a server.
 
@@ -21,7 +33,7 @@ class ServerView:
         address: host and port.
         process: the number of its process; None: it does not run on this machine.
         nodes: names of those that are there, and how many seconds ago each gave a sign of life.
-        runs: their folders, the newest first, and what became of each.
+        runs: the newest first.
         trouble: why nodes are not known, or nothing.
     """
 
@@ -29,7 +41,7 @@ class ServerView:
     address: str
     process: int | None
     nodes: Mapping[str, float]
-    runs: Mapping[Path, str]
+    runs: Sequence[ServerRun]
     trouble: str = ""
 
 
@@ -55,12 +67,26 @@ class ServerWatch:
                 nodes, jobs = self._admin.nodes(), self._admin.jobs()
             except DeployError as error:
                 trouble, self._admin = str(error), None
-        latest = {str(job["name"]): job for job in reversed(jobs)}
-        folders = [path for path in (self._folder / "runs").glob("*") if path.is_dir()]
-        runs = {}
-        for path in sorted(folders, key=lambda path: -path.stat().st_mtime):
-            job = latest.get(path.name, {})
-            status = str(job.get("status", "RUNNING" if at_work(path) else ""))
-            runs[path] = outcome(path, status, float(job.get("submit_time", 0.0)))
         address = f"{self._about['host']}:{self._about['port']}"
+        runs = _runs(self._folder / "runs", jobs)
         return ServerView(str(self._about["name"]), address, process, nodes, runs, trouble)
+
+
+def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[ServerRun]:
+    """All runs; of the jobs the newest comes first, and a resumed run has several."""
+    latest = {str(job["name"]): job for job in reversed(jobs)}
+    runs = []
+    for path in {*(path for path in folder.glob("*") if path.is_dir()), *(folder / name for name in latest)}:
+        job = latest.get(path.name)
+        if job is None:  # the server tells of none, as it is down or was made anew
+            told = outcome(path, "RUNNING" if at_work(path) else "")
+            runs.append(ServerRun(path, _at(path.stat().st_mtime), told))
+        else:
+            since = float(job["submit_time"])
+            told = outcome(path, str(job["status"]), since)
+            runs.append(ServerRun(path, _at(since), told, str(job["job_id"])))
+    return sorted(runs, key=lambda run: run.begun, reverse=True)
+
+
+def _at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)

@@ -68,7 +68,7 @@ def run(runs: Mapping[str, Path], path: str, served: str) -> str | None:
 
 def server_page(server: ServerView, served: str) -> str:
     """The page of a federation's server."""
-    runs = {path.name: (path, told) for path, told in list(server.runs.items())[:MOST]}
+    runs = {run.folder.name: (run.folder, run.outcome) for run in server.runs[:MOST]}
     rows = [
         Row(clip(name), [Cell(f"{human_seconds(seconds)} ago")])
         for name, seconds in sorted(server.nodes.items())

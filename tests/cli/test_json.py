@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from fedstill import cli
 from fedstill.cli.console import print_json
-from fedstill.federation import admin, flare_kit, flare_site, provision
+from fedstill.federation import flare_kit, flare_site, provision, server_view
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.budget_text import up
@@ -45,18 +45,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         def __init__(self, kit: Path) -> None:
             assert kit == Path("server/admin")
 
-        def __enter__(self) -> Admin:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
         def nodes(self) -> dict[str, float]:
             return {"north": 3.0}
 
         def jobs(self) -> list[dict[str, object]]:
             return [{"name": "one", "status": "RUNNING", "submit_time": 1.0, "job_id": "x1"}]
 
-    monkeypatch.setattr(admin, "Admin", Admin)
+    monkeypatch.setattr(server_view, "Admin", Admin)
     monkeypatch.setattr(provision, "read_federation", lambda _: {"host": "h", "port": 1, "name": "fl"})
     monkeypatch.setattr(flare_kit, "server", lambda folder: folder)
     monkeypatch.setattr(flare_kit, "reaches", lambda address: address == "h:1")

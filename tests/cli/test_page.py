@@ -201,7 +201,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
                 return {"north": 3.0, HOSTILE: 0.0}
 
             def jobs(self) -> list[dict[str, object]]:
-                return [{"name": "one", "status": "RUNNING", "submit_time": 1.0}]
+                return [{"name": "one", "status": "RUNNING", "submit_time": 1.0, "job_id": "x1"}]
 
         monkeypatch.setattr(server_view, "Admin", Admin)
         monkeypatch.setattr(server_view.flare_kit, "server", lambda folder: folder)
