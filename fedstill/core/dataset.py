@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -205,6 +205,23 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
     if len(broken):
         held = "ids below 0" if form == "texts" else "NaN or infinity"
         raise DataError(f"{what}: {len(broken)} examples hold {held}, the first is example {int(broken[0])}")
+
+
+def check_pixels(images: torch.Tensor, mean: Sequence[float], std: Sequence[float], what: str) -> None:
+    """Refuse images ``(N, C, H, W)`` that are no pixels from 0 to 1 under a normalisation, by channel.
+
+    Raises:
+        DataError: saying what the first channel that is outside has, and what is allowed.
+    """
+    low, high = ((end - torch.tensor(mean)) / torch.tensor(std) for end in (0, 1))  # (C,)
+    least, most = images.amin((0, 2, 3)).cpu(), images.amax((0, 2, 3)).cpu()
+    outside = torch.nonzero((least < low - 1e-3) | (most > high + 1e-3))
+    if len(outside):
+        c = int(outside[0])
+        raise DataError(
+            f"{what} has values from {least[c]:.4g} to {most[c]:.4g} in channel {c}: allowed by mean "
+            f"{mean[c]:.4g} and std {std[c]:.4g} are {low[c]:.4g} to {high[c]:.4g}"
+        )
 
 
 def normalised(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:

@@ -64,15 +64,6 @@ def shortened(text: str) -> str:
     return re.sub(r"\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
 
 
-def short(value: object, most: int = 200) -> str:
-    """What somebody else sent, for a line of a log: never more than one line, and not a long one.
-
-    >>> short("line\\nline"), short("x" * 300, 3)
-    ('line line', 'xxx')
-    """
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(value)[:most]).split())
-
-
 def percent(value: float) -> str:
     """A percentage with one decimal.
 
@@ -131,14 +122,15 @@ def cell(text: str) -> str:
     return text
 
 
-def clip(text: str, longest: int = 300) -> str:
-    """A text of others as one line that can be shown anywhere.
+def clip(value: object, longest: int = 300) -> str:
+    """What others sent as one line that can be shown anywhere, and is not long.
 
     >>> clip("two\\nlines, \\x1b[31mred")
     'two lines, [31mred'
     >>> clip("0123456789", 8)
     '01234...'
     """
+    text = str(value)
     start = text[: 4 * longest]
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in start).split())
     return line if len(line) <= longest and len(start) == len(text) else line[: longest - 3] + "..."

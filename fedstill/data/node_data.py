@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.core.dataset import TensorData
+from fedstill.core.dataset import TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.user_functions import OWN, find, first_line, is_path
@@ -25,7 +25,6 @@ from fedstill.data.loader import CLASSIFICATION
 from fedstill.data.node_data_config import SOURCES, PrivateConfig
 from fedstill.data.preparation import with_channels
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
-from fedstill.data.spec_tensors import check_range
 from fedstill.data.tables import read_schema
 from fedstill.data.user_data import SERVING, read
 from fedstill.tasks import TASKS, TaskConfig
@@ -109,7 +108,7 @@ def check_values(config: PrivateConfig, data: TensorData, spec: InputSpec) -> No
     the least and the largest value, by which of them were refused.
     """
     if config.source == "tensors" and spec.task.makes.form == "images":
-        check_range(spec.make_task().pictured(data), spec, f"data {config.path!r}")
+        check_pixels(spec.make_task().pictured(data), spec.mean, spec.std, f"data {config.path!r}")
 
 
 def own_schema(config: PrivateConfig, folder: Path) -> Schema:

@@ -70,14 +70,3 @@ def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Te
     return conform(
         as_pixels.inputs, source, DataSet("the server", like, like, spec.classes, spec.mean, spec.std)
     )
-
-
-def check_range(inputs: torch.Tensor, spec: InputSpec, what: str) -> None:
-    """Refuse inputs that are no pixels from 0 to 1 under the spec's normalisation."""
-    for channel, (mean, std) in enumerate(zip(spec.mean, spec.std, strict=True)):
-        low, high = (0 - mean) / std, (1 - mean) / std
-        least, most = inputs[:, channel].min().item(), inputs[:, channel].max().item()
-        if least < low - 1e-3 or most > high + 1e-3:
-            told = f"has values from {least:.4g} to {most:.4g} in channel {channel}"
-            allowed = f"by mean {mean:.4g} and std {std:.4g} are {low:.4g} to {high:.4g}"
-            raise DataError(f"{what}: {told}: allowed {allowed}")

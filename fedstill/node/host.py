@@ -25,7 +25,7 @@ from fedstill.core.errors import (
 )
 from fedstill.core.fingerprints import fingerprint
 from fedstill.core.registry import looking_in
-from fedstill.core.text_format import short
+from fedstill.core.text_format import clip
 from fedstill.core.version import __version__
 from fedstill.data import node_data
 from fedstill.data.public import Public
@@ -113,7 +113,7 @@ class Host:
             try:
                 with limited(self.name, "message"):
                     header, tensors = unpack(message, 0)
-                with limited(self.name, short(header.get("do"))):
+                with limited(self.name, clip(header.get("do"))):
                     told, released = self._serve(header, tensors)
             except Exception as error:  # the node goes on serving, and says no more than it may
                 return pack({"error": self._refused(header, error)})
@@ -138,7 +138,7 @@ class Host:
         if what == "join":
             server = header.get("server", "")
             if not isinstance(server, str) or len(server) > LONGEST:
-                raise ArgumentError("server", short(server, 40), f"up to {LONGEST} letters")
+                raise ArgumentError("server", clip(server, 40), f"up to {LONGEST} letters")
             if server in self._over:  # its run may be another than the one that goes on here
                 raise ArgumentError("server", server, "a server process that none has followed")
             policy = self.file.policy
@@ -199,11 +199,11 @@ class Host:
         if what == "agree":
             survivors = header.get("survivors")
             if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
-                raise ArgumentError("survivors", short(survivors), "names of nodes")
+                raise ArgumentError("survivors", clip(survivors), "names of nodes")
             return {"words": masks.agree(number, survivors)}, {}
         words = header.get("words")
         if not isinstance(words, Mapping) or not all(isinstance(word, str) for word in words.values()):
-            raise ArgumentError("words", short(words), "digits by names of nodes")
+            raise ArgumentError("words", clip(words), "digits by names of nodes")
         return {"words": masks.reveal(number, words)}, {}
 
     def _begin_with(self, server: str) -> None:
@@ -227,11 +227,11 @@ class Host:
         texts may quote paths, columns of a table, or what an owner's own code says.
         """
         text = " ".join(str(error).split()) or type(error).__name__
-        question = short(header.get("question") or header.get("do") or "message")
+        question = clip(header.get("question") or header.get("do") or "message")
         number = header.get("number")
         asked = number if type(number) is int and abs(number) < MOST else -1
         which = f"{question} (number {asked})" if asked >= 0 else question
-        logger.warning("refused %s: %s", which, short(text, 1000))
+        logger.warning("refused %s: %s", which, clip(text, 1000))
         session = self.session
         if header.get("do") in ("answer", "pull back") and session is not None:
             line = (session.plan.run, question, asked, rule_of(error))
@@ -240,9 +240,9 @@ class Host:
                 self._refusals.add(line)
                 session.note_refusal(question, asked, error)
         if isinstance(error, QuestionRefused) or header.get("do") == "join":
-            self.note_refusal(question, error, short(header.get("run") or ""))
+            self.note_refusal(question, error, clip(header.get("run") or ""))
         kind = OwnDataError if isinstance(error, OWN_TROUBLES) else type(error)
-        told: dict[str, Any] = {"kind": kind.__name__, "text": short(telling(error)), "question": question}
+        told: dict[str, Any] = {"kind": kind.__name__, "text": clip(telling(error)), "question": question}
         for name in ("rule", "number"):
             if hasattr(error, name):
                 told[name] = getattr(error, name)
@@ -356,7 +356,7 @@ def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:
         value = float(value) if abs(value) < MOST else math.inf
     wild = isinstance(value, int | float) and not abs(value) < 2**53
     if type(value) is not kind or wild:
-        raise ArgumentError(name, short(value, 40), words.get(kind, "a number"))
+        raise ArgumentError(name, clip(value, 40), words.get(kind, "a number"))
     return value
 
 

@@ -10,7 +10,7 @@ from fedstill.core.errors import (
     QuestionRefused,
     RunFolderError,
 )
-from fedstill.core.text_format import short
+from fedstill.core.text_format import clip
 from fedstill.node.audit_database import AuditError
 from fedstill.node.security_log import SecurityLogError
 
@@ -35,4 +35,4 @@ def telling(error: Exception) -> str:
 
 def rule_of(error: Exception) -> str:
     """Why something was refused, for a line of a log: the policy's rule, or what a server may know."""
-    return short(error.rule if isinstance(error, QuestionRefused) else telling(error))
+    return clip(error.rule if isinstance(error, QuestionRefused) else telling(error))

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from fedstill.core import file_permissions
 from fedstill.core.errors import FedstillError
 from fedstill.core.hash_chain import link, read_head, write_head
-from fedstill.core.text_format import short
+from fedstill.core.text_format import clip
 
 FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
 MOST = 1_000_000  # bytes of a file
@@ -60,8 +60,8 @@ class SecurityLog:
         Raises:
             SecurityLogError: the log does not end as its head says, or cannot be written.
         """
-        line = {"event": event, "who": short(who, LONGEST), "why": short(why, LONGEST)}
-        line |= {name: short(value, LONGEST) for name, value in about.items() if value}
+        line = {"event": event, "who": clip(who, LONGEST), "why": clip(why, LONGEST)}
+        line |= {name: clip(value, LONGEST) for name, value in about.items() if value}
         with self._alone():
             self._append(line)
 
@@ -91,7 +91,7 @@ class SecurityLog:
             changed = {name: value for name, value in now.items() if before.get(name) != value}
             if changed or before.keys() - now.keys():
                 news = ", ".join(f"{name} = {value}" for name, value in changed.items())
-                why = short(news, LONGEST) if before else "first start"
+                why = clip(news, LONGEST) if before else "first start"
                 self._append({"event": "policy", "who": account(), "why": why, "policy": now})
 
     def lines(self) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ from fedstill.core.errors import (
     TooLarge,
 )
 from fedstill.core.run_writer import holding
-from fedstill.core.text_format import short
+from fedstill.core.text_format import clip
 from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
@@ -231,7 +231,7 @@ class Session:
         """
         question = self.side.questions.get(name)
         if question is None:
-            raise ArgumentError("question", short(name), f"one of {', '.join(self.side.questions)}")
+            raise ArgumentError("question", clip(name), f"one of {', '.join(self.side.questions)}")
         if not self.training.done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
         objection = self._objections().get(name)
@@ -286,7 +286,7 @@ class Session:
         """
         self.handler.require_whole("remember")
         if not self.training.done or not 0 <= self._last[self.node.name] + 1 <= mark < MOST:
-            raise NodeFault(self.node.name, "remember", f"it is not before question {short(mark)}")
+            raise NodeFault(self.node.name, "remember", f"it is not before question {clip(mark)}")
         self.kept.save_mark(mark, self._state(True))
 
     def recall(self, mark: int) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.core.compute import EngineConfig
-from fedstill.core.dataset import TensorData
+from fedstill.core.dataset import TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
@@ -194,18 +194,12 @@ def check_range(setting: Setting, data: TensorData, what: str) -> None:
         check_rows(data.inputs, setting.schema, what)
     if setting.task.form != "images":
         return
-    mean, std = normalisation(setting)
-    low, high = (0 - mean) / std, (1 - mean) / std  # (C, 1, 1)
+    mean, std = (each.flatten().tolist() for each in normalisation(setting))
     images = setting.task.pictured(data)  # what is measured of an image may be brighter than white
-    least, most = images.amin((0, 2, 3)), images.amax((0, 2, 3))
-    outside = (least < low.flatten() - 1e-3) | (most > high.flatten() + 1e-3)
-    if outside.any():
-        channel = int(outside.nonzero()[0])
-        raise DataError(
-            f"{what} has values from {least[channel]:.4g} to {most[channel]:.4g} in channel {channel}: "
-            f"allowed by mean and std are {low[channel].item():.4g} to {high[channel].item():.4g}; "
-            "say how inputs were normalised with mean and std"
-        )
+    try:
+        check_pixels(images, mean, std, what)
+    except DataError as error:
+        raise DataError(f"{error}; say how inputs were normalised with mean and std") from None
 
 
 def normalisation(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:

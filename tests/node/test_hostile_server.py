@@ -278,7 +278,7 @@ def test_what_a_server_sends_forges_no_line_of_the_log(
     (line,) = caplog.messages
     assert "\n" not in line
     assert len(line) < 2000
-    assert len(clinic.lines()[-1]["question"]) <= 200
+    assert len(clinic.lines()[-1]["question"]) <= 300
 
 
 def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) -> None:
