@@ -56,13 +56,14 @@ class MeanTeacher(Method):
             return {"logits": nodes.bench("model")(x)}
 
     def begin(self, server: Server) -> State:
-        """At the server, once."""
-        z = server.ask("answer")["logits"]  # (K, N, C)
-        adam = torch.optim.Adam(server.student.parameters(), 2e-3)
-        return State(adam, (z / self.temperature).softmax(2).mean(0))
+        """At the server, before its first turn. Nobody is asked yet."""
+        return State(torch.optim.Adam(server.student.parameters(), 2e-3), torch.empty(0))
 
     def turn(self, server: Server, state: State, t: int) -> Mapping[str, float]:
         """At the server, an epoch."""
+        if t == 0:
+            z = server.ask("answer")["logits"]  # (K, N, C)
+            state.told = (z / self.temperature).softmax(2).mean(0)
         server.student.train()
         draw = torch.Generator().manual_seed(t)
         for rows in torch.randperm(len(state.told), generator=draw).split(32):

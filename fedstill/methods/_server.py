@@ -106,7 +106,14 @@ class Server:
             of: names of the nodes to ask; None is all. Those that are out are not asked.
             inputs: tensors that go down with it; numbers, which arrive as numbers; JSON values, where the
                 question declares them.
+
+        Raises:
+            ArgumentError: ``begin`` asks. It runs before nodes have learned anything, and anew at each resume:
+                what it were told would leave again, and no training would be paid for.
         """
+        if not hasattr(self, "state"):
+            allowed = "none, as it runs before training and at each resume: ask in turn, where t is 0"
+            raise ArgumentError(f"what begin of method {self.name} asks", question, allowed)
         values = self.federation.questions[question].values if question in self.federation.questions else ()
         sent: dict[str, Any] = {
             name: each if name in values else torch.as_tensor(each) for name, each in inputs.items()

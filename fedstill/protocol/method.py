@@ -182,7 +182,8 @@ class Method(Registered):
         return rounds
 
     def begin(self, server: Any) -> Any:
-        """What the server has before its first turn; nobody is asked yet.
+        """What the server has before its first turn. It asks nobody, and would be refused: it runs before
+        nodes have learned anything, and anew at each resume.
 
         Args:
             server: a :class:`fedstill.methods._server.Server`.

@@ -76,6 +76,20 @@ def test_a_state_that_can_is_not() -> None:
     assert not KEPT
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hasty(CountsLabels, Idle):
+    """Asks before its first turn, when nodes have learned nothing and nothing is charged for that."""
+
+    def begin(self, server: Server) -> Any:
+        return SimpleNamespace(told=server.ask("count_labels")["counts"])
+
+
+def test_who_asks_before_the_first_turn_is_refused() -> None:
+    line = r"^what begin of method .*:Hasty asks is 'count_labels': allowed is none, .*ask in turn"
+    with pytest.raises(ArgumentError, match=line):
+        prepare(config(Hasty()))
+
+
 def test_in_a_comparison_it_is_called_by_its_class() -> None:
     comparison = plan([f"{__name__}:Idle", "fedavg"])
     assert [place.folder for place in comparison.places()] == ["Idle-seed0", "fedavg-seed0"]
