@@ -159,7 +159,9 @@ def print_totals(
         prices, bare = events(spent.total), spent.bare_total
         told = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
         told += [f"{counted(bare, 'release')} without guarantee"] if bare else []
-        console.print(f"Paid in all for {payer}: {', '.join(told) or 'nothing'}.")
+        units = sorted(unit or "a record" for unit in audit.sums.units[payer])
+        apart = f", of which units add up to nothing ({', '.join(units)})" if len(units) > 1 else ""
+        console.print(f"Paid in all for {payer}: {', '.join(told) or 'nothing'}{apart}.")
 
 
 def _limited(privacy: PrivacyConfig | None) -> bool:
@@ -171,9 +173,9 @@ def totals(
 ) -> list[dict[str, Any]]:
     """What each run, and all runs of a payer (run: None), have cost; arguments as :func:`print_totals`.
 
-    Each has ``events`` and how often each was paid for (None: an edited entry, of which nothing is known),
-    ``epsilon`` at ``delta`` (None: no guarantee), and what is left of the owner's budget, at the budget's own
-    delta (None: there is no budget, or it is not known).
+    Each has ``events`` and how often each was paid for (None: nothing is known, as of an edited entry, or of
+    all runs where they paid for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what
+    is left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
     """
     from fedstill.node.audit_entries import ALL, DATA, RELEASES
     from fedstill.privacy.accounting import epsilon
@@ -199,6 +201,8 @@ def totals(
                 kept = None if own is None else left(own, price, bare, over_all=not run)
             except ArgumentError:
                 known = None
+            if not run and len(audit.sums.units[payer]) > 1:  # patients and records add up to nothing
+                known = cost = kept = None
             rows.append(
                 {
                     "whose": payer,

@@ -19,6 +19,7 @@ from fedstill.node.privacy_forecast import forecast, objection
 from fedstill.node.protection import unit_notes, wanted
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import within
+from fedstill.privacy.budget import OtherUnit
 from fedstill.privacy.budget_text import down, left, up
 from fedstill.privacy.events import from_text, total
 from fedstill.privacy.statement import state
@@ -88,7 +89,8 @@ def unprotected(
         config = config.with_noise(dict.fromkeys(wants, 1.0))
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
-        mechanism = Mechanism(file.name, config, side, file.local, len(data), found.spec.make_task())
+        about = (file.name, config, side, file.local, len(data), found.spec.make_task())
+        mechanism = Mechanism(*about, group=file.data.group)
     except QuestionRefused as error:
         return {error.question: error.rule}, None, None
     except ArgumentError as error:
@@ -125,6 +127,8 @@ def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
     if price is None:
         return objection(mechanism)
     most, delta = config.over_all
+    if so_far.units - {mechanism.unit} and math.isfinite(most):
+        return str(OtherUnit(most, delta))
     if so_far.bare and math.isfinite(most):
         return "nothing is left: releases without guarantee have left"
     if not within(price, config.epsilon, config.delta, config.accountant):

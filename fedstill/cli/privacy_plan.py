@@ -88,7 +88,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
     run = Run(target, asking.config.method, spec, asking.public, (file.model.name,), notes)
     _require_public(run, asking.note)
     spent = audit_file.spent(file, folder)
-    return run, [Place(file.name, file.privacy, file.local, len(data), spent)]
+    return run, [Place(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
 
 
 def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
@@ -124,7 +124,7 @@ def _mechanism(run: Run, place: Place, privacy: PrivacyConfig, method: Any, loca
 
     setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
     side = side_of(method, setting)
-    return Mechanism(place.name, privacy, side, local, place.examples, setting.task)
+    return Mechanism(place.name, privacy, side, local, place.examples, setting.task, group=place.group)
 
 
 def _solve(

@@ -49,6 +49,7 @@ class Place:
     local: LocalConfig
     examples: int  # its records, without those that a limit of groups leaves out
     spent: Balance
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,8 @@ def _budgets(plan: Plan) -> dict[str, Any]:
     an audit log that does not say what was spent."""
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
     before = after = None
-    if place.spent.trouble is None and not place.spent.bare:
+    unlike = place.spent.units - {plan.mechanism.unit}
+    if place.spent.trouble is None and not place.spent.bare and not unlike:
         spent = from_text(place.spent.events)
         before = epsilon(spent, config.over_all[1], config.accountant)
         if cost.price is not None:
@@ -246,7 +248,8 @@ def _budget_facts(plan: Plan) -> dict[str, str | Sequence[str]]:
         lines.append(f"and what {', '.join(endless)} costs each time, as often as there is budget for it")
     facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(told["of_the_run"])}
     spent = plan.place.spent
-    unknown = spent.trouble is not None or (spent.bare and refused)
+    unlike = spent.units - {plan.mechanism.unit}
+    unknown = spent.trouble is not None or ((spent.bare or unlike) and refused)
     facts["of the data"] = refused if unknown else _left(told["of_the_data"])
     return facts
 

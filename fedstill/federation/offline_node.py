@@ -116,7 +116,8 @@ def _answer(
     signed_files.write(path, pack_answers(header, replies), key)
     signer = signed_files.fingerprint(signed_files.public_of(key))
     spent = audit_file.spent(host.file, folder)
-    paid = cost(host.file.privacy, spent.events, spent.bare)
+    mixed = "not one sum: runs were paid for by records and by groups of them"
+    paid = mixed if len(spent.units) > 1 else cost(host.file.privacy, spent.events, spent.bare)
     return Answered(path, replies, signer, given, _left(given, replies), paid, again)
 
 

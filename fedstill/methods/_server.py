@@ -108,8 +108,8 @@ class Server:
                 question declares them.
 
         Raises:
-            ArgumentError: ``begin`` asks. It runs before nodes have learned anything, and anew at each resume:
-                what it were told would leave again, and no training would be paid for.
+            ArgumentError: ``begin`` asks. It runs before nodes have learned anything, and anew at each
+                resume: what it were told would leave again, and no training would be paid for.
         """
         if not hasattr(self, "state"):
             allowed = "none, as it runs before training and at each resume: ask in turn, where t is 0"

@@ -66,6 +66,8 @@ class Entry:
         rule: what is done to it, or by which rule it is refused, in one line.
         price: events as text (:func:`fedstill.privacy.events.as_text`) and how often each.
         bare: releases without any guarantee that it stands for.
+        unit: all records of what its price protects together; empty: one record
+            (:func:`fedstill.node.run_mechanism.unit`).
         learned: what was charged before for this release, with which the server is told of it.
         questions: as how many it counts for a policy's limit.
     """
@@ -85,6 +87,7 @@ class Entry:
     rule: str = ""
     price: Table = field(default_factory=dict)
     bare: int = 0
+    unit: str = ""
     learned: Table = field(default_factory=dict)
     questions: int = 0
 

@@ -43,11 +43,12 @@ def gone(path: Path, folder: Path | None) -> str | None:
 
 @dataclass(frozen=True)
 class Balance:
-    """What a node's data have cost so far, over all runs: events as text, releases without guarantee, and
-    what is wrong with the audit log."""
+    """What a node's data have cost so far, over all runs: events as text, releases without guarantee, the
+    units that were paid for, and what is wrong with the audit log."""
 
     events: Mapping[str, int]
     bare: int = 0
+    units: frozenset[str] = frozenset()
     trouble: str | None = None
 
 
@@ -62,4 +63,4 @@ def spent(file: NodeFile, folder: Path) -> Balance:
         return Balance({}, trouble=gone(path, folder))
     with closing(AuditLog(path, read_only=True)) as audit:
         told = audit.spent(DATA, ALL)
-        return Balance(told.total, told.bare_total, audit.trouble)
+        return Balance(told.total, told.bare_total, frozenset(audit.sums.units[DATA]), audit.trouble)

@@ -46,11 +46,13 @@ class Sums:
         spent: by payer and run (:data:`ALL` is all of them): events, and what limits count; up to
             :data:`~fedstill.node.audit_entries.LARGEST` of each.
         bytes: by run, node, way ("down" or "up") and kind, of what has left.
+        units: by payer, in which units it has paid; events of two units add up to nothing.
         asked: by run, node and question, how often it was answered, and further gradients of the same answer.
     """
 
     def __init__(self) -> None:
         self.spent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        self.units: dict[str, set[str]] = defaultdict(set)
         self.bytes: Counter[tuple[str, str, str, str]] = Counter()
         self.asked: Counter[tuple[str, str, str]] = Counter()
         self._known: dict[tuple[Any, ...], dict[tuple[str, str], int]] = defaultdict(dict)
@@ -66,6 +68,8 @@ class Sums:
             return
         self._charged.add(run)
         cost = dict(told["price"])
+        if cost:
+            self.units[told["payer"]].add(told["unit"])
         counted = (QUESTIONS, told["questions"]), (BYTES, sum(told["up"].values())), (BARE, told["bare"])
         cost.update({name: count for name, count in counted if count})
         for name in (run, ALL):

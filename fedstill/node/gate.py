@@ -228,6 +228,7 @@ class Gate:
             rule=rule,
             price=as_text(price or Price()),
             bare=int(price is None),
+            unit=self.budgets.mechanism.unit if self.budgets is not None and price else "",
         )
         self._written[asked.number, part] = self._charge(asked, entry, most)
         if adding is not None:

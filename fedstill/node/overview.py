@@ -130,8 +130,10 @@ def _costs(audit: AuditLog, privacy: PrivacyConfig) -> list[Cost]:
         price, bare = (spent.run, spent.bare_run) if run else (spent.total, spent.bare_total)
         delta = privacy.delta if run else privacy.over_all[1]
         try:
+            if not run and len(audit.sums.units[DATA]) > 1:
+                raise ArgumentError("units", sorted(audit.sums.units[DATA]), "one, to add up")
             told = "no guarantee" if bare else up(epsilon(from_text(price), delta, privacy.accountant))
             costs.append(Cost(run, told, down(left(privacy, price, bare, over_all=not run))))
-        except ArgumentError:  # an edited entry
+        except ArgumentError:  # an edited entry, or of two units
             costs.append(Cost(run, "not known", "not known"))
     return costs

@@ -59,6 +59,7 @@ def protect(
     *,
     secret: int,
     salt: str = "",
+    group: str = "",
 ) -> None:
     """Give a node's gate its budgets, and the node what its mechanism needs. Before anything is trained.
 
@@ -67,6 +68,7 @@ def protect(
         side: the part at the nodes of ``method``, which has not prepared the node yet.
         secret: keys the noise.
         salt: of the run: a real node makes one up for each; a simulation, which can be repeated, has none.
+        group: the column by which records belong together.
 
     Raises:
         FedstillError: mechanism, model and method do not go together, or no noise is enough.
@@ -83,7 +85,15 @@ def protect(
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
     mechanism = Mechanism(
-        node.name, config, side, setting.local, len(data), setting.task, secret=secret, salt=salt
+        node.name,
+        config,
+        side,
+        setting.local,
+        len(data),
+        setting.task,
+        secret=secret,
+        salt=salt,
+        group=group,
     )
     mechanism.several = several
     mechanism.binding = _binding(node, mechanism, method, setting, secret)

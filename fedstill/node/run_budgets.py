@@ -10,7 +10,7 @@ from fedstill.core.errors import QuestionRefused
 from fedstill.node.audit_entries import ANSWER, LEARNED, TRAINING, Asked, Entry
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.run_mechanism import Mechanism, unpriced
-from fedstill.privacy.budget import Budget, BudgetSpent, Unpriced
+from fedstill.privacy.budget import Budget, BudgetSpent, OtherUnit, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text, total
 from fedstill.protocol.digests import chained
 from fedstill.protocol.questions import Question
@@ -54,7 +54,7 @@ class Budgets:
         others = Counter(spent.total)
         others.subtract(spent.run)
         try:
-            self._refuse_bare(spent)
+            self._refuse_unlike(spent)
             self.budget.check(Price(), price)
             self.total_budget.check(from_text(+others), price)
         except BudgetSpent as error:
@@ -153,6 +153,7 @@ class Budgets:
             rule=rule,
             price=as_text(price or Price()),
             bare=int(price is None),
+            unit=self.mechanism.unit if price else "",
         )
 
     def _siblings(self, entry: Entry) -> int:
@@ -170,14 +171,15 @@ class Budgets:
     def check(self, spent: Spent, price: Price | None, question: str) -> None:
         """Refuse what would pass a budget, with :class:`QuestionRefused`."""
         try:
-            self._refuse_bare(spent)
+            self._refuse_unlike(spent)
             self.budget.check(from_text(spent.run), price)
             self.total_budget.check(from_text(spent.total), price)
         except BudgetSpent as error:
             raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
 
-    def _refuse_bare(self, spent: Spent) -> None:
-        """What left without a guarantee has no price that a budget could have paid."""
+    def _refuse_unlike(self, spent: Spent) -> None:
+        """What left without a guarantee has no price that a budget could have paid, and what was paid for
+        another unit, a record in the place of a patient, adds up with nothing."""
         if spent.bare_run and self.budget.epsilon < math.inf:
             way_out = "allowed is a new run, or privacy.epsilon = inf"
             raise Unpriced(self.budget.epsilon, self.budget.delta, spent.bare_run, way_out)
@@ -188,3 +190,5 @@ class Budgets:
                 "privacy.total_epsilon = inf, so that each run has its own budget"
             )
             raise Unpriced(total.epsilon, total.delta, None, way_out)
+        if self.audit.sums.units[self.payer] - {self.mechanism.unit} and total.epsilon < math.inf:
+            raise OtherUnit(total.epsilon, total.delta)

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.text_format import counted
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.noise_calibration import Levels, find, supposed
 from fedstill.privacy import dpsgd
@@ -41,11 +42,13 @@ class Mechanism:
     Args:
         secret: keys the noise.
         salt: of the run, so that no two runs have equal noise, however alike they are.
+        group: the column by which records belong together, where more than one is protected at once.
 
     Attributes:
         levels: of noise, as it is drawn.
         binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
             equal noise is never on two different answers. To be set before anything is drawn.
+        unit: what a price protects together, as the audit log has it (:func:`unit`).
         several: whether groups are declared though each record is protected by itself, which is then said.
 
     Raises:
@@ -64,11 +67,13 @@ class Mechanism:
         *,
         secret: int = 0,
         salt: str = "",
+        group: str = "",
     ) -> None:
         self.node, self.config, self.side, self.local = node, config, side, local
         self.examples, self.task, self._secret = examples, task, secret
         self._all = local.steps(examples)  # of local training
         self.binding, self.salt = "", salt
+        self.unit = unit(config, group)
         self.several = False
         self._draws = make_draws(config.randomness)
         self.training = config.learns.get("model", "training")  # what local training is billed as
@@ -284,6 +289,20 @@ class Mechanism:
 
     def _learning(self, role: str, batch: int, steps: int) -> Price | None:
         return dpsgd.price(self._steps(role), self.examples, batch, steps)
+
+
+def unit(config: PrivacyConfig, group: str = "") -> str:
+    """All records of what a mechanism protects together, in few words; empty: one record.
+
+    Args:
+        group: the column that says whose a record is.
+
+    >>> from fedstill.privacy.config import NoPrivacy
+    >>> unit(NoPrivacy()), unit(NoPrivacy(group_size=4), "patient")
+    ('', '4 records of one patient')
+    """
+    size = config.group_size
+    return "" if size == 1 else f"{counted(size, 'record')} of one {group or 'group'}"
 
 
 def unpriced(mechanism: Mechanism, question: Question) -> str | None:

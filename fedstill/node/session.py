@@ -144,7 +144,7 @@ class Session:
             rule = f"rounds: {MOST_PARTS} at most, and the plan parts local training into {parts}"
             raise QuestionRefused(file.name, "join", rule)
         try:
-            protect(self.node, *own, secret=secret, salt=self.kept.salt())
+            protect(self.node, *own, secret=secret, salt=self.kept.salt(), group=file.data.group)
         except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
             raise OwnDataError(str(error)) from error
         prepare(self.side, [self.node])

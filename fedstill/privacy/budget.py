@@ -65,6 +65,18 @@ class Unpriced(BudgetSpent):
         )
 
 
+class OtherUnit(BudgetSpent):
+    """What was paid before protects another unit (a record, and now a patient): it adds up with nothing."""
+
+    def __init__(self, limit: float, delta: float) -> None:
+        super().__init__(limit, delta, math.inf, math.inf)
+        self.args = (
+            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as what was paid before "
+            "protects other units than privacy.group_size and data.group say now: allowed are those, or "
+            "privacy.total_epsilon = inf, so that each run has its own budget",
+        )
+
+
 @dataclass
 class Budget(Checked):
     """The most that may be spent (inf: no budget); what is spent is told anew each time, and kept elsewhere.

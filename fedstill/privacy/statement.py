@@ -74,6 +74,9 @@ def state(
             *config.assumes,
             *(() if origin == OURS else (FOREIGN.format(origin=origin),)),
             *((CHOSEN_BEFORE,) if config.accountant == "pld" else ()),
+            STOPPED.format(
+                budget=f"epsilon {config.epsilon:g}" if math.isfinite(config.epsilon) else "none is set"
+            ),
             *((SEVERAL,) if several and size == 1 else ()),
         ),
     )
@@ -85,7 +88,12 @@ RANDOMNESS = {
 }
 CHOSEN_BEFORE = (
     "what is charged is chosen beforehand, or is all Gaussian noise without sampling (accountant pld); where "
-    "a server chooses what to ask next, or when to stop, by what it was told, accountant rdp holds"
+    "a server chooses what to ask next by what it was told, budgets hold by accountant rdp"
+)
+# Theorems of filters cover a budget, not what was spent when a server that watched it fall chose to stop.
+STOPPED = (
+    "what was spent holds where how much was asked does not follow from the answers; whenever a server chose "
+    "to stop, the budget holds: {budget}"
 )
 SEVERAL = (
     "it is of one record alone: who has several here, as a patient may, is protected less, since "

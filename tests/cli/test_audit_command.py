@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +22,9 @@ from tests.audited import edit
 Capture = pytest.CaptureFixture[str]
 
 
-def charge(log: AuditLog, number: int, run: str = "spring", payer: str = "clinic", bare: int = 0) -> None:
+def charge(
+    log: AuditLog, number: int, run: str = "spring", payer: str = "clinic", bare: int = 0, unit: str = ""
+) -> None:
     entry = Entry(
         run=run,
         payer=payer,
@@ -34,6 +37,7 @@ def charge(log: AuditLog, number: int, run: str = "spring", payer: str = "clinic
         rule="logits clamped to 5, Laplace noise of scale 100",
         price={"laplace(10.0)": 2, "gaussian(4.0)": 1},
         bare=bare,
+        unit=unit,
         questions=1,
     )
     assert log.charge(entry)
@@ -61,6 +65,14 @@ def clinic(tmp_path: Path) -> Path:
         charge(log, 1)
         charge(log, 0, run="autumn")
     return folder
+
+
+def test_runs_that_paid_for_other_units_are_not_added_up(clinic: Path, capsys: Capture) -> None:
+    with closing(AuditLog(clinic / "audit.sqlite")) as log:
+        charge(log, 0, run="winter", unit="4 records of one patient")
+    words = " ".join(said(capsys, "show", clinic).split())
+    assert re.search(r"clinic all runs 4 0 not known", words)
+    assert "add up to nothing (4 records of one patient, a record)." in words
 
 
 def test_show_says_what_left_when_where_to_and_at_which_price(clinic: Path, capsys: Capture) -> None:

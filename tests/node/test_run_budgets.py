@@ -156,6 +156,21 @@ def test_the_budget_of_the_data_holds_over_runs() -> None:
         Node(config, audit, "three").ask(0)
 
 
+@pytest.mark.parametrize(("sizes", "holds"), [((1, 4), False), ((4, 1), False), ((4, 4), True)])
+def test_what_was_paid_for_another_unit_adds_up_with_nothing(sizes: tuple[int, int], holds: bool) -> None:
+    """A record's events are too cheap for a patient, and no factor on them is right for all mechanisms."""
+    audit = AuditLog()
+    first, second = (replace(VOTES, group_size=size, epsilon=9.0, total_epsilon=9.0) for size in sizes)
+    Node(first, audit, "one").ask(0)
+    objection = Node(second, audit, "two").gate.objection(PREDICT)
+    assert (objection is None) == holds
+    if not holds:
+        assert "protects other units than privacy.group_size" in str(objection)
+        with pytest.raises(QuestionRefused, match="protects other units"):
+            Node(second, audit, "two").ask(0)
+    Node(replace(second, total_epsilon=math.inf), audit, "three").ask(0)
+
+
 @pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
 def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> None:
     most = fit(ONE, 1.5)

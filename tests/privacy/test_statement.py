@@ -15,6 +15,7 @@ from fedstill.privacy.pate import PATE
 from fedstill.privacy.statement import (
     CHOSEN_BEFORE,
     SEVERAL,
+    STOPPED,
     Statement,
     epsilon_text,
     state,
@@ -68,15 +69,15 @@ def test_an_epsilon_is_said_of_its_own_kind_of_guarantee_alone(
 def test_what_pld_rests_on_is_said_where_it_is_used() -> None:
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         pld = protected(mechanism)
-        assert told(pld).assumes == (*pld.assumes, CHOSEN_BEFORE)
-        rdp = protected(mechanism, accountant="rdp")
-        assert told(rdp).assumes == rdp.assumes
+        assert told(pld).assumes == (*pld.assumes, CHOSEN_BEFORE, STOPPED.format(budget="none is set"))
+        rdp = protected(mechanism, accountant="rdp", epsilon=3.0)
+        assert told(rdp).assumes == (*rdp.assumes, STOPPED.format(budget="epsilon 3"))
     assert told(NoPrivacy()).assumes == ()
 
 
 def test_no_line_is_longer_than_servers_keep() -> None:
     said = [line for name in MECHANISMS.own for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)]
-    assert all(len(line) <= LONGEST for line in (*said, CHOSEN_BEFORE, SEVERAL))
+    assert all(len(line) <= LONGEST for line in (*said, CHOSEN_BEFORE, SEVERAL, STOPPED + "1" * 20))
 
 
 @pytest.mark.parametrize(
