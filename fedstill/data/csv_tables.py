@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,6 @@ from fedstill.data.raw import Images, Raw, by_name
 from fedstill.data.stratified_sampling import Ints
 
 CASES = "cases.csv"
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 _TRAIN, _TEST, _DEV = ("train", "0"), ("test", "1"), ("dev", "valid", "validation")
 
 
@@ -95,8 +93,8 @@ def told_part(table: dict[str, list[str]], path: Path, dev: bool = False) -> npt
 def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.NDArray[np.bool_] | None]:
     """What ``cases.csv`` of a folder says of its cases: columns ``(N,)``, and which are for testing.
 
-    The table has a column ``name``, and any others: ``patient``, ``site``, ``split``. Further columns of
-    numbers are numbers, so that nodes can be made by their order. It names each case, once.
+    The table has a column ``name``, and any others: ``patient``, ``site``, ``split``. It names each case,
+    once.
     """
     path = folder / CASES
     if not path.is_file():
@@ -112,19 +110,12 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.ND
         raise DataError(f"{path}: does not name {missing!r}, which is in {folder}")
     at = [place[name] for name in names]
     test = told_part(table, path)
-    columns = {key: as_column(key, cells)[at] for key, cells in table.items()}
+    columns = {key: np.array(cells)[at] for key, cells in table.items()}
     return columns, None if test is None else test[at]
 
 
 def _listed(header: Sequence[str]) -> str:
     return (", ".join(header[:8]) or "none") + ", ..." * (len(header) > 8)
-
-
-def as_column(name: str, cells: Sequence[str]) -> Column:
-    """Cells as numbers where all are, but for names of patients and sites, which only look so."""
-    if name not in ("patient", "site") and all(NUMBER.fullmatch(cell) for cell in cells):
-        return np.array([float(cell) for cell in cells])
-    return np.array(cells)
 
 
 KNOWN = ("patient", "site", "split")

@@ -6,6 +6,7 @@ A *unit* is one value of such a column. A label of its own says how units are dr
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -155,14 +156,17 @@ def drawn_units(
 def numbered(names: Iterable[object]) -> torch.Tensor:
     """Names as numbers, ``(N,)`` int64: hashes, so that a group's number depends on no other group.
 
-    Whole numbers are what they are.
+    A file's names are whole numbers, or with others numbers with a point, or with others again texts: of one
+    group they give one number.
 
     >>> a, b, c = numbered(["a", "b", "a"])
     >>> bool(a == c), bool(a == b), bool(numbered(["b"]) == b)
     (True, False, True)
+    >>> len(set(numbered([7, 7.0, "7", "7.0"]).tolist())), len(set(numbered(["7", "07", 2**60, 2**60 + 1])))
+    (1, 4)
     """
-    numbers = [name if type(name) is int else derive(0, "group", str(name)) for name in names]
-    return torch.tensor(numbers, dtype=torch.int64)
+    texts = (re.sub(r"(?<=\d)\.0+$", "", str(name)) for name in names)
+    return torch.tensor([derive(0, "group", text) for text in texts], dtype=torch.int64)
 
 
 def limit_groups(data: TensorData, most: int) -> TensorData:

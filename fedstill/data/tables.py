@@ -22,7 +22,7 @@ from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
 from fedstill.core.user_functions import first_line
-from fedstill.data.csv_tables import as_column, rows, told_part
+from fedstill.data.csv_tables import rows, told_part
 from fedstill.data.parquet_tables import SUFFIX, read_parquet
 from fedstill.data.row_features import RowFeatures
 
@@ -212,7 +212,7 @@ def read_rows(path: Path, schema: Schema) -> Table:
     cells, where = cells_of(path)
     data = encoded(cells, schema, str(path), where)
     test = told_part(cells, path)
-    return Table(schema, data, test, {name: as_column(name, column) for name, column in cells.items()})
+    return Table(schema, data, test, {name: np.array(column) for name, column in cells.items()})
 
 
 def cells_of(path: Path) -> tuple[dict[str, list[str]], Where]:

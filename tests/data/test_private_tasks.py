@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded, TooLarge
+from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import named
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load as load_data
 from fedstill.data.node_data import load
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.tasks.classification import ClassificationConfig, TextConfig
+from fedstill.tasks.classification import ClassificationConfig, TabularConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
@@ -264,3 +265,31 @@ def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path)
     with pytest.raises(DataError, match="there is no file") as missing:
         load(PrivateConfig(path="none.npz"), tmp_path)
     assert not isinstance(missing.value, RunNeeded)
+
+
+@pytest.mark.parametrize("form", ["csv", "npz"])
+def test_whose_records_others_are_does_not_follow_from_the_names_in_one_more(
+    form: str, tmp_path: Path
+) -> None:
+    """PATE's teachers know disjoint groups: one more record with any name must move no other."""
+    names = [5, 2**60, 2**60 + 1, 30, 5, 41]
+
+    def groups(*more: object) -> list[int]:
+        who = [*names, *more]
+        if form == "npz":
+            images, labels = np.zeros((len(who), 8, 8), np.uint8), np.arange(len(who)) % 2
+            config = replace(npz(tmp_path, images=images, labels=labels, who=np.array(who)), group="who")
+            data, _ = load(config, tmp_path, CLASSES)
+        else:
+            ill = SchemaColumn(name="ill", type="category", categories=("0", "1"))
+            schema = Schema("ill", (SchemaColumn(name="age", range=(0.0, 9.0)), ill))
+            lines = [f"{name},5,{n % 2}" for n, name in enumerate(who)]
+            (tmp_path / "mine.csv").write_text("\n".join(["who,age,ill", *lines]))
+            spec = InputSpec(TabularConfig(), ("0", "1"), (1,), (), (), schema=schema)
+            data, _ = load(PrivateConfig(source="csv", path="mine.csv", group="who"), tmp_path, spec)
+        assert data.groups is not None
+        return data.groups.tolist()
+
+    alone = groups()
+    assert len(set(alone)) == 5
+    assert [groups(more)[:6] for more in (777, "A7", "007")] == [alone] * 3
