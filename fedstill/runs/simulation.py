@@ -6,13 +6,14 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ModelError
+from fedstill.core.errors import DataError, ModelError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
 from fedstill.federation.inprocess import partition, stacks
@@ -21,9 +22,11 @@ from fedstill.models.non_torch import file_of
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
+from fedstill.node.network_setup import architecture
 from fedstill.node.node import Node
 from fedstill.node.node_group import signature
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.runs.simulation_metrics import Measured
 from fedstill.runs.trained_models import TrainedModels
@@ -73,9 +76,11 @@ class Simulation(Measured):
     def _open(self, saved: Mapping[str, Any]) -> None:
         if not saved:
             return
-        files, now = saved.get("files", {}), self._files()
-        if other := [name for name in files if files[name] != now.get(name)]:
-            told = "another model's file than the run began with: allowed is that one, or a new run"
+        if saved["data"] != self._data:
+            raise DataError("the data are others than the run began with: allowed are those, or a new run")
+        models, now = saved["models"], self._models()
+        if other := [name for name in models if models[name] != now.get(name)]:
+            told = "another model than the run began with: allowed is that one, or a new run"
             raise ModelError(f"{', '.join(other)}: {told}")
         self.compute.precision = saved["precision"]  # as the run began, whatever machine this is
         self.local_steps, self.groups = saved["local_steps"], saved["groups"]
@@ -127,13 +132,25 @@ class Simulation(Measured):
             "local_steps": self.local_steps,
             "groups": self.groups,
             "nodes": {node.name: node.state() for node in self.nodes},
-            "files": self._files(),
+            "data": self._data,
+            "models": self._models(),
             "mark": None if self.mark is None else self.mark.state(),
         }
 
-    def _files(self) -> dict[str, str]:
-        """The files of nodes that only predict, which no state holds."""
-        return {node.name: file for node in self.nodes if (file := file_of(node.model))}
+    @cached_property
+    def _data(self) -> str:
+        """A fingerprint of all examples, which no state holds: a file may be another as a run goes on."""
+        parts = [*self.setting.parts, self.setting.test]
+        named = {f"inputs {k}": part.inputs for k, part in enumerate(parts)}
+        named |= {f"targets {k}": part.targets for k, part in enumerate(parts)}
+        if self.public is not None:
+            named["public"] = self.public.inputs
+        return digest("data", named)
+
+    def _models(self) -> dict[str, str]:
+        """What the networks are beside their weights, and the files of those that only predict."""
+        told = {node.name: architecture(node.model) + file_of(node.model) for node in self.nodes}
+        return told | {"student": architecture(self.student)}
 
     def _close(self) -> None:
         """Nodes of this process end with it."""

@@ -14,7 +14,14 @@ from torch import nn
 
 import fedstill
 from fedstill import models
-from fedstill.core.errors import ArgumentError, MethodRefused, ModelError, NodeFault, QuestionRefused
+from fedstill.core.errors import (
+    ArgumentError,
+    DataError,
+    MethodRefused,
+    ModelError,
+    NodeFault,
+    QuestionRefused,
+)
 from fedstill.data import named
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
@@ -176,7 +183,7 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     first = file_of(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
     replaced, _ = assemble.prepare(config)
-    with pytest.raises(ModelError, match=f"{begun.nodes[0].name}: another model's file than the run began"):
+    with pytest.raises(ModelError, match=f"{begun.nodes[0].name}: another model than the run began"):
         replaced._open(kept)
     write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
     assert "" != first != file_of(owner_model.make_model(owner, folder, spec))
@@ -187,3 +194,27 @@ def test_a_run_asks_only_addresses_of_this_machine() -> None:
         ArgumentError, match=r"nodes\.models is 'http://192\.0\.2\.1/': allowed is an address on"
     ):
         assemble.prepare(run(["http://192.0.2.1/"]))
+
+
+@pytest.mark.parametrize("part", ["inputs", "targets", "layers"])
+def test_data_and_layers_that_were_replaced_are_noticed_where_the_run_goes_on(part: str) -> None:
+    """A file of one's own may be another by then, of the same shape, and so may a module."""
+    config = run(["mlp:8"])
+    begun, _ = assemble.prepare(config)
+    kept = begun._nodes()
+    assemble.prepare(config)[0]._open(kept)
+    replaced, _ = assemble.prepare(config)
+    if part == "layers":
+        model = replaced.nodes[1].model
+        name, _ = next(
+            (name, layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.ReLU)
+        )
+        model.set_submodule(name, torch.nn.Tanh())
+        with pytest.raises(
+            ModelError, match=f"^{replaced.nodes[1].name}: another model than the run began with"
+        ):
+            replaced._open(kept)
+        return
+    getattr(replaced.setting.parts[1], part)[0] += 1
+    with pytest.raises(DataError, match=r"^the data are others than the run began with"):
+        replaced._open(kept)
