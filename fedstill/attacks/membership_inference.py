@@ -134,9 +134,12 @@ class MembershipInference(Attack):
         parts = []
         for target in part["targets"]:
             best = next(each for each in target["attacks"] if each["name"] == target["best"])
-            hint = " (not told from chance)" if best["auc"]["low"] <= 0.5 else ""
+            auc = best["auc"]
+            hint = " (not told from chance)" if auc["low"] <= 0.5 <= auc["high"] else ""
+            if auc["high"] < 0.5:  # whoever turns its scores round is right as often as it is wrong
+                auc, hint = {**auc, "value": 1 - auc["value"]}, ", its scores turned round"
             nobody = ", which nobody was given," if target["of"] in GIVEN_TO_NOBODY else ""
-            parts.append(f"{100 * best['auc']['value']:.0f} times in 100 by the {target['of']}{nobody}{hint}")
+            parts.append(f"{100 * auc['value']:.0f} times in 100 by the {target['of']}{nobody}{hint}")
         return (
             f"Shown a record that was learned from and one that was not, the best attack picked the former "
             f"{' and '.join(parts)}; chance is 50."

@@ -68,9 +68,11 @@ def find(spec: str, folder: Path, whose: str) -> Callable[..., Any]:
     origin = Path(getattr(found, "__file__", None) or "")
     if mine.is_file() and origin.resolve() != mine:
         raise ArgumentError(whose, spec, f"another name for {mine}: a module {module!r} is {origin} already")
-    function = getattr(found, attribute, None)
-    if not callable(function):
+    if not hasattr(found, attribute):
         raise ArgumentError(whose, spec, f"one of {origin}, which has no {attribute!r}")
+    function = getattr(found, attribute)
+    if not callable(function):
+        raise ArgumentError(whose, spec, f"a function or class, which {attribute!r} of {origin} is not")
     return function  # type: ignore[no-any-return]
 
 

@@ -177,9 +177,9 @@ def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
     bad = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
     if len(bad):
         first = images[bad[0]]
-        held = f"image {bad[0]}, from {first.min():.3g} to {first.max():.3g}"
-        told = f"{len(bad)} images hold NaN or values outside 0..1, the first is {held}"
-        raise DataError(f"{path}: {told}: bytes (uint8) may be from 0 to 255")
+        what = "NaN" if np.isnan(first).any() else f"values from {first.min():.3g} to {first.max():.3g}"
+        told = f"{len(bad)} images are no pictures, the first is image {bad[0]}, which has {what}"
+        raise DataError(f"{path}: {told}: allowed are numbers from 0 to 1, or bytes (uint8)")
     return images.astype(np.float32)
 
 

@@ -262,6 +262,8 @@ def split(
 
 
 def _check_enough(nodes: int, minimum: int, total: int) -> None:
+    if minimum > total:
+        raise ArgumentError("split.minimum", minimum, f"at most {total}, as there are {total} examples")
     if nodes * minimum > total:
         raise ArgumentError(
             "split.nodes",

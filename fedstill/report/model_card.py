@@ -5,6 +5,7 @@ The front matter is what Hugging Face's hub reads. The licence is for whoever pu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ PIPELINES = {"classification": "image-classification", "multi-label": "image-cla
 
 COUNTS, SIZES = "label counts", "data sizes"
 UNTRIED = "The run was not attacked (`fedstill attack`), which says nothing of what attacks would get."
+
+NOTHING = "Nothing was noted by the run."
+UNTOLD = "What the run noted is not told here, as it may follow from protected data without their noise."
 
 CARD = """\
 ---
@@ -112,6 +116,9 @@ def model_card(folder: Path, says: str, use: str) -> str:
         )
         for node in (result.nodes if told else ())
     ]
+    # Models that learned without protection, and what was seen in nodes' data, are a simulation's to know.
+    levels = table(result)
+    shown = [row for row in levels.rows if row.accent or not private]
     columns = [Column("examples"), *(Column(name) for name in names * by_class)]
     pipeline = PIPELINES.get(task := str(read_result(folder / FILE)["task"]), "")
     public = result.public
@@ -138,11 +145,11 @@ def model_card(folder: Path, says: str, use: str) -> str:
         "nodes": "\n".join(markdown(Table("", "node", columns, rows))) if rows else "",
         "test": f"{_count(data.test)} test examples",
         "tested": f" Intervals: {tested(result)}." if result.intervals else "",
-        "figures": "\n".join(markdown(table(result))),
+        "figures": "\n".join(markdown(replace(levels, rows=shown))),
         "privacy": privacy_section.in_words(result) or MISSING,
         "left": f"What left the nodes: {left or 'nothing'}.",
         "leakage": UNTRIED if leakage is None else leakage.sentence,
-        "notes": "\n".join(f"- {note}" for note in result.sentences) or "Nothing was noted by the run.",
+        "notes": UNTOLD if private else "\n".join(f"- {note}" for note in result.sentences) or NOTHING,
         "version": result.fedstill or MISSING,
         "date": (result.date or MISSING).partition("T")[0],
         "command": result.command or "from Python",

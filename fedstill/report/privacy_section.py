@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from fedstill.core.text_format import counted, listed, percent, shortened
 from fedstill.privacy.budget_text import down
+from fedstill.privacy.events import from_text
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
@@ -88,6 +89,11 @@ def counts_are_noisy(result: Result) -> bool:
     return bool(nodes) and all(
         any("Laplace noise" in rule and "each count" in rule for rule in node.rules) for node in nodes
     )
+
+
+def tells_sizes(result: Result) -> bool:
+    """Whether a price has the rate at which records were drawn, and so how many there are."""
+    return any(event.rate < 1 for node in result.protected for event in from_text(node.events))
 
 
 def section(result: Result, audit: Audited | None) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def _what_left(result: Result) -> str:
         sentence += f" Beside its answers, each node told {count} {held}."
     elif "data sizes" in left:
         sentence += f" Each node told {count} examples it holds."
+    if privacy_section.tells_sizes(result):
+        sentence += " How many it holds in all follows from what it paid, exactly."
     return sentence
 
 

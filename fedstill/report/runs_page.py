@@ -23,6 +23,7 @@ from fedstill.report.table_formats import Cell, Column, Row, Table
 
 MOST = 100  # runs that are shown, the newest
 NOTHING = Cell("", style="empty-cell")
+AT_WORK = "at work"  # said of a run of this machine that goes on
 RUN = "run/"  # before the name of a run, in an address
 
 
@@ -43,9 +44,7 @@ def state(folder: Path) -> str:
         return "done"
     if error := SoFar.read(folder).note.error:
         return f"stopped: {error}"
-    return (
-        "at work" if is_locked(folder) else "ended before it was done; fedstill run --resume goes on with it"
-    )
+    return AT_WORK if is_locked(folder) else "ended before it was done; fedstill run --resume goes on with it"
 
 
 def page(folder: Path, runs: Mapping[str, Path], served: str) -> str:
@@ -118,12 +117,13 @@ def _row(name: str, place: Path, became: str) -> Row:
             whole = Cell(bar(("bar", 100.0)))
             return Row(link, [Cell(result.method_title), Cell(became), whole, Cell(value), NOTHING, NOTHING])
         run = SoFar.read(place)
+        going = became.startswith("running") or became == AT_WORK
         if became.startswith("running"):  # how far is in the other cells
             became = ", ".join(filter(None, ("running", run.note.waiting(), run.note.missing())))
         cells = [
             Cell(run.bar, run.done),
             Cell(f"{run.note.about.get('figure', '')} {run.reached}".strip() if run.reached else None),
-            Cell(run.left) if run.left else NOTHING,
+            Cell(run.left) if run.left and going else NOTHING,
             Cell(run.message) if run.message else NOTHING,
         ]
         return Row(link, [Cell(run.note.about.get("title", "")), Cell(clip(became, 500)), *cells])

@@ -230,3 +230,19 @@ def test_a_server_that_sees_sums_only_has_their_sum_and_no_node_s_answers() -> N
     assert told["of"].startswith("sum of the nodes' answers, for records of node-")
     for attack in (LabelCounts(), GradientInversion()):
         assert "sum" in (attack.refusal(experiment.side) or "")
+
+
+@pytest.mark.parametrize(
+    ("auc", "said"),
+    [
+        ((0.62, 0.58, 0.66), "picked the former 62 times in 100 by the student; chance"),
+        ((0.52, 0.48, 0.56), "52 times in 100 by the student (not told from chance); chance"),
+        ((0.20, 0.17, 0.23), "80 times in 100 by the student, its scores turned round; chance"),
+    ],
+)
+def test_scores_that_are_wrong_for_sure_are_as_good_as_right_ones(
+    auc: tuple[float, float, float], said: str
+) -> None:
+    only = {"name": "loss", "auc": dict(zip(("value", "low", "high"), auc, strict=True))}
+    part = {"targets": [{"of": "student", "best": "loss", "attacks": [only]}]}
+    assert said in MembershipInference().sentence(part)

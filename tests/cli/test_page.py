@@ -151,6 +151,7 @@ def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
     assert f"The runs in {runs.resolve()}." in page.text
     assert "distillation 31 of 400" in page.text
     assert "ended before it was done; fedstill run --resume goes on with it" in page.text
+    assert "about" not in page.text  # nothing is left of a run that is over
     assert HOSTILE in page.text
     assert "31 of 400" in later.text
     for shown in (page, later):

@@ -101,8 +101,11 @@ def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
         ({"images": pixels(4, 8)}, r"shape \(4, 8\)"),
         ({"images": pixels(4, 8, 8, 5)}, r"shape \(4, 8, 8, 5\)"),
         ({"images": pixels(4, 3, 8, 3)}, r"shape \(4, 3, 8, 3\)"),
-        ({"images": spoilt(1, 1.01)}, "2 images hold NaN or values outside 0..1, the first is image 1"),
-        ({"images": spoilt(0, float("nan"))}, "2 images hold NaN .* the first is image 0"),
+        (
+            {"images": spoilt(1, 1.01)},
+            r"2 images are no pictures, the first is image 1, which has values .*: allowed .* from 0 to 1",
+        ),
+        ({"images": spoilt(0, float("nan"))}, "2 images are no .* the first is image 0, which has NaN: "),
         ({"names": np.array([{}, 1, None, "x"], dtype=object)}, "'names' cannot .*pickle is never read"),
     ],
 )
@@ -281,3 +284,9 @@ def test_a_node_has_the_training_part_alone(tmp_path: Path) -> None:
 def test_a_part_that_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no array 'val_labels', only test_images"):
         load(named(str(medmnist(tmp_path / "part.npz", val_labels=None))))
+
+
+def test_data_of_one_class_teach_nothing(tmp_path: Path) -> None:
+    path = saved(tmp_path, images=pixels(20, 8, 8), labels=np.zeros(20, dtype=np.int64))
+    with pytest.raises(DataError, match="the only class is 0: allowed are 2 or more"):
+        load(named(str(path)))

@@ -275,6 +275,7 @@ def test_sorting_is_stable() -> None:
         ({"how": "shards", "classes_per_node": 0}, "split.classes_per_node", "1 or more"),
         ({"how": "shards", "classes_per_node": 4}, "split.classes_per_node", "at most 3"),
         ({"nodes": 7}, "split.nodes", "at most 6, as there are 60 examples .* 10"),
+        ({"minimum": 61}, "split.minimum", "at most 60, as there are 60 examples"),
         ({"how": "column", "column": "place"}, "split.column", "one of age, site"),
         ({"how": "sorted", "column": "site"}, "split.column", "numeric"),
         ({"how": "column", "column": "site", "nodes": 3}, "split.nodes", "2, the number of values .*'site'"),

@@ -204,7 +204,7 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
     [
         ("no_such_module:thing", "one in .* or installed here"),
         ("my_networks:absent", "one of .* has no 'absent'"),
-        ("my_networks:number", "one of .* has no 'number'"),
+        ("my_networks:number", "a function or class, which 'number' of .* is not"),
     ],
 )
 def test_a_factory_that_is_not_there_is_one_line(spec: str, words: str) -> None:

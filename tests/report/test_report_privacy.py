@@ -182,6 +182,10 @@ def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
         "each node told roughly, with noise, how many examples of each class"
         in page_of(tmp_path, result).text
     )
+    follows = "How many it holds in all follows from what it paid, exactly."
+    assert follows not in page_of(tmp_path, result).text
+    drawn = a_node("south", 5.0, events={"gaussian(2.0, rate=0.25)": 4, "laplace(10.0)": 1})
+    assert follows in page_of(tmp_path, told(a_node("north", 3.0), drawn)).text
     exact = a_node("south", 5.0, rules=["counts of count_labels: exact: no guarantee"])
     assert "each node told how many examples" in page_of(tmp_path, told(a_node("north", 3.0), exact)).text
 

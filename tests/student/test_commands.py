@@ -177,3 +177,10 @@ def test_a_card_is_for_everybody_and_tells_no_count_that_did_not_leave(run: Path
     assert "| node |" not in card("parameters")
     assert "| node |" not in card("label counts", "parameters", mechanism="dp-sgd")
     assert "144" not in card("parameters")
+    result["notes"] = ["no node holds an example of yes"]
+    open_, private = card("parameters"), card("parameters", mechanism="dp-sgd")
+    assert "no node holds an example of yes." in open_
+    assert "| centralised |" in open_
+    assert "holds an example" not in private
+    assert "| centralised |" not in private
+    assert "| student (FedAvg) |" in private
