@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fedstill.core.dataset import Form
-from fedstill.core.errors import ArgumentError, FedstillError, ModelError
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError, nearest
 from fedstill.core.registry import Registry
 from fedstill.core.seeds import seeded
 from fedstill.core.user_functions import OWN, first_line, is_path
@@ -175,10 +175,15 @@ def _parsed(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
         return name, {"width": int(width)} if colon else {}
     if is_path(spec) and name not in (*MODELS.own, "hf"):
         return spec, {}
+    if name in known:
+        one = f"{name}, which has no width" if name in FIXED else f"{name}:WIDTH, a whole number from 1 up"
+        raise ArgumentError("model", spec, one)
+    meant = nearest(name, known)
+    hint = "" if meant is None else f"; did you mean {meant!r}?"
     folders = form != "rows"
     own = ", hf:folder or package.module:factory" if folders else " or package.module:factory"
     inputs = "" if form is None else f", as inputs are {'rows of a table' if form == 'rows' else form}"
-    raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){own}{inputs}")
+    raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){own}{inputs}{hint}")
 
 
 def _takes(name: str, form: Form) -> bool:

@@ -178,17 +178,7 @@ def test_a_users_own_factory_is_found_by_its_import_path_and_seeded() -> None:
 
 
 @pytest.mark.usefixtures("own_module")
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "resnet9",
-        "",
-        "resnet8:0",
-        "resnet8:wide",
-        "resnet8:-1",
-        "resnet8:number",
-    ],
-)
+@pytest.mark.parametrize("spec", ["resnet9", ""])
 def test_what_cannot_be_built_is_named(spec: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         build(spec, IMAGE, 3, 0)
@@ -196,6 +186,21 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
     assert (repr(spec) if spec else "model is empty") in line
     assert "one of small-cnn, lenet5, bn-lenet, sigmoid-lenet, resnet8" in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("resnet8:0", "resnet8:WIDTH, a whole number from 1 up$"),
+        ("resnet8:wide", "resnet8:WIDTH, a whole number from 1 up$"),
+        ("resnet8:-1", "resnet8:WIDTH, a whole number from 1 up$"),
+        ("linear:8", "linear, which has no width$"),
+        ("resnet", "one of small-cnn, .*; did you mean 'resnet8'"),
+    ],
+)
+def test_a_width_and_a_slip_are_told_from_a_name_that_is_unknown(spec: str, words: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^model is '{spec}': allowed is {words}"):
+        build(spec, IMAGE, 3, 0)
 
 
 @pytest.mark.usefixtures("own_module")
