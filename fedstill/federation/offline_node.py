@@ -104,6 +104,10 @@ def _answer(
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
     host.asker = given.signer
+    path = Path(f"{ANSWERS}-{host.name}.safetensors") if out is None else out
+    key = signed_files.own_key(folder / "node.key")
+    signer = signed_files.fingerprint(signed_files.public_of(key))
+    signed_files.require_own(path, signer)
     kept = folder / "runs" / plan.run / LET_OUT
     again = kept.exists()
     if again:
@@ -111,10 +115,7 @@ def _answer(
     else:
         _let_out(host, plan, given, kept, report)
     header, replies = _again(host, given, kept)
-    path = Path(f"{ANSWERS}-{header.node}.safetensors") if out is None else out
-    key = signed_files.own_key(folder / "node.key")
     signed_files.write(path, pack_answers(header, replies), key)
-    signer = signed_files.fingerprint(signed_files.public_of(key))
     spent = audit_file.spent(host.file, folder)
     mixed = "not one sum: runs were paid for by records and by groups of them"
     paid = mixed if len(spent.units) > 1 else cost(host.file.privacy, spent.events, spent.bare)

@@ -143,6 +143,17 @@ def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
     file_permissions.replace(signature_of(path), _encoded(public_of(key), key.sign(blob)), sync=True)
 
 
+def require_own(path: Path, signer: str) -> None:
+    """Refuse to write over a file that another key has signed.
+
+    Raises:
+        BundleError: one has, or nobody can tell.
+    """
+    beside = signature_of(path)
+    if beside.exists() and fingerprint(_read_signature(beside)[0]) != signer:
+        raise BundleError(f"{path} is signed by another key than this one's: choose another place")
+
+
 def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str]:
     """The bytes of a file, and the fingerprint of the key that signed it, once its signature is found good.
 

@@ -250,6 +250,13 @@ def test_the_page_can_be_followed_as_it_stands(
 # --- the same file again -------------------------------------------------------------------------
 
 
+def test_answers_of_another_node_are_not_written_over(here: Path, command: Main) -> None:
+    before, lines = Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))
+    told = refused(command("node", "answer", "node-1", "questions.safetensors", "--out", ANSWERS[0]))
+    assert f"{ANSWERS[0]} is signed by another key than this one's: choose another place" in told
+    assert (Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
+
+
 def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
     before = Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()
     lines = entries(Path("node-0"))
