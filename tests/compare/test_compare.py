@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedstill.attacks.config import LeakageConfig
@@ -491,6 +492,22 @@ def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> N
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before
     assert (out / "standalone-seed1" / "result.json").exists()
     assert compare.read_folder(out).seeds == (0, 1)
+
+
+def test_a_comparison_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    """Of one form and size, so that no figure of the table would tell."""
+    rng = np.random.default_rng(0)
+    made = {"images": rng.random((200, 8, 8), dtype=np.float32), "labels": rng.integers(0, 3, 200)}
+    file, out = tmp_path / "mine.npz", tmp_path / "out"
+    np.savez(file, **made)
+    plan = compare.plan(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)})
+    compared(plan, out, command="", quiet=True, only=["standalone"])
+    np.savez(file, **{**made, "images": 1 - made["images"]})
+    with pytest.raises(RunFolderError, match=r"out began with other data '.*mine.npz' than there are now"):
+        resumed(out, quiet=True)
+    np.savez(file, **made)
+    resumed(out, quiet=True)
+    assert {row["method"] for row in records(out)} == {"standalone", "fedavg"}
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
