@@ -58,7 +58,8 @@ def _init(given: Given) -> None:
     print(f"Wrote {file} and {secret} (which nobody else may read).")
     print("Next:")
     print("  1. say in node.toml where your data are, which model you have and what may leave")
-    print(f"  2. copy the startup kit that you were given to {Path(folder) / startup_kit.KIT}")
+    kit = Path(folder) / startup_kit.KIT
+    print(f"  2. copy the startup kit that you were given to {kit}; or say online = false and answer files")
     print(f"  3. fedstill node check {folder}")
 
 

@@ -114,7 +114,7 @@ class UNet(Split):
 
 
 class BatchNormUNet(UNet):
-    """:class:`UNet` with batch norm, as FedIOD's published code has it."""
+    """U-Net with batch norm, as FedIOD's published code has it."""
 
     norm = nn.BatchNorm2d
 
