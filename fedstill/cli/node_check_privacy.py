@@ -17,7 +17,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import Examined
 from fedstill.node.privacy_forecast import forecast, objection
 from fedstill.node.protection import unit_notes, wanted
-from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.node.run_mechanism import Mechanism, unit, unpriced
 from fedstill.privacy.accounting import within
 from fedstill.privacy.budget import OtherUnit
 from fedstill.privacy.budget_text import down, left, up
@@ -44,11 +44,23 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
     told = _spent(file, folder)
     if told is not None and told.trouble is not None:
         lines.append(f"nothing can be charged: {told.trouble}")
+    elif told is not None and told.units - {unit(config, file.data.group)}:
+        lines.append(
+            "what was paid before protects other units than privacy.group_size and data.group say now"
+        )
     elif told is not None and math.isfinite(config.over_all[0]):
         lines[-1] += f", of which {down(left(config, told.events, told.bare, over_all=True))} is left"
     if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
         again = f"the server names runs, and each may cost {config.epsilon:g} anew"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
+    if config.protects and config.accountant == "pld" and math.isfinite(config.budget):
+        asks = "if what is charged follows from answers, as where a server chooses what to ask next"
+        lines.append(f"accountant pld: such budgets may be passed by some delta {asks}; rdp holds then, too")
+    if config.protects and file.policy.approve == "policy" and not (file.data.classes or file.data.schema):
+        told_free = (
+            "for nothing, as a run whose classes it has not is refused (data.classes names the only ones)"
+        )
+        lines.append(f"whether a record of some class is here is told {told_free}")
     return lines
 
 

@@ -43,6 +43,24 @@ def test_mechanism_unit_and_what_is_left_are_told(tmp_path: Path, capsys: pytest
     assert "It can take part." in told
 
 
+def test_what_holds_no_budget_and_what_is_free_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 4.0\n'
+    folder = folder_of(tmp_path / "clinic", privacy)
+    told = said(capsys, str(folder))
+    assert "accountant pld: such budgets may be passed by some delta" in told
+    assert "whether a record of some class is here is told for nothing" in told
+    charge(folder, {"gaussian(2.0)": 1}, unit="4 records of one patient")
+    assert "what was paid before protects other units" in said(capsys, str(folder))
+    other = folder_of(tmp_path / "other", f'{privacy}accountant = "rdp"\n')
+    text = (other / "node.toml").read_text().replace("[data]\n", '[data]\nclasses = ["0", "1"]\n')
+    (other / "node.toml").write_text(text)
+    told = said(capsys, str(other))
+    assert "accountant pld" not in told
+    assert "is told for nothing" not in told
+
+
 def test_a_run_that_the_data_cannot_pay_any_more_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,9 +36,9 @@ def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = F
     return path
 
 
-def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True) -> None:
+def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True, unit: str = "") -> None:
     audit = AuditLog(folder / "audit.sqlite")
-    entry = Entry("old", DATA, "clinic", 0, "q", "answer", price=events, bare=int(not guarantee))
+    entry = Entry("old", DATA, "clinic", 0, "q", "answer", price=events, bare=int(not guarantee), unit=unit)
     audit.charge(entry)
     audit.close()
 
