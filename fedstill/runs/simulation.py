@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import DataError, ModelError
+from fedstill.core.errors import DataError, ModelError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
 from fedstill.federation.inprocess import partition, stacks
@@ -76,6 +76,8 @@ class Simulation(Measured):
     def _open(self, saved: Mapping[str, Any]) -> None:
         if not saved:
             return
+        if not {"data", "models"} <= saved.keys():
+            raise RunFolderError("the run began under an earlier fedstill: allowed is that one, or a new run")
         if saved["data"] != self._data:
             raise DataError("the data are others than the run began with: allowed are those, or a new run")
         models, now = saved["models"], self._models()

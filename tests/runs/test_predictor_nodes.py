@@ -21,6 +21,7 @@ from fedstill.core.errors import (
     ModelError,
     NodeFault,
     QuestionRefused,
+    RunFolderError,
 )
 from fedstill.data import named
 from fedstill.data.input_spec import InputSpec
@@ -194,6 +195,13 @@ def test_a_run_asks_only_addresses_of_this_machine() -> None:
         ArgumentError, match=r"nodes\.models is 'http://192\.0\.2\.1/': allowed is an address on"
     ):
         assemble.prepare(run(["http://192.0.2.1/"]))
+
+
+def test_the_state_of_an_earlier_version_is_one_line() -> None:
+    begun, _ = assemble.prepare(run(["mlp:8"]))
+    kept = {key: value for key, value in begun._nodes().items() if key != "models"}
+    with pytest.raises(RunFolderError, match=r"^the run began under an earlier fedstill"):
+        begun._open(kept)
 
 
 @pytest.mark.parametrize("part", ["inputs", "targets", "layers"])
