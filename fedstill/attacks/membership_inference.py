@@ -136,10 +136,9 @@ class MembershipInference(Attack):
             best = next(each for each in target["attacks"] if each["name"] == target["best"])
             auc = best["auc"]
             hint = " (not told from chance)" if auc["low"] <= 0.5 <= auc["high"] else ""
-            if auc["high"] < 0.5:  # whoever turns its scores round is right as often as it is wrong
-                auc, hint = {**auc, "value": 1 - auc["value"]}, ", its scores turned round"
+            hint = ", its scores turned round" if auc["high"] < 0.5 else hint
             nobody = ", which nobody was given," if target["of"] in GIVEN_TO_NOBODY else ""
-            parts.append(f"{100 * auc['value']:.0f} times in 100 by the {target['of']}{nobody}{hint}")
+            parts.append(f"{100 * _either_way(auc):.0f} times in 100 by the {target['of']}{nobody}{hint}")
         return (
             f"Shown a record that was learned from and one that was not, the best attack picked the former "
             f"{' and '.join(parts)}; chance is 50."
@@ -153,6 +152,16 @@ class MembershipInference(Attack):
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         return [(target["of"], _tried(target)) for target in part["targets"]]
+
+
+def best_of(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The attack that is right most often."""
+    return max(found, key=lambda name: _either_way(found[name]["auc"]))
+
+
+def _either_way(auc: Mapping[str, float]) -> float:
+    """How often an attack is right, its scores turned round where they are wrong for sure."""
+    return 1 - auc["value"] if auc["high"] < 0.5 else auc["value"]
 
 
 def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Row]:
@@ -268,7 +277,7 @@ def _told(
         "shadows": how.shadows,
         "trained": how.trained,
         "attacks": [{"name": name, "title": TITLES[name], **each} for name, each in found.items()],
-        "best": max(found, key=lambda name: found[name]["auc"]["value"]),
+        "best": best_of(found),
     }
 
 

@@ -51,6 +51,7 @@ class _Place:
     file: Path
     folder: Path | None = None
     privacy: PrivacyConfig | None = None
+    mine: str = ""  # what that protects as one
 
 
 def main(words: list[str]) -> None:
@@ -67,7 +68,8 @@ def _place(path: Path) -> _Place:
     place = _Place(folder / FILE)
     if (folder / owner_folder.FILE).is_file():
         file = owner_folder.read(folder)
-        place = _Place(audit_file.audit_file(file, folder), folder, file.privacy)
+        mine = file.privacy.unit(file.data.group)
+        place = _Place(audit_file.audit_file(file, folder), folder, file.privacy, mine)
     elif path.is_dir() and not place.file.is_file():
         raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
     if not path.is_dir() and place.file.resolve() != path.resolve():
@@ -111,7 +113,9 @@ def _show(given: Given) -> None:
         if "--json" in given:
             told = {"log": str(place.file), "sound": audit.trouble is None, "trouble": audit.trouble}
             shown = [_told(entry) for entry in entries[-most:]]
-            print_json({**told, "entries": shown, "totals": totals(audit, entries, at, place.privacy)})
+            print_json(
+                {**told, "entries": shown, "totals": totals(audit, entries, at, place.privacy, place.mine)}
+            )
             return
         console.print(f"audit log {place.file}", soft_wrap=True)
         if audit.trouble is not None:
@@ -120,7 +124,7 @@ def _show(given: Given) -> None:
             console.print("Nothing has left.")
             return
         print_entries(console, entries[-most:], len(entries))
-        print_totals(console, audit, entries, at, place.privacy)
+        print_totals(console, audit, entries, at, place.privacy, place.mine)
 
 
 def _verify(given: Given) -> None:

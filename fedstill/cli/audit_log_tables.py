@@ -125,12 +125,14 @@ def print_totals(
     entries: list[dict[str, Any]],
     delta: float,
     privacy: PrivacyConfig | None,
+    mine: str = "",
 ) -> None:
     """One table of what each run, and all runs of a payer, have cost at delta.
 
     Args:
         delta: of the epsilons that are shown; budgets have their own.
         privacy: the owner's: by which accountant, and what is left of its budgets. None: neither is known.
+        mine: what it protects as one.
     """
     from fedstill.node.audit_entries import ALL, DATA
     from fedstill.privacy.budget_text import budgets, down, up
@@ -138,7 +140,7 @@ def print_totals(
     limited = _limited(privacy)
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
     table = columns(*heads, *(["left"] if limited else []), left=2)
-    rows = totals(audit, entries, delta, privacy)
+    rows = totals(audit, entries, delta, privacy, mine)
     for row in rows:
         known = row["events"] is not None
         told = [
@@ -159,7 +161,7 @@ def print_totals(
         prices, bare = events(spent.total), spent.bare_total
         told = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
         told += [f"{counted(bare, 'release')} without guarantee"] if bare else []
-        units = sorted(unit or "a record" for unit in audit.sums.units[payer])
+        units = sorted(audit.sums.units(payer))
         apart = f", of which units add up to nothing ({', '.join(units)})" if len(units) > 1 else ""
         console.print(f"Paid in all for {payer}: {', '.join(told) or 'nothing'}{apart}.")
 
@@ -169,7 +171,11 @@ def _limited(privacy: PrivacyConfig | None) -> bool:
 
 
 def totals(
-    audit: AuditLog, entries: list[dict[str, Any]], delta: float, privacy: PrivacyConfig | None
+    audit: AuditLog,
+    entries: list[dict[str, Any]],
+    delta: float,
+    privacy: PrivacyConfig | None,
+    mine: str = "",
 ) -> list[dict[str, Any]]:
     """What each run, and all runs of a payer (run: None), have cost; arguments as :func:`print_totals`.
 
@@ -201,8 +207,11 @@ def totals(
                 kept = None if own is None else left(own, price, bare, over_all=not run)
             except ArgumentError:
                 known = None
-            if not run and len(audit.sums.units[payer]) > 1:  # patients and records add up to nothing
+            units = audit.sums.units(payer, run)
+            if len(units) > 1:  # patients and records add up to nothing
                 known = cost = kept = None
+            elif own is not None and units - {mine}:  # nothing more can be charged
+                kept = left(own, {}, 1, over_all=not run)
             rows.append(
                 {
                     "whose": payer,

@@ -17,7 +17,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import Examined
 from fedstill.node.privacy_forecast import forecast, objection
 from fedstill.node.protection import unit_notes, wanted
-from fedstill.node.run_mechanism import Mechanism, unit, unpriced
+from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import within
 from fedstill.privacy.budget import OtherUnit
 from fedstill.privacy.budget_text import down, left, up
@@ -44,7 +44,7 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
     told = _spent(file, folder)
     if told is not None and told.trouble is not None:
         lines.append(f"nothing can be charged: {told.trouble}")
-    elif told is not None and told.units - {unit(config, file.data.group)}:
+    elif told is not None and told.units - {config.unit(file.data.group)}:
         lines.append(
             "what was paid before protects other units than privacy.group_size and data.group say now"
         )

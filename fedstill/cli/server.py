@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,7 +98,8 @@ def _status(given: Given) -> None:
     from fedstill.federation.server_view import ServerWatch
 
     folder = Path(given.places[0])
-    server = ServerWatch(folder).look()
+    with closing(ServerWatch(folder)) as watch:
+        server = watch.look()
     if server.trouble:
         raise DeployError(server.trouble)
     if "--json" in given:

@@ -74,8 +74,11 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
     above = _table(scales[scale], f"scale.{scale}")
     if "methods" in above:
         below = _only(below, above["methods"])
-        if "settings" in below:
-            below["settings"] = [_only(setting, above["methods"]) for setting in below["settings"]]
+        if isinstance(below.get("settings"), list):
+            below["settings"] = [
+                _only(setting, above["methods"]) if isinstance(setting, Mapping) else setting
+                for setting in below["settings"]
+            ]
     for key, value in above.items():
         old = below.get(key)
         if not isinstance(old, Mapping) or not isinstance(value, Mapping):
@@ -92,10 +95,12 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
     return below
 
 
-def _only(table: Table, methods: Sequence[str]) -> Table:
+def _only(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
     """A table without what it says of other methods than these."""
     return {
-        key: {label: of for label, of in value.items() if label in methods} if key in BY_LABEL else value
+        key: {label: of for label, of in value.items() if label in methods}
+        if key in BY_LABEL and isinstance(value, Mapping)
+        else value
         for key, value in table.items()
     }
 

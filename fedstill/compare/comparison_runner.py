@@ -27,17 +27,17 @@ from fedstill.core.run_writer import holding, write_text
 from fedstill.core.text_format import human_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loader import read_once
-from fedstill.protocol.digests import digest
 from fedstill.runs import presets, run
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, load_toml
+from fedstill.runs.simulation import fingerprint
 
 __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
 
 TRAINED = ".trained"  # models of nodes that several methods of a setting and seed start from, while they run
 NOT_RUN = "not_run.json"
 NOT_ATTACKED = "not_attacked.json"
-TESTED = "tested.json"  # fingerprints of what models are tested on, by the options of the data
+DATA = "data.json"  # fingerprints of what is learned from and tested on, by seed and the options of the data
 
 
 def compare(
@@ -73,7 +73,7 @@ def compare(
     console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
     places = comparison.places(only)
     with read_once(), ExitStack() as at_last:
-        refused, tested = _refusals(comparison, places, out, console)
+        refused, data = _refusals(comparison, places, out, console)
         out.mkdir(parents=True, exist_ok=True)
         at_last.enter_context(holding(out, "comparison"))
         if not (out / FILE).exists():
@@ -81,7 +81,7 @@ def compare(
         elif before is not None and (before.leakage, before.seeds) != (comparison.leakage, comparison.seeds):
             more = dataclasses.replace(before, leakage=comparison.leakage, seeds=comparison.seeds)
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{more.to_toml()}")
-        _remember(out / TESTED, tested)
+        _remember(out / DATA, data)
         for reason in dict.fromkeys(refused.values()):
             console.print(Text(f"refused: {reason}"))
         at_last.callback(shutil.rmtree, out / TRAINED, ignore_errors=True)
@@ -201,9 +201,9 @@ def _refusals(
     comparison: Comparison, places: list[Place], out: Path, console: Console
 ) -> tuple[dict[str, str], Mapping[str, str]]:
     """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs; and
-    the fingerprints of what they are tested on, which a file that was replaced would change."""
+    fingerprints of what they learn from and are tested on, which a file that was replaced would change."""
     refused: dict[str, str] = {}
-    tested = dict(_reasons(out / TESTED))
+    data, seen = dict(_reasons(out / DATA)), set[str]()
     waiting = [place for place in places if not (out / place.folder / "result.json").exists()]
     with console.status("checking") as status:
         for count, place in enumerate(waiting, start=1):
@@ -214,17 +214,20 @@ def _refusals(
             except FedstillError as error:
                 refused[place.folder] = str(error)
                 continue
-            test = simulation.setting.test
-            found = digest("tested", {"inputs": test.inputs, "targets": test.targets})
-            if tested.setdefault(json.dumps([as_table(config.data), as_table(config.task)]), found) != found:
-                told = f"{out} began with other data {config.data.called!r} than there are now"
-                raise RunFolderError(f"{told}: allowed are those, or another folder")
+            told = [config.seed, *map(as_table, (config.data, config.task, config.split, config.public))]
+            if (options := json.dumps(told)) in seen:
+                continue
+            seen.add(options)
+            found = fingerprint([*simulation.setting.parts, simulation.setting.test])
+            if data.setdefault(options, found) != found:
+                other = f"{out} began with other data {config.data.called!r} than there are now"
+                raise RunFolderError(f"{other}: allowed are those, or another folder")
     for setting in dict.fromkeys(place.setting for place in places):
         here = [place.folder for place in places if place.setting == setting]
         if all(folder in refused for folder in here):
             where = f" in setting {setting!r}" if setting else ""
             raise FedstillError(f"no method can run{where}: {refused[here[0]]}")
-    return refused, tested
+    return refused, data
 
 
 def _remember(file: Path, reasons: Mapping[str, str]) -> None:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from fedstill.core.dataset import DataSet
-from fedstill.core.errors import DataError
 from fedstill.data.config import DataConfig, check_serves
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.classification import ClassificationConfig
@@ -66,9 +65,6 @@ def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed:
 def _read(config: DataConfig, task: TaskConfig, train_needed: bool) -> DataSet:
     check_serves(config, task)
     data = config.read(task)
-    if len(data.classes) < task.makes.least:
-        told = f"{', '.join(data.classes) or 'none'}: allowed are {task.makes.least} or more"
-        raise DataError(f"{data.name}: the only class is {told}")
     made = task.make(data.classes)
     if train_needed or len(data.train):
         made.check(data.train, f"train part of {data.name}")

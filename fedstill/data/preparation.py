@@ -5,7 +5,6 @@ All readers end here. Where examples belong to patients or pictures, these are n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -95,7 +94,6 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         ArgumentError: a site with one unit, or too little for validation.
         DataError: a patient in both of the source's parts, or one patient alone and nothing told.
     """
-    source = replace(source, columns={name: as_numbers(name, of) for name, of in source.columns.items()})
     rows = np.arange(len(source.targets))
     own = source.columns[source.unit] if source.unit else rows
     units = own if source.units is None else source.units
@@ -132,16 +130,6 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         test_columns={key: column[measured] for key, column in source.columns.items()},
         unit=source.unit,
     )
-
-
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
-
-
-def as_numbers(name: str, column: Column) -> Column:
-    """Texts ``(N,)`` as numbers where all are, so that nodes can be made by their order; but names of
-    patients and sites, which only look so."""
-    told = name not in (PATIENT, SITE) and column.dtype.kind == "U" and all(map(NUMBER.fullmatch, column))
-    return column.astype(float) if told else column
 
 
 def joined(*notes: str) -> str:

@@ -6,6 +6,7 @@ exactly one node and none is lost, whatever the numbers drawn.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,6 +24,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.registry import Registered, Registry
 from fedstill.data.stratified_sampling import Ints, labels_of, unit_labels
 
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 
 
@@ -164,8 +166,13 @@ class Items:
         return some
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """A numeric column, (U,), of a unit the mean; an ArgumentError if there is none of that name."""
+        """A numeric column, (U,), of a unit the mean; an ArgumentError if there is none of that name.
+
+        Texts are numbers where all are, as those of a table.
+        """
         column = self._column(name)
+        if column.dtype.kind == "U" and all(map(NUMBER.fullmatch, column.tolist())):
+            column = column.astype(float)
         if column.dtype.kind not in "biuf":
             raise ArgumentError(
                 "split.column", name, f"a numeric column when split.how is {self.split.called}"

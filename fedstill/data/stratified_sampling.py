@@ -165,7 +165,7 @@ def numbered(names: Iterable[object]) -> torch.Tensor:
     >>> len(set(numbered([7, 7.0, "7", "7.0"]).tolist())), len(set(numbered(["7", "07", 2**60, 2**60 + 1])))
     (1, 4)
     """
-    texts = (re.sub(r"(?<=\d)\.0+$", "", str(name)) for name in names)
+    texts = (re.sub(r"^(-?\d+)\.0+$", r"\1", str(name)) for name in names)
     return torch.tensor([derive(0, "group", text) for text in texts], dtype=torch.int64)
 
 

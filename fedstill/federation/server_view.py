@@ -46,7 +46,8 @@ class ServerView:
 
 
 class ServerWatch:
-    """Looks at the server of a federation's folder, with one session for all looks.
+    """Looks at the server of a federation's folder, with one session for all looks, which keeps a process
+    alive until it is closed.
 
     Raises:
         DeployError: the folder holds no federation.
@@ -71,13 +72,19 @@ class ServerWatch:
         runs = _runs(self._folder / "runs", jobs)
         return ServerView(str(self._about["name"]), address, process, nodes, runs, trouble)
 
+    def close(self) -> None:
+        """End the session, if one has begun."""
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
 
 def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[ServerRun]:
     """All runs; of the jobs the newest comes first, and a resumed run has several."""
     latest = {str(job["name"]): job for job in reversed(jobs)}
     runs = []
-    for path in {*(path for path in folder.glob("*") if path.is_dir()), *(folder / name for name in latest)}:
-        job = latest.get(path.name)
+    for name in {*(path.name for path in folder.glob("*") if path.is_dir()), *latest}:
+        path, job = folder / name, latest.get(name)
         if job is None:  # the server tells of none, as it is down or was made anew
             told = outcome(path, "RUNNING" if at_work(path) else "")
             runs.append(ServerRun(path, _at(path.stat().st_mtime), told))

@@ -25,6 +25,7 @@ DATA = "these data"
 
 ALL, BARE = "", ""  # among totals: the run that stands for all runs, the event that is no guarantee
 QUESTIONS, BYTES = "questions", "bytes"  # there too, beside events: what a policy's limits count
+UNIT = "unit: "  # and, before its name, each unit that was paid for
 
 LARGEST = 2**53 - 1
 """The largest count, in an entry and of a total: up to this all who read JSON read the same number."""
@@ -66,8 +67,7 @@ class Entry:
         rule: what is done to it, or by which rule it is refused, in one line.
         price: events as text (:func:`fedstill.privacy.events.as_text`) and how often each.
         bare: releases without any guarantee that it stands for.
-        unit: all records of what its price protects together; empty: one record
-            (:func:`fedstill.node.run_mechanism.unit`).
+        unit: what its price protects (:meth:`.PrivacyConfig.unit`); empty: nothing was paid.
         learned: what was charged before for this release, with which the server is told of it.
         questions: as how many it counts for a policy's limit.
     """

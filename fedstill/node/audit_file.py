@@ -63,4 +63,4 @@ def spent(file: NodeFile, folder: Path) -> Balance:
         return Balance({}, trouble=gone(path, folder))
     with closing(AuditLog(path, read_only=True)) as audit:
         told = audit.spent(DATA, ALL)
-        return Balance(told.total, told.bare_total, frozenset(audit.sums.units[DATA]), audit.trouble)
+        return Balance(told.total, told.bare_total, frozenset(audit.sums.units(DATA)), audit.trouble)

@@ -31,6 +31,7 @@ from fedstill.node.audit_entries import (
     BYTES,
     QUESTIONS,
     SETTLED,
+    UNIT,
     Entry,
     is_text,
     parsed,
@@ -152,7 +153,18 @@ class AuditLog:
                     bare, questions, left = price.pop(BARE, 0), price.pop(QUESTIONS, 0), price.pop(BYTES, 0)
                     told = (run, payer, payer, self._last + 1, SETTLED, SETTLED)
                     up = {BYTES: left} if left else {}
-                    entry = Entry(*told, rule=because, up=up, price=price, bare=bare, questions=questions)
+                    units = [what for what in head.spent.get((payer, run), ()) if what.startswith(UNIT)]
+                    for what in units:
+                        price.pop(what, 0)
+                    entry = Entry(
+                        *told,
+                        rule=because,
+                        up=up,
+                        price=price,
+                        bare=bare,
+                        unit=" and ".join(what.removeprefix(UNIT) for what in units),
+                        questions=questions,
+                    )
                     self._take(*self._insert(entry))
                 self._examine()
             self.trouble = None  # the head, which is older than the settlement, is all that may be left

@@ -19,6 +19,7 @@ from fedstill.node.audit_entries import (
     REFUSED,
     RELEASES,
     TRAINING,
+    UNIT,
 )
 
 
@@ -46,13 +47,11 @@ class Sums:
         spent: by payer and run (:data:`ALL` is all of them): events, and what limits count; up to
             :data:`~fedstill.node.audit_entries.LARGEST` of each.
         bytes: by run, node, way ("down" or "up") and kind, of what has left.
-        units: by payer, in which units it has paid; events of two units add up to nothing.
         asked: by run, node and question, how often it was answered, and further gradients of the same answer.
     """
 
     def __init__(self) -> None:
         self.spent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        self.units: dict[str, set[str]] = defaultdict(set)
         self.bytes: Counter[tuple[str, str, str, str]] = Counter()
         self.asked: Counter[tuple[str, str, str]] = Counter()
         self._known: dict[tuple[Any, ...], dict[tuple[str, str], int]] = defaultdict(dict)
@@ -68,14 +67,14 @@ class Sums:
             return
         self._charged.add(run)
         cost = dict(told["price"])
-        if cost:
-            self.units[told["payer"]].add(told["unit"])
         counted = (QUESTIONS, told["questions"]), (BYTES, sum(told["up"].values())), (BARE, told["bare"])
         cost.update({name: count for name, count in counted if count})
         for name in (run, ALL):
             spent = self.spent[told["payer"], name]
             for event, times in cost.items():
                 spent[event] = min(spent[event] + times, LARGEST)
+            if told["unit"]:
+                spent[f"{UNIT}{told['unit']}"] = 1
         if run != ALL:
             self._rows[told["payer"], run] = ""
         siblings = self.siblings(told)
@@ -96,12 +95,22 @@ class Sums:
 
     def spent_by(self, payer: str, run: str) -> Spent:
         """What a payer has spent, in one run and in all."""
-        here, total = (Counter(self.spent.get((payer, name), ())) for name in (run, ALL))
+        here, total = (
+            Counter({what: n for what, n in self._spent(payer, name).items() if not what.startswith(UNIT)})
+            for name in (run, ALL)
+        )
         bare_run, bare_total = here.pop(BARE, 0), total.pop(BARE, 0)
         questions_run, questions = here.pop(QUESTIONS, 0), total.pop(QUESTIONS, 0)
         here.pop(BYTES, 0)
         left = total.pop(BYTES, 0)
         return Spent(here, total, bare_run, bare_total, questions_run, questions, left)
+
+    def units(self, payer: str, run: str = ALL) -> set[str]:
+        """What a payer's prices protect, in one run or in all: events of two units add up to nothing."""
+        return {what.removeprefix(UNIT) for what in self._spent(payer, run) if what.startswith(UNIT)}
+
+    def _spent(self, payer: str, run: str) -> Mapping[str, int]:
+        return self.spent.get((payer, run), {})
 
     def number(self, told: Mapping[str, Any]) -> int:
         """The entry that says the same of the same release; 0 if there is none."""

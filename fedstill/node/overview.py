@@ -87,7 +87,7 @@ def overview(folder: Path) -> Overview:
         try:
             with closing(audit_file.open_audit(file, folder, read_only=True)) as audit:
                 entries, trouble = _count(audit, released), audit.trouble
-                costs = _costs(audit, file.privacy)
+                costs = _costs(audit, file.privacy, file.privacy.unit(file.data.group))
         except AuditError as error:
             trouble = str(error)
     log = SecurityLog(folder)
@@ -122,18 +122,20 @@ def _count(audit: AuditLog, released: dict[tuple[str, str], LeftOnDay]) -> int:
     return count
 
 
-def _costs(audit: AuditLog, privacy: PrivacyConfig) -> list[Cost]:
+def _costs(audit: AuditLog, privacy: PrivacyConfig, mine: str) -> list[Cost]:
     runs = [run for payer, run in audit.sums.spent if payer == DATA and run != ALL]
     costs = []
     for run in [ALL, *reversed(runs[-MOST_RUNS:])] if runs else []:
         spent = audit.sums.spent_by(DATA, run)
         price, bare = (spent.run, spent.bare_run) if run else (spent.total, spent.bare_total)
         delta = privacy.delta if run else privacy.over_all[1]
+        units = audit.sums.units(DATA, run)
+        if units - {mine}:  # which add up to nothing with what would be charged now
+            costs.append(Cost(run, "not known", "not known"))
+            continue
         try:
-            if not run and len(audit.sums.units[DATA]) > 1:
-                raise ArgumentError("units", sorted(audit.sums.units[DATA]), "one, to add up")
             told = "no guarantee" if bare else up(epsilon(from_text(price), delta, privacy.accountant))
             costs.append(Cost(run, told, down(left(privacy, price, bare, over_all=not run))))
-        except ArgumentError:  # an edited entry, or of two units
+        except ArgumentError:  # an edited entry
             costs.append(Cost(run, "not known", "not known"))
     return costs

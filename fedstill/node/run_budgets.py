@@ -183,6 +183,9 @@ class Budgets:
         if spent.bare_run and self.budget.epsilon < math.inf:
             way_out = "allowed is a new run, or privacy.epsilon = inf"
             raise Unpriced(self.budget.epsilon, self.budget.delta, spent.bare_run, way_out)
+        units, mine = self.audit.sums.units, {self.mechanism.unit}
+        if units(self.payer, self.run) - mine and self.budget.epsilon < math.inf:
+            raise OtherUnit(self.budget.epsilon, self.budget.delta, "a new run")
         total = self.total_budget
         if spent.bare_total and total.epsilon < math.inf:
             way_out = (
@@ -190,5 +193,5 @@ class Budgets:
                 "privacy.total_epsilon = inf, so that each run has its own budget"
             )
             raise Unpriced(total.epsilon, total.delta, None, way_out)
-        if self.audit.sums.units[self.payer] - {self.mechanism.unit} and total.epsilon < math.inf:
+        if units(self.payer) - mine and total.epsilon < math.inf:
             raise OtherUnit(total.epsilon, total.delta)

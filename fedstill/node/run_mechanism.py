@@ -15,7 +15,6 @@ from dataclasses import replace
 import torch
 
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.core.text_format import counted
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.noise_calibration import Levels, find, supposed
 from fedstill.privacy import dpsgd
@@ -48,7 +47,7 @@ class Mechanism:
         levels: of noise, as it is drawn.
         binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
             equal noise is never on two different answers. To be set before anything is drawn.
-        unit: what a price protects together, as the audit log has it (:func:`unit`).
+        unit: what a price protects together, as the audit log has it (:meth:`.PrivacyConfig.unit`).
         several: whether groups are declared though each record is protected by itself, which is then said.
 
     Raises:
@@ -73,7 +72,7 @@ class Mechanism:
         self.examples, self.task, self._secret = examples, task, secret
         self._all = local.steps(examples)  # of local training
         self.binding, self.salt = "", salt
-        self.unit = unit(config, group)
+        self.unit = config.unit(group)
         self.several = False
         self._draws = make_draws(config.randomness)
         self.training = config.learns.get("model", "training")  # what local training is billed as
@@ -289,20 +288,6 @@ class Mechanism:
 
     def _learning(self, role: str, batch: int, steps: int) -> Price | None:
         return dpsgd.price(self._steps(role), self.examples, batch, steps)
-
-
-def unit(config: PrivacyConfig, group: str = "") -> str:
-    """All records of what a mechanism protects together, in few words; empty: one record.
-
-    Args:
-        group: the column that says whose a record is.
-
-    >>> from fedstill.privacy.config import NoPrivacy
-    >>> unit(NoPrivacy()), unit(NoPrivacy(group_size=4), "patient")
-    ('', '4 records of one patient')
-    """
-    size = config.group_size
-    return "" if size == 1 else f"{counted(size, 'record')} of one {group or 'group'}"
 
 
 def unpriced(mechanism: Mechanism, question: Question) -> str | None:

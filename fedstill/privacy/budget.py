@@ -68,12 +68,17 @@ class Unpriced(BudgetSpent):
 class OtherUnit(BudgetSpent):
     """What was paid before protects another unit (a record, and now a patient): it adds up with nothing."""
 
-    def __init__(self, limit: float, delta: float) -> None:
+    def __init__(
+        self,
+        limit: float,
+        delta: float,
+        way_out: str = "privacy.total_epsilon = inf, so that each run has its own budget",
+    ) -> None:
         super().__init__(limit, delta, math.inf, math.inf)
         self.args = (
             f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as what was paid before "
             "protects other units than privacy.group_size and data.group say now: allowed are those, or "
-            "privacy.total_epsilon = inf, so that each run has its own budget",
+            f"{way_out}",
         )
 
 

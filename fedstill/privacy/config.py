@@ -152,6 +152,18 @@ class PrivacyConfig(Registered):
         most = self.epsilon if self.total_epsilon is None else self.total_epsilon
         return most, self.delta if self.total_delta is None else self.total_delta
 
+    def unit(self, group: str = "") -> str:
+        """What is protected as one, in few words.
+
+        Args:
+            group: the column that says whose a record is.
+
+        >>> NoPrivacy().unit("patient"), NoPrivacy(group_size=4).unit("patient")
+        ('a record', '4 records of one patient')
+        """
+        one = self.group_size == 1
+        return "a record" if one else f"{self.group_size} records of one {group or 'group'}"
+
     @staticmethod
     def lacks(kind: Any) -> str | None:
         """As of all that have a name; and its tables must be such as noise is found for."""

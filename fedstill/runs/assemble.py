@@ -12,7 +12,7 @@ import torch
 from fedstill import models
 from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import Cases, Column, DataSet, TensorData
-from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.core.seeds import numpy_generator
 from fedstill.core.version import __version__
 from fedstill.data.loader import load
@@ -39,6 +39,9 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         The run, and what the result says about it beside the figures.
     """
     data = load(config.data, config.task)
+    if len(data.classes) < config.task.makes.least:
+        told = f"{', '.join(data.classes)}: allowed are {config.task.makes.least} or more"
+        raise DataError(f"{data.name}: the only class is {told}")
     task, method = config.task.make(data.classes), config.method
     reason = refusal(method.needs(), task)
     if reason is not None:  # before all that could be mended in vain

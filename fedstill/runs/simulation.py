@@ -16,6 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError, ModelError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
+from fedstill.data.public import Public
 from fedstill.federation.inprocess import partition, stacks
 from fedstill.methods._server import Server
 from fedstill.models.non_torch import file_of
@@ -33,6 +34,17 @@ from fedstill.runs.trained_models import TrainedModels
 
 CHUNK = 50  # local steps between two looks at the clock
 METERED = 50  # local steps between two losses that are written down; each node's last is, too
+
+
+def fingerprint(parts: Sequence[TensorData], public: Public | None = None) -> str:
+    """What examples are told apart by, to the last bit."""
+    named = {f"inputs {k}": part.inputs for k, part in enumerate(parts)}
+    named |= {f"targets {k}": part.targets for k, part in enumerate(parts)}
+    named |= {f"groups {k}": part.groups for k, part in enumerate(parts) if part.groups is not None}
+    if public is not None:
+        named["public"] = public.inputs
+        named |= {} if public.labels is None else {"public labels": public.labels}
+    return digest("data", named)
 
 
 class Simulation(Measured):
@@ -141,13 +153,8 @@ class Simulation(Measured):
 
     @cached_property
     def _data(self) -> str:
-        """A fingerprint of all examples, which no state holds: a file may be another as a run goes on."""
-        parts = [*self.setting.parts, self.setting.test]
-        named = {f"inputs {k}": part.inputs for k, part in enumerate(parts)}
-        named |= {f"targets {k}": part.targets for k, part in enumerate(parts)}
-        if self.public is not None:
-            named["public"] = self.public.inputs
-        return digest("data", named)
+        """A fingerprint of what is learned from and tested on: a file may be another as a run goes on."""
+        return fingerprint([*self.setting.parts, self.setting.test], self.public)
 
     def _models(self) -> dict[str, str]:
         """What the networks are beside their weights, and the files of those that only predict."""

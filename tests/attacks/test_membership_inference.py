@@ -16,7 +16,7 @@ from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.heard import Heard
 from fedstill.attacks.label_counts import LabelCounts
-from fedstill.attacks.membership_inference import MembershipInference
+from fedstill.attacks.membership_inference import MembershipInference, best_of
 from fedstill.attacks.outsider import federation, outsider
 from fedstill.attacks.rerun import Overheard, Replay
 from fedstill.core.errors import ArgumentError, MethodRefused
@@ -243,6 +243,12 @@ def test_a_server_that_sees_sums_only_has_their_sum_and_no_node_s_answers() -> N
 def test_scores_that_are_wrong_for_sure_are_as_good_as_right_ones(
     auc: tuple[float, float, float], said: str
 ) -> None:
-    only = {"name": "loss", "auc": dict(zip(("value", "low", "high"), auc, strict=True))}
-    part = {"targets": [{"of": "student", "best": "loss", "attacks": [only]}]}
+    intervals = {"loss": auc, "lira": (0.51, 0.47, 0.55)}
+    found = {
+        name: {"name": name, "auc": dict(zip(("value", "low", "high"), each, strict=True))}
+        for name, each in intervals.items()
+    }
+    best = best_of(found)
+    assert best == "loss"
+    part = {"targets": [{"of": "student", "best": best, "attacks": list(found.values())}]}
     assert said in MembershipInference().sentence(part)

@@ -23,7 +23,12 @@ Capture = pytest.CaptureFixture[str]
 
 
 def charge(
-    log: AuditLog, number: int, run: str = "spring", payer: str = "clinic", bare: int = 0, unit: str = ""
+    log: AuditLog,
+    number: int,
+    run: str = "spring",
+    payer: str = "clinic",
+    bare: int = 0,
+    unit: str = "a record",
 ) -> None:
     entry = Entry(
         run=run,

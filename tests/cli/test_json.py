@@ -23,6 +23,9 @@ from fedstill.privacy.budget_text import up
 Main = Callable[..., tuple[int, str, str]]
 
 
+CLOSED: list[str] = []  # sessions that were ended: one that is not keeps its process alive
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node's folder with a kit and an empty audit log, and a federation's with two runs; both run."""
@@ -47,6 +50,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
         def nodes(self) -> dict[str, float]:
             return {"north": 3.0}
+
+        def close(self) -> None:
+            CLOSED.append("server")
 
         def jobs(self) -> list[dict[str, object]]:
             return [{"name": "one", "status": "RUNNING", "submit_time": 1.0, "job_id": "x1"}]
@@ -80,6 +86,8 @@ def test_commands_tell_scripts_what_they_tell_people(
     assert known.items() <= told.items()
     assert more <= set(told)
     text = " ".join(command(*words.split())[1].split())
+    assert ["server"] * (2 * words.startswith("server")) == CLOSED
+    CLOSED.clear()
     if "run" in told:
         assert told["run"]["can take part"] == "yes"
         assert "It can take part." in text

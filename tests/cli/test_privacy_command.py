@@ -168,7 +168,7 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     clinic.session.close()
     assert plan.cost.price
     told = audit_file.spent(owner_folder.read(clinic.folder), clinic.folder)
-    assert told == audit_file.Balance(as_text(plan.cost.price), units=frozenset({""}))
+    assert told == audit_file.Balance(as_text(plan.cost.price), units=frozenset({"a record"}))
 
 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:

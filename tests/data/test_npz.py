@@ -284,9 +284,3 @@ def test_a_node_has_the_training_part_alone(tmp_path: Path) -> None:
 def test_a_part_that_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no array 'val_labels', only test_images"):
         load(named(str(medmnist(tmp_path / "part.npz", val_labels=None))))
-
-
-def test_data_of_one_class_teach_nothing(tmp_path: Path) -> None:
-    path = saved(tmp_path, images=pixels(20, 8, 8), labels=np.zeros(20, dtype=np.int64))
-    with pytest.raises(DataError, match="the only class is 0: allowed are 2 or more"):
-        load(named(str(path)))

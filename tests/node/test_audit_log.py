@@ -615,3 +615,17 @@ def test_only_a_file_that_another_process_has_is_tried_again(monkeypatch: pytest
     calls.clear()
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         audit_database._until_free(lambda: failing(*["database is locked"] * 1000))
+
+
+def test_what_was_protected_as_one_outlives_a_log_that_is_lost(path: Path) -> None:
+    """Or its owner, who changed nothing, could spend nothing more."""
+    unit = "4 records of one patient"
+    with closing(AuditLog(path)) as audit:
+        audit.charge(entry(0, unit=unit))
+        audit.charge(entry(1, unit=unit, run="second"))
+        assert audit.sums.units("clinic") == audit.sums.units("clinic", "second") == {unit}
+    path.unlink()
+    with closing(AuditLog(path)) as audit:
+        audit.settle("the disk broke")
+        assert audit.sums.units("clinic") == audit.sums.units("clinic", "second") == {unit}
+        assert audit.spent("clinic", "first").run == {"laplace(10.0)": 2, "gaussian(1.1)": 1}

@@ -62,7 +62,7 @@ class Journal:
     """A mechanism that writes down what is called, in order."""
 
     node, name, text, binding, salt = "clinic", "journal", "written down", "b", ""
-    pays, training = "logits", "training"
+    pays, training, unit = "logits", "training", "a record"
     levels: Mapping[str, float] = {}
     config = NoPrivacy()
 

@@ -169,6 +169,8 @@ def test_what_was_paid_for_another_unit_adds_up_with_nothing(sizes: tuple[int, i
         with pytest.raises(QuestionRefused, match="protects other units"):
             Node(second, audit, "two").ask(0)
     Node(replace(second, total_epsilon=math.inf), audit, "three").ask(0)
+    mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.objection(PREDICT)
+    assert (mixed is None) == holds  # nor in one run
 
 
 @pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])

@@ -16,9 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedstill.cli import main as cli
-from fedstill.core.errors import (
-    MethodRefused,
-)
+from fedstill.core.errors import DataError, MethodRefused
 from fedstill.core.run_writer import Records
 from fedstill.models import SmallCNN
 from fedstill.protocol.local_config import LocalConfig
@@ -325,3 +323,15 @@ def test_classes_are_measured_site_by_site_of_the_column_that_parts_the_nodes(
     groups = run.test.groups
     assert groups is not None
     assert 1 < len(set(groups.tolist())) < len(run.test)
+
+
+def test_data_of_one_class_are_for_public_images_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "one.npz", images=rng.random((30, 8, 8)), labels=np.zeros(30, dtype=np.int64))
+    name = str(tmp_path / "one.npz")
+    table = {"method": {"name": "fedkd"}, "nodes": {"models": ["mlp:4"]}, "student": {"model": "mlp:4"}}
+    with pytest.raises(DataError, match="the only class is 0: allowed are 2 or more"):
+        prepare(from_dict({**table, "data": {"name": name}}))
+    begun, _ = prepare(from_dict({**table, "public": {"name": name}}))
+    assert begun.public is not None
+    assert len(begun.public.inputs) == 24  # but for its test part
