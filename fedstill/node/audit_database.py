@@ -15,7 +15,7 @@ from fedstill.core import file_permissions
 from fedstill.core.errors import FedstillError
 
 MARK = 0x6665_6473  # "feds": this SQLite file is an audit log
-VERSION = 3
+VERSION = 4
 TABLE = "CREATE TABLE entries (entry INTEGER PRIMARY KEY, line TEXT NOT NULL, hash TEXT NOT NULL)"
 SCHEMA = (TABLE, f"PRAGMA application_id = {MARK}", f"PRAGMA user_version = {VERSION}")
 PATIENCE = 120.0  # seconds to wait for another process, which may be computing what its budget allows
