@@ -162,7 +162,7 @@ def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:
     )
     assert offline_node.answer(one, questions, tmp_path / "answers").signer
     with pytest.raises(QuestionRefused, match=f"by rule allowed_servers: not {signer}"):
-        offline_node.answer(other, questions, tmp_path / "answers")
+        offline_node.answer(other, questions, tmp_path / "others")
 
 
 def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> None:

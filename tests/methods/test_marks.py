@@ -128,7 +128,7 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
     ("how", "line"),
     [
         ("concensus", "method.ensemble is 'concensus': allowed is logits, log_probs, probs, consensus"),
-        ("math:pi", "method.ensemble is 'math:pi': allowed is one of"),
+        ("math:pi", "method.ensemble is 'math:pi': allowed is a function or class, which 'pi' of"),
         ("no_such_lab:mean", "method.ensemble is 'no_such_lab:mean': allowed is one in"),
     ],
 )

@@ -77,7 +77,7 @@ def test_they_part_in_extractor_and_head(name: str) -> None:
     assert sum(p.numel() for p in parts.head.parameters()) == 16 * CLASSES + CLASSES
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "mlp:8", "nothing", "transformer:x", "hf:"])
+@pytest.mark.parametrize("name", ["small-cnn", "mlp:8", "nothing", "hf:"])
 def test_networks_for_images_are_refused_for_texts(name: str) -> None:
     with pytest.raises(ArgumentError, match="transformer, bag"):
         models.build(name, (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
