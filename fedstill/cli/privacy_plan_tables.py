@@ -62,6 +62,11 @@ class Plan:
     length: Knob | None  # by what the run can be made longer, and how long it is; None: it costs the same
     found: str  # the third of noise, steps and epsilon
 
+    @property
+    def unlike(self) -> bool:
+        """Whether something was paid before for another unit, with which this price adds up to nothing."""
+        return bool(self.place.spent.units - {self.mechanism.unit})
+
 
 def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None) -> None:
     """Print what was found for the one node of a folder, or for those of a simulation."""
@@ -209,8 +214,7 @@ def _budgets(plan: Plan) -> dict[str, Any]:
     an audit log that does not say what was spent."""
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
     before = after = None
-    unlike = place.spent.units - {plan.mechanism.unit}
-    if place.spent.trouble is None and not place.spent.bare and not unlike:
+    if place.spent.trouble is None and not place.spent.bare and not plan.unlike:
         spent = from_text(place.spent.events)
         before = epsilon(spent, config.over_all[1], config.accountant)
         if cost.price is not None:
@@ -248,8 +252,7 @@ def _budget_facts(plan: Plan) -> dict[str, str | Sequence[str]]:
         lines.append(f"and what {', '.join(endless)} costs each time, as often as there is budget for it")
     facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(told["of_the_run"])}
     spent = plan.place.spent
-    unlike = spent.units - {plan.mechanism.unit}
-    unknown = spent.trouble is not None or ((spent.bare or unlike) and refused)
+    unknown = spent.trouble is not None or ((spent.bare or plan.unlike) and refused)
     facts["of the data"] = refused if unknown else _left(told["of_the_data"])
     return facts
 

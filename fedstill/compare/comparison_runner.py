@@ -30,7 +30,7 @@ from fedstill.data.loader import read_once
 from fedstill.runs import presets, run
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, load_toml
-from fedstill.runs.simulation import fingerprint
+from fedstill.runs.simulation import digest_of
 
 __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
 
@@ -218,7 +218,7 @@ def _refusals(
             if (options := json.dumps(told)) in seen:
                 continue
             seen.add(options)
-            found = fingerprint([*simulation.setting.parts, simulation.setting.test])
+            found = digest_of([*simulation.setting.parts, simulation.setting.test])
             if data.setdefault(options, found) != found:
                 other = f"{out} began with other data {config.data.called!r} than there are now"
                 raise RunFolderError(f"{other}: allowed are those, or another folder")

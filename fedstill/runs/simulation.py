@@ -16,7 +16,6 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError, ModelError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
-from fedstill.data.public import Public
 from fedstill.federation.inprocess import partition, stacks
 from fedstill.methods._server import Server
 from fedstill.models.non_torch import file_of
@@ -27,8 +26,9 @@ from fedstill.node.network_setup import architecture
 from fedstill.node.node import Node
 from fedstill.node.node_group import signature
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.digests import digest
+from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.local_config import WHOLE, Span
+from fedstill.protocol.run_plan import fingerprint
 from fedstill.runs.simulation_metrics import Measured
 from fedstill.runs.trained_models import TrainedModels
 
@@ -36,14 +36,11 @@ CHUNK = 50  # local steps between two looks at the clock
 METERED = 50  # local steps between two losses that are written down; each node's last is, too
 
 
-def fingerprint(parts: Sequence[TensorData], public: Public | None = None) -> str:
+def digest_of(parts: Sequence[TensorData]) -> str:
     """What examples are told apart by, to the last bit."""
     named = {f"inputs {k}": part.inputs for k, part in enumerate(parts)}
     named |= {f"targets {k}": part.targets for k, part in enumerate(parts)}
     named |= {f"groups {k}": part.groups for k, part in enumerate(parts) if part.groups is not None}
-    if public is not None:
-        named["public"] = public.inputs
-        named |= {} if public.labels is None else {"public labels": public.labels}
     return digest("data", named)
 
 
@@ -154,7 +151,7 @@ class Simulation(Measured):
     @cached_property
     def _data(self) -> str:
         """A fingerprint of what is learned from and tested on: a file may be another as a run goes on."""
-        return fingerprint([*self.setting.parts, self.setting.test], self.public)
+        return chained(digest_of([*self.setting.parts, self.setting.test]), fingerprint(self.public))
 
     def _models(self) -> dict[str, str]:
         """What the networks are beside their weights, and the files of those that only predict."""
