@@ -47,7 +47,8 @@ def main(words: list[str]) -> None:
 def _init(given: Given) -> None:
     folder, name = given.places[0], given.get("--name")
 
-    from fedstill.node import owner_folder, startup_kit
+    from fedstill.core.startup_kit import KIT
+    from fedstill.node import owner_folder
 
     if not owner_folder.init(Path(folder), name):
         path = Path(folder) / owner_folder.SECRET
@@ -58,7 +59,7 @@ def _init(given: Given) -> None:
     print(f"Wrote {file} and {secret} (which nobody else may read).")
     print("Next:")
     print("  1. say in node.toml where your data are, which model you have and what may leave")
-    kit = Path(folder) / startup_kit.KIT
+    kit = Path(folder) / KIT
     print(f"  2. copy the startup kit that you were given to {kit}; or say online = false and answer files")
     print(f"  3. fedstill node check {folder}")
 
@@ -66,7 +67,7 @@ def _init(given: Given) -> None:
 def _start(given: Given) -> None:
     from fedstill.cli.node_check import leave_faulty
     from fedstill.federation import flare_kit, flare_site
-    from fedstill.node import owner_folder, startup_kit
+    from fedstill.node import owner_folder
 
     folder = Path(given.places[0])
     found = owner_folder.examine(folder, quick=True)
@@ -77,8 +78,7 @@ def _start(given: Given) -> None:
         raise ArgumentError("online", False, allowed)
     here = flare_kit.node(folder)
     if flare_site.running(here) is None:
-        name, address = startup_kit.read(folder)
-        print(f"node {name} joins {address}; Ctrl+C ends it. Its log: {here.log}", flush=True)
+        print(f"node {here.kit.name} joins {here.target}; Ctrl+C ends it. Its log: {here.log}", flush=True)
     sys.exit(flare_site.run(here))
 
 
@@ -89,14 +89,14 @@ def _status(given: Given) -> None:
     here = flare_kit.node(folder)
     number = flare_site.running(here)
     if "--json" in given:
-        target = None if number is None else flare_kit.target(here)
+        target = None if number is None else here.target
         answers = target is not None and flare_kit.reaches(target)
         print_json({"process": number, "server": target, "answers": answers, "log": str(here.log)})
         sys.exit(0 if answers else 1)
     if number is None:
         print(f"The node does not run on this machine: fedstill node start {folder}")
         sys.exit(1)
-    address = flare_kit.target(here)
+    address = here.target
     reached = flare_kit.reaches(address)
     print(f"The node runs as process {number}; {address} {'answers' if reached else 'does not answer'}.")
     print(f"What became of its link stands in {here.log}.")

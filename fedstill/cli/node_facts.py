@@ -20,10 +20,10 @@ FEW = 20  # classes that are shown one by one
 def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
     """What a node is, in lines by what they are about."""
     from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
-    from fedstill.core import kit_certificates
+    from fedstill.core.startup_kit import KIT, StartupKit
     from fedstill.core.text_format import times
     from fedstill.data.node_data_config import SOURCES
-    from fedstill.node import startup_kit
+    from fedstill.node.kit_faults import kit_faults
 
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:
@@ -54,10 +54,11 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
     facts["privacy"] = privacy_facts(folder, file, found.data)
     if not file.online:
         facts["link"] = ["none: it answers files of questions"]
-    elif not startup_kit.faults(folder, None):
-        until = f"its certificate is valid until {startup_kit.valid_until(folder):%Y-%m-%d}"
-        told = f"its authority is {kit_certificates.authority(folder / startup_kit.KIT)}"
-        facts["link"] = [f"dials out to {startup_kit.read(folder)[1]}; {until}", told]
+    elif not kit_faults(folder, None):
+        kit = StartupKit(folder / KIT)
+        until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"
+        told = f"its authority is {kit.authority_fingerprint}"
+        facts["link"] = [f"dials out to {kit.target('client')}; {until}", told]
     return facts
 
 

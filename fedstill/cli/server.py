@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Command, Given, dispatch, number
 from fedstill.cli.console import print_json
-from fedstill.core import kit_certificates
 from fedstill.core.errors import ArgumentError, DeployError, nearest
 from fedstill.core.json_text import json_text
+from fedstill.core.startup_kit import StartupKit
 from fedstill.core.text_format import human_seconds
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ def _init(given: Given) -> None:
     port = number("--port", given.get("--port") or str(PORT), int, in_range, allowed)
     port = provision.provision(folder, host, nodes, port=port)
     admin = folder / "admin"
-    until = kit_certificates.valid_until(admin)
+    until = StartupKit(admin).valid_until
     print(f"A federation of {len(nodes)} nodes, in {folder}.")
     print(f"The server opens port {port} of {host}; the nodes open none.")
     print()
-    print(f"Its authority is {kit_certificates.authority(admin)}: a node may let in nobody else")
+    print(f"Its authority is {StartupKit(admin).authority_fingerprint}: a node may let in nobody else")
     print("(policy.allowed_servers), if you read that out to its owner.")
     print()
     print("Give each node its startup kit, over a channel that you trust: it holds the node's private key.")
@@ -81,12 +81,12 @@ def _init(given: Given) -> None:
 
 
 def _start(given: Given) -> None:
-    from fedstill.federation import flare_kit, flare_permissions, flare_site, provision
+    from fedstill.federation import flare_kit, flare_site, provision
 
     folder = Path(given.places[0])
     federation = provision.read_federation(folder)
     this = flare_kit.server(folder)
-    flare_permissions.check_kit(this.kit)
+    this.kit.require_in_force()
     if flare_site.running(this) is None:
         flare_kit.check_port(this)
         address = f"{federation['host']}:{federation['port']}"
@@ -151,7 +151,7 @@ def _add(given: Given) -> None:
     folder, nodes = Path(given.places[0]), given.options["--nodes"]
     provision.add(folder, nodes)
     for node in nodes:
-        until = kit_certificates.valid_until(folder / "nodes" / node)
+        until = StartupKit(folder / "nodes" / node).valid_until
         print(f"{folder / 'nodes' / node}  to the owner of {node}; valid until {until:%Y-%m-%d}")
     print(f"Then delete {folder / 'nodes'} here.")
 
@@ -161,7 +161,7 @@ def _renew(given: Given) -> None:
 
     folder = Path(given.places[0])
     provision.renew(folder)
-    until = kit_certificates.valid_until(folder / "server")
+    until = StartupKit(folder / "server").valid_until
     print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
     print(f"The server takes its own when it is started again: fedstill server stop {folder}")
 

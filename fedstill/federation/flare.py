@@ -15,7 +15,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.core.errors import DeployError, FedstillError
-from fedstill.core.kit_certificates import authority
+from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.federation.node_order import natural
 from fedstill.federation.transport import LinkError, Silent, Unreachable
 
@@ -45,7 +45,7 @@ class NodeProgram:
             self._trouble = out_of_order(error)
             return
         self._host.limit_process()
-        self._host.asker = authority(Path(folder) / "kit")
+        self._host.asker = StartupKit(Path(folder) / KIT).authority_fingerprint
         if self._host.name != collab.site_name:
             raise DeployError(f"{folder} is node {self._host.name!r}, and the kit is {collab.site_name!r}'s")
 

@@ -23,10 +23,10 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCo
 from nvflare.fuel.f3.cellnet.utils import make_reply
 
 from fedstill.core.errors import DeployError
-from fedstill.core.kit_certificates import authority
+from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.core.text_format import clip
 from fedstill.federation.connection_log import Contact, watch
-from fedstill.federation.flare_kit import CLIENT, Site, heartbeat, target
+from fedstill.federation.flare_kit import CLIENT, Site
 from fedstill.federation.flare_site import JOB, end_jobs
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 
@@ -68,7 +68,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
             if self._site.role == CLIENT:
                 cell = fl_ctx.get_engine().get_cell()
                 cell.core_cell.add_incoming_request_filter("*", "*", self._refusal)
-                contact, every = Contact(target(self._site), barred=self._barred), heartbeat(self._site)
+                contact, every = Contact(self._site.target, barred=self._barred), self._site.heartbeat
                 watch(contact, cell.core_cell, every, lambda: self._end(1))
         elif event_type == EventType.JOB_COMPLETED and self._site.role == CLIENT:
             self._job_over(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
@@ -79,18 +79,19 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
     def _barred(self, why: str) -> None:
         """The server does not let this node in."""
         with contextlib.suppress(SecurityLogError):
-            self._security.write("certificate", authority(self._site.kit), f"not let in: {clip(why)}")
+            asker = self._site.kit.authority_fingerprint
+            self._security.write("certificate", asker, f"not let in: {clip(why)}")
 
     def _job_over(self, job: str) -> None:
         """Say so, and remove what the job left in the kit: its run is in ``runs/``."""
         if not JOB.fullmatch(job):
             return
         try:
-            for config in (self._site.kit / job).glob("app_*/config/config_fed_server.json"):
+            for config in (self._site.kit.folder / job).glob("app_*/config/config_fed_server.json"):
                 (program,) = json.loads(config.read_text())["components"]
                 logger.info("the job of run %s is over", clip(program["args"]["run"]))
         finally:  # whatever a server wrote into the job
-            shutil.rmtree(self._site.kit / job, ignore_errors=True)
+            shutil.rmtree(self._site.kit.folder / job, ignore_errors=True)
 
     def _end(self, code: int) -> None:
         """End at once: FLARE leaves threads that would keep the process for half a minute."""
@@ -118,12 +119,12 @@ def refused(message: Any) -> str | None:
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
-def answered(told: str | None, security: SecurityLog, kit: Path) -> Any:
+def answered(told: str | None, security: SecurityLog, kit: StartupKit) -> Any:
     """What FLARE replies to a refused request, once the security log says so; None lets it through."""
     if told is None:
         return None
     with contextlib.suppress(SecurityLogError):  # it stands in node.log
-        security.refused(authority(kit), f"a node does not do that: {clip(told)}")
+        security.refused(kit.authority_fingerprint, f"a node does not do that: {clip(told)}")
     logger.warning("refused the server %s", clip(told))
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")
 
@@ -150,7 +151,7 @@ def guard_job(site: str, folder: Path) -> None:
     security = SecurityLog(folder)
 
     def filtered(message: Any) -> Any:
-        return answered(refused_in_job(message), security, folder / "kit")
+        return answered(refused_in_job(message), security, StartupKit(folder / KIT))
 
     # A simulation has all sites in one process.
     cells = [cell for name, cell in CoreCell.ALL_CELLS.items() if site in str(name).split(".")]

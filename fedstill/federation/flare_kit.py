@@ -1,17 +1,16 @@
-"""What a startup kit states of its site: where its parts are, whose server it goes to, how often it is heard.
+"""A site: the server or a node of a federation, on this machine, with FLARE's startup kit in its folder.
 
-A site is the server or a node of a federation, on this machine, with FLARE's kit in its folder;
 :mod:`fedstill.federation.flare_site` is its process.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.core.errors import DeployError
+from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.federation.provision import HEARTBEAT
 
 SERVER, CLIENT = "server", "client"  # the roles, as FLARE calls them
@@ -30,9 +29,19 @@ class Site:
     folder: Path
 
     @property
-    def kit(self) -> Path:
-        """The startup kit."""
-        return self.folder / ("server" if self.role == SERVER else "kit")
+    def kit(self) -> StartupKit:
+        """What FLARE knows of the site."""
+        return StartupKit(self.folder / ("server" if self.role == SERVER else KIT))
+
+    @property
+    def target(self) -> str:
+        """Host and port of the server, as the kit names them."""
+        return self.kit.target(self.role)
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between two signs of life of a node."""
+        return self.kit.heartbeat(HEARTBEAT)
 
     @property
     def pid(self) -> Path:
@@ -60,29 +69,14 @@ def node(folder: Path) -> Site:
     Raises:
         DeployError: it has no kit.
     """
-    hint = f"put the startup kit that you were given into {folder / 'kit'}"
+    hint = f"put the startup kit that you were given into {folder / KIT}"
     return _site(Site(CLIENT, folder.resolve()), "fed_client.json", hint)
 
 
 def _site(site: Site, config: str, hint: str) -> Site:
-    if not (site.kit / "startup" / config).is_file():
-        raise DeployError(f"{site.folder} has no startup kit in {site.kit.name}/: {hint}")
+    if not site.kit.path(config).is_file():
+        raise DeployError(f"{site.folder} has no startup kit in {site.kit.folder.name}/: {hint}")
     return site
-
-
-def target(site: Site) -> str:
-    """Host and port of the server, as the kit names them."""
-    config = json.loads((site.kit / "startup" / f"fed_{site.role}.json").read_text())
-    return str(config["servers"][0]["service"]["target"])
-
-
-def heartbeat(site: Site) -> float:
-    """Seconds between two signs of life of a node."""
-    try:
-        seconds: float = json.loads((site.kit / "local" / "fedstill.json").read_text())["heartbeat"]
-    except FileNotFoundError:  # a kit that FLARE's tools made alone
-        return HEARTBEAT
-    return seconds
 
 
 def reaches(address: str) -> bool:
@@ -103,7 +97,7 @@ def check_port(site: Site) -> None:
     """
     if site.role != SERVER:
         return
-    host, _, port = target(site).rpartition(":")
+    host, _, port = site.target.rpartition(":")
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what waits to be forgotten is free

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import DeployError
-from fedstill.core.kit_certificates import certificate
+from fedstill.core.startup_kit import StartupKit
 
 # The classes that a job may name, at the server and at a node: what carries calls, and what answers them.
 SERVER_CLASSES = (
@@ -126,7 +125,7 @@ def write_node_rules(kit: Path, *parts: Mapping[str, Any]) -> None:
     write_json(kit / "local" / "comm_config.json", {"grpc": _GRPC})
 
 
-def check_node_kit(kit: Path) -> None:
+def check_node_kit(kit: StartupKit) -> None:
     """Refuse a node's kit that brings more than who it is and where the server is.
 
     FLARE would import what lies in ``local/custom``, pass tasks through the filters in
@@ -136,35 +135,11 @@ def check_node_kit(kit: Path) -> None:
         DeployError: it holds code, or names some.
     """
     for name in ("custom", "privacy.json"):
-        if (kit / "local" / name).exists():
+        path = kit.folder / "local" / name
+        if path.exists():
             told = "a node takes no code or filters from whoever made its kit"
-            raise DeployError(f"{kit / 'local' / name}: {told}; remove it, and ask where it came from")
-    more = sorted(set(json.loads((kit / "startup" / "fed_client.json").read_text())) - _OF_CLIENT)
+            raise DeployError(f"{path}: {told}; remove it, and ask where it came from")
+    more = sorted(set(kit.config("client")) - _OF_CLIENT)
     if more:
-        path, allowed = kit / "startup" / "fed_client.json", ", ".join(sorted(_OF_CLIENT))
-        raise DeployError(f"{path} has {', '.join(more)}: allowed are {allowed}")
-
-
-def check_kit(kit: Path) -> None:
-    """Refuse a kit with which nobody is let in; FLARE itself would wait for ever and say nothing.
-
-    Raises:
-        DeployError: the certificate is not in force today, or not from the authority in the same kit.
-    """
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-
-    found = certificate(kit)
-    authority = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
-    try:
-        found.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError) as error:
-        raise DeployError(f"{kit}: its certificate is not from the authority in rootCA.pem") from error
-    now = datetime.now(timezone.utc)
-    if now > found.not_valid_after_utc:
-        ended = f"{found.not_valid_after_utc:%Y-%m-%d}"
-        way_out = "`fedstill server add` makes a new one for a node, `renew` for server and admin"
-        raise DeployError(f"{kit}: its certificate ran out on {ended}; {way_out}")
-    if now < found.not_valid_before_utc:
-        begins = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        raise DeployError(f"{kit}: its certificate begins at {begins}; is the clock of this machine right?")
+        allowed = ", ".join(sorted(_OF_CLIENT))
+        raise DeployError(f"{kit.path('fed_client.json')} has {', '.join(more)}: allowed are {allowed}")

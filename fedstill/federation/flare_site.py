@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from fedstill.core.errors import DeployError
-from fedstill.core.kit_certificates import valid_until
 from fedstill.core.locks import is_locked, lock
-from fedstill.federation.flare_kit import CLIENT, SERVER, Site, check_port, heartbeat, node, server
-from fedstill.federation.flare_permissions import check_kit, check_node_kit, write_json, write_node_rules
+from fedstill.federation.flare_kit import CLIENT, SERVER, Site, check_port, node, server
+from fedstill.federation.flare_permissions import check_node_kit, write_json, write_node_rules
 from fedstill.federation.provision import require_flare
 from fedstill.node.security_log import SecurityLog, account
 
@@ -60,7 +59,7 @@ def run(site: Site) -> NoReturn:
     check_port(site)
     end_jobs(site)  # of a site that was killed
     _settle(site)
-    until = f"{valid_until(site.kit):%Y-%m-%d}"
+    until = f"{site.kit.valid_until:%Y-%m-%d}"
     logger.info("started as process %d; certificate valid until %s", os.getpid(), until)
     told = ("FEDSTILL_RUNS", "runs") if site.role == SERVER else ("FEDSTILL_NODE", "")
     environment = {**_environment(os.environ), told[0]: str(site.folder / told[1])}
@@ -143,7 +142,7 @@ def jobs_of(site: Site) -> Iterator[Any]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             words = process.cmdline()
-            if f"nvflare.private.fed.app.{program}" in words and str(site.kit) in words:
+            if f"nvflare.private.fed.app.{program}" in words and str(site.kit.folder) in words:
                 yield process
 
 
@@ -162,7 +161,7 @@ def _environment(given: Any) -> dict[str, str]:
 def _check(site: Site) -> None:
     require_flare()
     try:
-        check_kit(site.kit)
+        site.kit.require_in_force()
         if site.role == CLIENT:
             check_node_kit(site.kit)
     except DeployError as error:
@@ -174,12 +173,11 @@ def _check(site: Site) -> None:
 def _command(site: Site) -> list[str]:
     """The command line in the kit's ``sub_start.sh``, which whoever made the kit could have changed."""
     program = f"nvflare.private.fed.app.{site.role}.{site.role}_train"
-    words = [sys.executable, "-u", "-m", program, "-m", str(site.kit), "-s", f"fed_{site.role}.json", "--set"]
-    words += ["secure_train=true", "config_folder=config", "org=fedstill"]
+    words = [sys.executable, "-u", "-m", program, "-m", str(site.kit.folder), "-s", f"fed_{site.role}.json"]
+    words += ["--set", "secure_train=true", "config_folder=config", "org=fedstill"]
     if site.role == SERVER:
         return words
-    name = json.loads((site.kit / "startup" / "fed_client.json").read_text())["client"]["fqsn"]
-    return [*words, f"uid={name}", f"heart_beat_interval={heartbeat(site)}"]
+    return [*words, f"uid={site.kit.name}", f"heart_beat_interval={site.heartbeat}"]
 
 
 def _settle(site: Site) -> None:
@@ -198,24 +196,25 @@ def _settle(site: Site) -> None:
         "loggers": {name: {"level": level} for name, level in LEVELS.items()},
     }
     logging.config.dictConfig(log)
-    local = site.kit / "local"
+    local = site.kit.folder / "local"
     write_json(local / "log_config.json", log)
-    (site.kit / "transfer").mkdir(exist_ok=True)
-    for folder in site.kit.iterdir():  # of jobs whose site was killed
+    (site.kit.folder / "transfer").mkdir(exist_ok=True)
+    for folder in site.kit.folder.iterdir():  # of jobs whose site was killed
         if JOB.fullmatch(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
     path = "fedstill.federation.flare_component.SiteComponent"
     ours = {"id": "fedstill", "path": path, "args": {"role": site.role, "folder": str(site.folder)}}
     if site.role == CLIENT:
-        write_node_rules(site.kit, ours)
+        write_node_rules(site.kit.folder, ours)
         return
     (site.folder / "runs").mkdir(exist_ok=True)
     resources = json.loads((local / "resources.json").read_text())
-    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(site.kit / "snapshots")
+    snapshots = site.kit.folder / "snapshots"
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(snapshots)
     components = [part for part in resources["components"] if part["id"] != ours["id"]]
     for component in components:
         if component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(site.kit / "jobs")
+            component["args"]["uri_root"] = str(site.kit.folder / "jobs")
     write_json(local / "resources.json", {**resources, "components": [*components, ours]})
 
 

@@ -12,7 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.core.errors import OwnDataError
+from fedstill.core.errors import DeployError, OwnDataError
+from fedstill.core.startup_kit import StartupKit, issued_by
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -21,24 +22,22 @@ LARGEST = 20_000  # bytes of a card
 
 
 class KitIdentity:
-    """The certificate, key and authority of a kit.
+    """The certificate, key and authority of a node's startup kit.
 
     Raises:
         OwnDataError: the folder holds no such kit.
     """
 
     def __init__(self, kit: Path) -> None:
-        from cryptography import x509
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-        startup = kit / "startup"
+        startup = StartupKit(kit)
         try:
-            self._pem = (startup / "client.crt").read_bytes()
-            self._key = load_pem_private_key((startup / "client.key").read_bytes(), None)
-            self._authority = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
-            told = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))
-            self._servers = {str(server["identity"]) for server in told["servers"]}
-        except (OSError, ValueError, TypeError, LookupError) as error:
+            self._pem = startup.path("client.crt").read_bytes()
+            self._key = load_pem_private_key(startup.path("client.key").read_bytes(), None)
+            self._authority = startup.authority
+            self._servers = {str(server["identity"]) for server in startup.config("client", "servers")}
+        except (DeployError, OSError, ValueError, TypeError, LookupError) as error:
             raise OwnDataError(f"{kit} holds no certificate, key and authority: {error}") from error
 
     def sign(self, claim: bytes, value: bytes) -> bytes:
@@ -81,13 +80,10 @@ class KitIdentity:
         return value
 
     def _require_issued(self, certificate: Certificate, name: str) -> None:
-        from cryptography.exceptions import InvalidSignature
         from cryptography.x509.oid import NameOID
 
-        try:
-            certificate.verify_directly_issued_by(self._authority)
-        except (InvalidSignature, ValueError, TypeError) as error:
-            raise ValueError("its certificate is not of this federation's authority") from error
+        if not issued_by(certificate, self._authority):
+            raise ValueError("its certificate is not of this federation's authority")
         if (
             not certificate.not_valid_before_utc
             <= datetime.now(timezone.utc)

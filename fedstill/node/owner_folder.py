@@ -25,9 +25,9 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTS
-from fedstill.node import startup_kit
 from fedstill.node.audit_file import spent
 from fedstill.node.gate import forbidden
+from fedstill.node.kit_faults import kit_faults
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_named, make_model, perceptual
 from fedstill.node.policy_checks import policy_faults, privacy_faults
@@ -247,7 +247,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
             f"policy.minimum_records is {file.policy.minimum_records}, and here are {len(data)} examples"
         )
     if file.online:
-        found += startup_kit.faults(folder, None if "name" in spoilt else file.name)
+        found += kit_faults(folder, None if "name" in spoilt else file.name)
     own = schema or NO_SCHEMA
     return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold), own)
 

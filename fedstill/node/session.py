@@ -27,13 +27,14 @@ from fedstill.core.errors import (
     TooLarge,
 )
 from fedstill.core.run_writer import holding
+from fedstill.core.startup_kit import KIT
 from fedstill.core.text_format import clip
 from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.models import carries_gradient
 from fedstill.models.non_torch import file_of, tell_no_failures
-from fedstill.node import audit_file, memory_limits, owner_folder, owner_model, startup_kit
+from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import DATA, REFUSED, Entry
@@ -327,7 +328,7 @@ class Session:
         """What hides this node's answers in sums, where the server is to see no more."""
         if not self.plan.sums:
             return None
-        identity, cohort = KitIdentity(self._folder / startup_kit.KIT), Cohort(self._folder / COHORT)
+        identity, cohort = KitIdentity(self._folder / KIT), Cohort(self._folder / COHORT)
         public = {} if self.setting.public is None else public_tensors(self.setting.public)
         plan = {**self.plan.to_dict(), "public bits": fingerprint(public)}
         return SumMasks(plan, self.node.name, identity, self._file.policy, cohort)

@@ -29,6 +29,7 @@ from fedstill.core.config_tables import as_table
 from fedstill.core.errors import DeployError
 from fedstill.core.progress import PROGRESS, Bars, following
 from fedstill.core.run_writer import holding
+from fedstill.core.startup_kit import KIT
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.user_data import usual_folders
 from fedstill.federation import flare_kit, flare_site
@@ -230,14 +231,14 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
     if (deployed / "admin").exists():
         for place in (
             flare_kit.server(deployed),
-            *(flare_kit.node(own) for own in owners if (own / "kit").exists()),
+            *(flare_kit.node(own) for own in owners if (own / KIT).exists()),
         ):
             flare_site.stop(place)  # of a rehearsal that was killed
     shutil.rmtree(deployed, ignore_errors=True)
     provision(deployed, "localhost", list(names), heartbeat=2.0, dead_after=20.0)
     for own in owners:
-        shutil.rmtree(own / "kit", ignore_errors=True)
-        shutil.move(deployed / "nodes" / own.name, own / "kit")
+        shutil.rmtree(own / KIT, ignore_errors=True)
+        shutil.move(deployed / "nodes" / own.name, own / KIT)
     served = home / "runs" / run
     (home / "runs").mkdir(exist_ok=True)
     (deployed / "runs").symlink_to((home / "runs").resolve(), target_is_directory=True)

@@ -28,8 +28,8 @@ pytest.importorskip("nvflare")
 
 from fedstill.cli import server as command
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QuestionRefused
-from fedstill.core.kit_certificates import authority
 from fedstill.core.progress import Bars
+from fedstill.core.startup_kit import StartupKit
 from fedstill.data.loader import load
 from fedstill.data.public import load_public
 from fedstill.federation import flare_job as jobs
@@ -241,7 +241,7 @@ def test_certificates_are_for_a_year_and_new_ones_can_be_made(kits: Path) -> Non
         assert new.subject == old.subject
         new.verify_directly_issued_by(authority)
     for kit in ("server", "admin", "nodes/east", "nodes/west"):
-        flare_permissions.check_kit(kits / kit)
+        StartupKit(kits / kit).require_in_force()
     assert kits.stat().st_mode & 0o777 == 0o700  # keys lie in it
 
 
@@ -656,7 +656,7 @@ def test_a_node_has_rules_of_its_own_whatever_kit_it_was_given(kits: Path, tmp_p
         name: value for name, value in resources.items() if name != "components"
     }
 
-    flare_permissions.check_node_kit(tmp_path / "kit")
+    flare_permissions.check_node_kit(StartupKit(tmp_path / "kit"))
     (local / "custom").mkdir()
     with pytest.raises(DeployError, match="custom: a node takes no code"):
         flare_site.run(here)
@@ -722,7 +722,8 @@ def test_owners_decide_which_runs_begin(
         }
     )
     north, east = federation.node("north"), federation.node("east")
-    requests, server = Requests(north, owner_folder.read(north)), authority(north / "kit")
+    requests = Requests(north, owner_folder.read(north))
+    server = StartupKit(north / "kit").authority_fingerprint
     data = load(config.data, config.task, train_needed=False)
     public = load_public(config.public, data, config.task)[1]
     described = describe(plan_of(config, data, public, "run", 2), public)

@@ -23,10 +23,11 @@ from fedstill.core.commented_toml import commented
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.errors import FedstillError, ModelError
+from fedstill.core.startup_kit import StartupKit
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models.non_torch import Predictor
-from fedstill.node import owner_folder, owner_model, startup_kit
+from fedstill.node import owner_folder, owner_model
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.local_config import LocalConfig
@@ -87,25 +88,30 @@ def node(folder: Path, text: str = "") -> Path:
 
 def make_kit(folder: Path, name: str = "clinic", days: int = 1) -> None:
     """What a startup kit of FLARE has in it, as far as it is read here."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     startup = folder / "kit" / "startup"
     startup.mkdir(parents=True, exist_ok=True)
     table = {"client": {"fqsn": name}, "servers": [{"service": {"target": "uni.example:8002"}}]}
     (startup / "fed_client.json").write_text(json.dumps(table), encoding="utf-8")
-    key, who = Ed25519PrivateKey.generate(), x509.Name([])
-    now = datetime.now(timezone.utc)
-    certificate = (
+    (startup / "client.key").touch()
+    certificate = authority(days)
+    for file in ("client.crt", "rootCA.pem"):
+        (startup / file).write_bytes(certificate)
+
+
+def authority(days: int) -> bytes:
+    """A certificate that vouches for itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    key, who, now = Ed25519PrivateKey.generate(), x509.Name([]), datetime.now(timezone.utc)
+    made = (
         x509.CertificateBuilder(who, who, key.public_key(), 1)
         .not_valid_before(now - timedelta(days=9))
         .not_valid_after(now + timedelta(days=days))
         .sign(key, None)
     )
-    (startup / "client.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
-    for file in ("client.key", "rootCA.pem"):
-        (startup / file).touch()
+    return made.public_bytes(Encoding.PEM)
 
 
 # --- node.toml ----------------------------------------------------------------------------------------
@@ -423,7 +429,7 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     assert owner_folder.examine(folder).faults == ()
     make_kit(folder, days=-1)
     (fault,) = owner_folder.examine(folder).faults
-    assert "client.crt has run out: ask those who run the server for a new kit" in fault
+    assert "its certificate ran out on" in fault
     (folder / "kit" / "startup" / "client.crt").write_text("x")
     (fault,) = owner_folder.examine(folder).faults
     assert fault.endswith("client.crt is no certificate")
@@ -432,10 +438,21 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     missing, name = owner_folder.examine(folder).faults
     assert missing.endswith("client.key is missing: copy the startup kit there again")
     assert name == "name is 'clinic': allowed is 'other', as the startup kit has it"
-    assert startup_kit.read(folder) == ("other", "uni.example:8002")
-    (folder / "kit" / "startup" / "fed_client.json").write_text("{}", encoding="utf-8")
+    kit = StartupKit(folder / "kit")
+    assert (kit.name, kit.target("client")) == ("other", "uni.example:8002")
+    make_kit(folder)
+    for file, text, wanted in (
+        ("rootCA.pem", "x", "rootCA.pem is no certificate"),
+        ("fed_client.json", "{}", "fed_client.json does not say servers: copy the startup kit anew"),
+        ("fed_client.json", "{", "fed_client.json is no JSON: copy the startup kit anew"),
+    ):
+        kit.path(file).write_text(text, encoding="utf-8")
+        (fault,) = owner_folder.examine(folder).faults
+        assert fault.endswith(wanted)
+        make_kit(folder)
+    kit.path("rootCA.pem").write_bytes(authority(1))
     (fault,) = owner_folder.examine(folder).faults
-    assert fault.endswith("fed_client.json is no startup kit of a node")
+    assert fault.endswith("its certificate is not from the authority in rootCA.pem")
 
 
 # --- what it would answer -----------------------------------------------------------------------------

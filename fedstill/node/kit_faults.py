@@ -1,0 +1,30 @@
+"""What is wrong with a node's startup kit, by which it joins a live federation."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from fedstill.core.errors import ArgumentError, DeployError
+from fedstill.core.startup_kit import KIT, StartupKit
+
+
+def kit_faults(folder: Path, name: str | None) -> list[str]:
+    """What is wrong with the kit in a node's folder; the node's name, if it is known, must be the kit's."""
+    if importlib.util.find_spec("nvflare") is None:
+        return ["NVIDIA FLARE is not installed: pip install 'fedstill[flare]'"]
+    kit = StartupKit(folder / KIT)
+    if not kit.path("fed_client.json").is_file():
+        way_out = "copy the one that you were given to there, or set online = false"
+        return [f"{kit.folder} holds no startup kit: {way_out}"]
+    files = [kit.path(file) for file in ("client.crt", "client.key", "rootCA.pem")]
+    found = [f"{path} is missing: copy the startup kit there again" for path in files if not path.is_file()]
+    try:
+        if not found:
+            kit.require_in_force()
+        kit.target("client")
+        if name not in (None, kit.name):
+            found.append(str(ArgumentError("name", name, f"{kit.name!r}, as the startup kit has it")))
+    except DeployError as error:
+        found.append(str(error))
+    return found
