@@ -1,4 +1,4 @@
-"""With whom a node adds its answers, in all runs: a file in its folder, by which it refuses others.
+"""With whom a node adds its answers, in all runs, and how many sums it has spoilt: a file in its folder.
 
 Two sums of other members tell more than either: see :class:`Cohort`.
 """
@@ -23,11 +23,16 @@ class Cohort:
     each, is one node's answer, and six of the seven know of two sums only. So no node adds with other members
     than it has added with. Where its owner lets it, all sets are kept, so that it adds with none of them any
     more once that is taken back.
+
+    Attributes:
+        spoilt: sums in which this node's answer could not be added, and random numbers stood for it. A server
+            sees that a sum is spoilt; one that chooses what is asked learns a bit of an answer by it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.sets = [frozenset(each) for each in read_sets(path)] if path.exists() else []
+        sets, self.spoilt = _read(path) if path.exists() else ([], 0)
+        self.sets = [frozenset(each) for each in sets]
 
     def objection(self, members: Sequence[str]) -> str | None:
         """Why a sum of these members, with earlier ones, could tell what few of them answered.
@@ -47,21 +52,33 @@ class Cohort:
         """These have a sum now: it is on disk before anything leaves."""
         if frozenset(members) not in self.sets:
             self.sets.append(frozenset(members))
-            text = json.dumps([sorted(each) for each in self.sets])
-            file_permissions.replace(self._path, text.encode(), sync=True)
+            self._write()
+
+    def spoil(self) -> None:
+        """One more sum is spoilt: on disk before it leaves, too."""
+        self.spoilt += 1
+        self._write()
+
+    def _write(self) -> None:
+        text = json.dumps({"sets": [sorted(each) for each in self.sets], "spoilt": self.spoilt})
+        file_permissions.replace(self._path, text.encode(), sync=True)
 
 
-def read_sets(path: Path) -> list[list[str]]:
-    """The sets of nodes that a file holds.
+def _read(path: Path) -> tuple[list[list[str]], int]:
+    """What a file holds.
 
     Raises:
         RunFolderError: it holds something else: then it is not known what was summed before.
     """
+    wrong = RunFolderError(f"{path} does not tell which nodes were summed")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunFolderError(f"{path} is no list of nodes that were summed") from error
-    lists = isinstance(found, list) and all(isinstance(each, list) for each in found)
-    if not lists or not all(isinstance(name, str) for each in found for name in each):
-        raise RunFolderError(f"{path} is no list of nodes that were summed")
-    return [list(each) for each in found]
+        sets, spoilt = found["sets"], found["spoilt"]
+    except (ValueError, TypeError, LookupError) as error:
+        raise wrong from error
+    lists = isinstance(sets, list) and all(isinstance(each, list) for each in sets)
+    if not lists or not all(isinstance(name, str) for each in sets for name in each):
+        raise wrong
+    if type(spoilt) is not int or spoilt < 0:
+        raise wrong
+    return sets, spoilt

@@ -38,9 +38,7 @@ class Node:
         # steps are that are charged and not taken yet. None: no question is.
         self.due: dict[str, tuple[int, int]] | None = None
         self.heard = ""  # a fingerprint of all that it was asked, in order, as every node can make it
-        self.told: dict[
-            str, torch.Tensor
-        ] = {}  # counts that it has let out, by which its answers are weighed
+        self.told: dict[str, torch.Tensor] = {}  # counts that have left, by which its answers are weighed
         self.recorded: Recorded | None = None  # a step of its model's local training, on a GPU
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
@@ -115,7 +113,8 @@ class Node:
                 node.optimisers[role].load_state_dict(values)
                 lay_out(node.optimisers[role])
         self.answered, self.origin = state["answered"], state["origin"]
-        self.heard, self.told = state["heard"], dict(state["told"])
+        # What has left weighs its answers for good: others, from before they left, would tell them apart.
+        self.heard, self.told = state["heard"], {**state["told"], **self.told}
 
 
 def frozen(module: nn.Module) -> frozenset[str]:

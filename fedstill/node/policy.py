@@ -57,6 +57,10 @@ class PolicyConfig(Checked):
     that runs go on without nodes that fail, and nodes come later. A server that asks alike both times takes
     one sum from the other, and has left what those answered who were in one of them only: of one node alone,
     its answer. Without it a run stops until all are back."""
+    most_spoilt: Limit = 3
+    """Refuse to add to sums once so many were spoilt here, over all runs: where an answer holds NaN, or what
+    is too large to be added, random numbers stand for it. A server that chooses what is asked learns by it
+    that some node's answer is so large. Raise it by one to go on; 0 is no limit."""
     most_questions: Limit = 0
     """Refuse after so many questions, over all runs; 0 is no limit. A gradient of an answer belongs to its
     question; another gradient of the same answer is a question by itself."""
@@ -80,8 +84,8 @@ class PolicyConfig(Checked):
     approve: Literal["policy", "each run", "listed"] = "policy"
     """Whose word a run needs beside these rules. policy: nobody's. each run: yours, who have read what it is
     (`fedstill node requests`), for each run anew. listed: what you have approved once may come again. What an
-    approved run was not said to ask is refused. A simulation has nobody to ask: this, and the four that
-    follow, are for nodes with a folder of their own."""
+    approved run was not said to ask is refused. A simulation has nobody to ask: this and all that follow are
+    for nodes with a folder of their own."""
     minimum_records: Limit = 0
     """Refuse all runs while the node has fewer examples than this; 0 is no limit."""
     minimum_nodes: Limit = 0

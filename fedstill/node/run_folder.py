@@ -27,7 +27,7 @@ from fedstill.protocol.wire_format import size
 
 RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something
 CURE = "the node's owner moves folders of finished runs out of runs/"
-LEARNING, SALT = "learning.safetensors", "salt"
+LEARNING, TOLD, SALT = "learning.safetensors", "told.safetensors", "salt"
 MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
 
 

@@ -55,6 +55,7 @@ class _Open:
     call: SumCall
     about: bytes = b""
     survivors: tuple[str, ...] = ()
+    spoilt: bool = False
 
 
 class SumMasks:
@@ -132,14 +133,16 @@ class SumMasks:
 
         Raises:
             QuestionRefused: no sum is asked for; too few members, or some whom this node has not met; a
-            number
-                that is not above all before; or others than it has added with.
+                number that is not above every earlier one; others than it has added with before; or this node
+                has spoilt as many sums as it may.
         """
         if call is None:
             raise QuestionRefused(self.name, question, "sums: this run's answers leave under masks only")
         unknown = sorted(set(call.members) - {*self._shared, self.name})
-        rule = None
-        if call.number <= self._last:  # who sends a message again does not come here
+        most, rule = self.policy.most_spoilt, None
+        if most and self.cohort.spoilt >= most:
+            rule = f"most_spoilt: {most}, and so many answers here held NaN, or what is too large to add"
+        elif call.number <= self._last:  # who sends a message again does not come here
             rule = f"number {call.number} is not above {self._last}"
         elif self.name not in call.members:
             rule = "this node is none of its members"
@@ -173,7 +176,7 @@ class SumMasks:
         """
         members = sorted(call.members)
         about = _bytes(self._plan, question, str(call.number), str(call.recover), *members, "told", *told)
-        open_ = self._known(call.number)
+        open_ = self._known(call.number, question)
         if open_.about not in (b"", about):
             raise QuestionRefused(self.name, question, f"sums: number {call.number} is another sum's")
         open_.about = about
@@ -189,12 +192,16 @@ class SumMasks:
         return add
 
     def noise(self, call: SumCall) -> Spoil:
-        """Whole numbers that only this node knows, to stand where an entry of an answer cannot be added."""
-        about = b"spoilt" + self._known(call.number).about
+        """Whole numbers that only this node knows, to stand for an answer that cannot be added."""
+        open_ = self._known(call.number, "answer")
 
         def drawn(shape: Sequence[int], place: int) -> torch.Tensor:
-            logger.warning("sum %d is spoilt: an answer here holds NaN, or what is too large", call.number)
-            return stream(_derive(self._own, about), place, shape)
+            if not open_.spoilt:
+                open_.spoilt = True
+                self.cohort.spoil()
+                why = "an answer here holds NaN, or what is too large"
+                logger.warning("sum %d is spoilt: %s", call.number, why)
+            return stream(_derive(self._own, b"spoilt" + open_.about), place, shape)
 
         return drawn
 
@@ -204,7 +211,7 @@ class SumMasks:
         Raises:
             QuestionRefused: it was given for others; they are too few, or no part of the members.
         """
-        open_, wanted = self._known(number), tuple(sorted(survivors))
+        open_, wanted = self._known(number, "agree"), tuple(sorted(survivors))
         rule = None
         if not open_.about:
             rule = "this node has not added to it"
@@ -232,7 +239,7 @@ class SumMasks:
         Raises:
             QuestionRefused: not all survivors have agreed on the same.
         """
-        open_ = self._known(number)
+        open_ = self._known(number, "reveal")
         others = set(open_.survivors) - {self.name}
         sound = bool(open_.survivors) and set(words) == others
         if not sound or not all(
@@ -246,9 +253,9 @@ class SumMasks:
 
     # --- keys -------------------------------------------------------------------------------------------
 
-    def _known(self, number: int) -> _Open:
+    def _known(self, number: int, question: str) -> _Open:
         if number not in self._open:
-            raise QuestionRefused(self.name, "agree", f"sums: number {number} is none that it added to")
+            raise QuestionRefused(self.name, question, f"sums: number {number} is none that it added to")
         return self._open[number]
 
     def _pairwise(self, name: str, about: bytes) -> bytes:

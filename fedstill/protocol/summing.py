@@ -136,28 +136,32 @@ def summands(
         released: what its gate lets out; of gradients, what was pulled back from what is weighed already.
         sums: how each part is added; one that is not named (gradients) is added as it is.
         told: what the node has told of itself.
-        spoil: gives random whole numbers of a shape, by the part's place, to stand where an answer is no
-            number or too large: a refusal, or any number known to the server, would tell that answer apart
-            from the others'. None, where nobody is to be kept from knowing: it is an error.
+        spoil: gives random whole numbers of a shape, by the part's place, to stand for an answer that is no
+            number or too large in any place: a refusal, or any number known to the server, would tell that
+            answer apart from the others'. For all of it, as a server chooses what is asked: of places that
+            are spoilt one by one it could read how large each is. None, where nobody is to be kept from
+            knowing: it is an error.
 
     Raises:
         DataError: NaN or infinity, without ``spoil``.
         KeyError: the node has not told what it is weighed by.
     """
-    added: dict[str, torch.Tensor] = {}
-    for place, (name, tensor) in enumerate(sorted(released.items())):
+    parts, weights = {}, {}
+    for name, tensor in sorted(released.items()):
         weight = weight_of(sums.get(name, "sum"), told)
-        part, fraction = tensor.double().cpu(), fraction_of(kinds[name])
+        parts[name] = tensor.double().cpu()
         if weight is not None:
-            part = part * spread(weight, part)
-            added[name + WEIGHT] = to_ring(weight)
-        if spoil is None:
-            added[name] = to_ring(part, fraction)
-        else:
-            fits = (part * 2.0**fraction).abs() < 2.0**63  # false of NaN
-            whole = to_ring(part.where(fits, 0.0), fraction)
-            added[name] = whole if bool(fits.all()) else whole.where(fits, spoil(part.shape, place))
-    return added
+            parts[name] = parts[name] * spread(weight, parts[name])
+            weights[name + WEIGHT] = to_ring(weight)
+    bits = {name: fraction_of(kinds[name]) for name in parts}
+    if spoil is not None and not all(_fits(part, bits[name]) for name, part in parts.items()):
+        return {name: spoil(part.shape, place) for place, (name, part) in enumerate(parts.items())} | weights
+    return {name: to_ring(part, bits[name]) for name, part in parts.items()} | weights
+
+
+def _fits(part: torch.Tensor, fraction: int) -> bool:
+    """Whether each value can be written in the ring; NaN cannot."""
+    return bool(((part * 2.0**fraction).abs() < 2.0**63).all())
 
 
 def total(each: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -256,6 +256,37 @@ def test_an_honest_server_stops_at_a_sum_that_a_nodes_nan_has_spoilt(tmp_path: P
         four.live().run()
 
 
+def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tmp_path: Path) -> None:
+    """Noise is another each time; a server that has sums of other weights of the same answers tells these
+    apart."""
+    privacy = {"mechanism": "dp-sgd", "epsilon": 1000.0, "training": {"noise": 0.6}, "accountant": "rdp"}
+    method = {**WAYS["fedmd"], "weights": "counts"}
+    config = tiny("fedmd", method, privacy=privacy, sums=True)
+    joining: list[bytes] = []
+    told: list[torch.Tensor] = []
+
+    def stopped(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if header["do"] == "join" and node == "node-0":
+            joining.append(message)
+        if header.get("question") == "communicate":
+            told.append(four.hosts["node-0"].session.node.told["counts"])  # type: ignore[union-attr]
+            raise RuntimeError("the server stops here")
+        return serve(message)
+
+    four = Four(replace(config, split=replace(config.split, nodes=len(NAMES))), tmp_path / "away", stopped)
+    with pytest.raises(RuntimeError, match="the server stops here"):
+        four.live().run()
+    (header, public), file = unpack(joining[-1]), four.hosts["node-0"].file
+    four.hosts["node-0"].leave()
+    host = Host(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
+    host.file = file
+    back = {"do": "recall", "run": "one", "server": header["server"], "message": 9, "mark": 0}
+    for message, tensors in ((header, public), (back, {})):
+        assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
+        assert host.session is not None
+        assert torch.equal(host.session.node.told["counts"], told[0])
+
+
 def between(
     serve: Serve, message: bytes, name: str, extra: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> bytes:
