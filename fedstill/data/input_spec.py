@@ -33,7 +33,8 @@ class InputSpec:
 
     Raises:
         ArgumentError: another shape than the task's inputs have; not one mean and one standard deviation for
-            each channel, or wild ones; fewer than two classes where there are classes.
+            each channel, or wild ones, or others than 0.5 where the images are the targets; fewer than two
+            classes where there are classes.
     """
 
     task: TaskConfig
@@ -67,6 +68,10 @@ class InputSpec:
             raise ArgumentError("spec.std", self.std, "from 0.001 to 1000")
         if not all(abs(value) <= 1e3 for value in self.mean):
             raise ArgumentError("spec.mean", self.mean, "from -1000 to 1000")
+        # Targets must lie from -1 to 1: which normalisation they break would tell a record's extreme pixels.
+        if kind.kind == "image" and {*self.mean, *self.std} != {0.5}:
+            told = [*self.mean, *self.std]
+            raise ArgumentError("spec.mean and spec.std", told, f"0.5 for task {self.task.called}")
 
     def _check_schema(self) -> None:
         rows, schema = self.task.makes.form == "rows", self.schema

@@ -63,7 +63,10 @@ def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) ->
         found = ", ".join(sorted(tensors)) or "nothing"
         raise DataError(f"{what}: holds {found}: allowed are just {', '.join(sorted(wanted))}")
     groups = numbered(tensors[config.group].tolist()) if config.group else None
-    data = TensorData(tensors["inputs"], tensors["targets"], groups)
+    inputs = tensors["inputs"]
+    if spec.vocabulary:  # ids that the run's model has not are unknown words: refused, they would be told
+        inputs = inputs.where(inputs < spec.vocabulary, text_data.UNKNOWN)
+    data = TensorData(inputs, tensors["targets"], groups)
     if tuple(data.inputs.shape[1:]) != spec.shape:
         found = str(tuple(data.inputs.shape[1:]))
         raise DataError(f"{what}: inputs are of shape {found}: allowed is {spec.shape}")

@@ -41,7 +41,8 @@ def _in_all(method: Any, told: Tensors, sent: Tensors) -> Tensors:
 
     Noise may leave none of the examples, and who answers has at least one.
     """
-    return told if "sizes" in told else {"counts": told["counts"], "sizes": told["counts"].sum().clamp(min=1)}
+    counts = told["counts"].float()
+    return {"counts": counts, "sizes": told["sizes"] if "sizes" in told else counts.sum().clamp(min=1)}
 
 
 class CountsLabels:

@@ -32,7 +32,7 @@ from fedstill.tasks import Task
 
 Shape = tuple[int, ...]
 
-SHARED = 1.01  # what an image's shares sum to at most, with the rounding of 30,000 images' sums in float32
+SHARED = 1.01  # what an image's shares move all counts by: 1, and what rounding in float64 may add to it
 
 
 class Mechanism:

@@ -131,13 +131,13 @@ class NoisyCounts(Checked, Rule):
         return f"Laplace noise of scale {self.scale:g} on each count{several}"
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Numbers from 0 up."""
-        return numbers(tensor).clamp(min=0)
+        """Numbers from 0 up, in float64: rounded to float32, sums of parts move further than is charged."""
+        return numbers(tensor.double()).clamp(min=0)
 
     def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Whole numbers: servers refuse a number of examples that is none."""
         if self.scale == 0:
-            return tensor
+            return tensor.float()
         return add_noise(tensor, draws.laplace(tensor.shape), self.scale).round().clamp(min=self.least)
 
     def price(self, shape: Sequence[int]) -> Price | None:

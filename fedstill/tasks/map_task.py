@@ -71,9 +71,13 @@ class MapTask(SoftmaxTask):
         return losses.view(len(outputs), -1).mean(1)
 
     def counts(self, data: TensorData) -> torch.Tensor:
-        """How many examples of each class, ``(C,)`` float32: each image adds its shares of pixels."""
-        shares = [data.targets.eq(c).flatten(1).double().mean(1).sum() for c in range(self.classes)]
-        return torch.stack(shares).float()
+        """How many examples of each class, ``(C,)`` float64: each image adds its shares of pixels.
+
+        In float32 one image could move the sum of many by more than its shares.
+        """
+        return torch.stack(
+            [data.targets.eq(c).flatten(1).double().mean(1).sum() for c in range(self.classes)]
+        )
 
     def condition(self, maps: torch.Tensor) -> torch.Tensor:
         """Maps ``(..., H, W)`` as a channel a code, ``(..., conditions, H, W)``: 1 where it is, -1 else."""

@@ -135,7 +135,7 @@ class Task(ABC):
 
     @abstractmethod
     def counts(self, data: TensorData) -> torch.Tensor:
-        """How many examples of each class: ``(C,)`` float32, one example adding at most :attr:`counted`.
+        """How many examples of each class: ``(C,)`` floats, one example adding at most :attr:`counted`.
 
         Where :attr:`counted` is 1 each example adds 1 in all, so that counts sum to the number of examples.
         """

@@ -19,7 +19,8 @@ from fedstill.core.errors import ArgumentError, DataError, FedstillError
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.node_data import check_values, load
 from fedstill.data.node_data_config import PrivateConfig
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.classification import ClassificationConfig, TextConfig
+from fedstill.tasks.reconstruction import ReconstructionConfig
 
 HALF = (0.5,)
 PETS = InputSpec(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
@@ -220,6 +221,24 @@ def test_tensors_in_the_servers_form_are_taken_as_they_are(tmp_path: Path) -> No
     ):
         with pytest.raises(DataError, match=said):
             loaded(**changed)
+
+
+def test_no_server_learns_a_word_by_the_vocabulary_that_it_declares(tmp_path: Path) -> None:
+    """An id that its model has not is an unknown word; refused, or failing in training, it would be told."""
+    ids = torch.tensor([[2, 777, 4, 0]])
+    save_file({"inputs": ids, "targets": torch.tensor([0])}, tmp_path / "mine.safetensors")
+    config = PrivateConfig(source="tensors", path="mine.safetensors")
+    for vocabulary, wanted in ((1000, ids), (777, torch.tensor([[2, 1, 4, 0]]))):
+        spec = InputSpec(TextConfig(), ("a", "b"), (4,), (), (), vocabulary)
+        assert torch.equal(load(config, tmp_path, spec)[0].inputs, wanted)
+
+
+def test_no_server_learns_an_extreme_pixel_by_the_normalisation_that_it_declares() -> None:
+    """Images that are targets lie from -1 to 1: one after another would be refused, or not."""
+    InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (0.5,), (0.5,))
+    for mean, std in ((0.0, 0.5), (0.5, 0.49)):
+        with pytest.raises(ArgumentError, match=r"spec.mean and spec.std .* 0.5 for task reconstruction"):
+            InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (mean,), (std,))
 
 
 def test_tensors_lie_in_memory_as_those_of_a_simulation_do(tmp_path: Path) -> None:

@@ -101,3 +101,21 @@ def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: str) -> None:
             seen = seen or ("counts" in left and not left["counts"].any())
     assert min(least) == 1
     assert seen or name == "reconstruction", "counts may all be 0, and sizes are not"
+
+
+def test_of_very_many_images_no_one_moves_the_shares_further_than_is_paid() -> None:
+    """Sums of shares rounded to float32 would move by the rounding, too."""
+    task = tasks.TASKS["segmentation"]().make(2)
+    targets = torch.zeros(300_001, 1, 3, dtype=torch.int64)
+    targets[::3, 0, 0] = 1
+    question = count_labels(task)
+    config, side = DPSGD(counts_noise=SCALE), NodeSide({question.name: question})
+    rule = Mechanism("clinic", config, side, LocalConfig(), 3, task).rule(question, "counts")
+
+    def bounded(targets: torch.Tensor) -> torch.Tensor:
+        return rule.bound(task.counts(TensorData(torch.zeros(len(targets), 1), targets)))
+
+    for less in range(1, 40):
+        moved = (bounded(targets[less - 1 :]) - bounded(targets[less:])).abs().sum()
+        assert abs(float(moved) - 1) < 1e-6
+    assert rule.noise(bounded(targets), seeded(0)).dtype == torch.float32
