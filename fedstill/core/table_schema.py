@@ -245,4 +245,9 @@ def decoded(row: Sequence[float], schema: Schema) -> dict[str, str]:
 
 def named_twice(names: Sequence[str]) -> str:
     """The first name that stands twice; empty: none."""
-    return next((name for place, name in enumerate(names) if name in names[:place]), "")
+    seen: set[str] = set()
+    for name in names:  # a server may send a hundred thousand
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""

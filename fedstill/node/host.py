@@ -35,7 +35,7 @@ from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.kept_public import KeptPublic
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
-from fedstill.node.refusal_text import OWN_TROUBLES, rule_of, telling
+from fedstill.node.refusal_text import own_trouble, rule_of, telling
 from fedstill.node.requests import Requests, asks
 from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
 from fedstill.node.session import MOST, Session
@@ -142,6 +142,8 @@ class Host:
             if server in self._over:  # its run may be another than the one that goes on here
                 raise ArgumentError("server", server, "a server process that none has followed")
             policy = self.file.policy
+            admission.require_server(self.name, policy, self.asker)  # before a plan of any size is read
+            admission.require_hour(self.name, policy, "join")
             told = self.join(Plan.from_dict(header.get("plan"), policy.methods, policy.tasks), tensors)
             self._begin_with(server)
             return told, {}
@@ -241,7 +243,7 @@ class Host:
                 session.note_refusal(question, asked, error)
         if isinstance(error, QuestionRefused) or header.get("do") == "join":
             self.note_refusal(question, error, clip(header.get("run") or ""))
-        kind = OwnDataError if isinstance(error, OWN_TROUBLES) else type(error)
+        kind = OwnDataError if own_trouble(error) else type(error)
         told: dict[str, Any] = {"kind": kind.__name__, "text": clip(telling(error)), "question": question}
         for name in ("rule", "number"):
             if hasattr(error, name):

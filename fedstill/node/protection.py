@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.pate_teachers import Teachers
-from fedstill.protocol.digests import digest
+from fedstill.protocol.digests import digest, keyed
 from fedstill.protocol.method import method_name
 from fedstill.protocol.questions import NodeSetting, NodeSide
 
@@ -127,10 +126,7 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
     task = (kind.__module__, kind.__qualname__, setting.task.options())
     options = (*chosen, mechanism.local, *protected, node.seed, compute, *task)
     about = (architecture(node.model), sorted(node.frozen["model"]), *options)
-    # Keyed, since the audit log follows from it: a plain hash would let anybody try out what the records are.
-    key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()
-    text = f"{digest('binding', tensors)} {about!r}"
-    return hashlib.blake2b(text.encode(), key=key, digest_size=16).hexdigest()
+    return keyed(secret, f"{digest('binding', tensors)} {about!r}")
 
 
 def prepare(side: NodeSide, nodes: Sequence[Node]) -> None:

@@ -26,11 +26,20 @@ OWN_TROUBLES = (
 
 def telling(error: Exception) -> str:
     """What a server may be told of an error: of the node's own troubles only that there are some."""
-    if isinstance(error, OWN_TROUBLES):
+    if own_trouble(error):
         return "its data or model fail here: its own log says more"
-    if isinstance(error, FedstillError):
-        return " ".join(str(error).split()) or type(error).__name__
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: its own log says more"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def own_trouble(error: Exception) -> bool:
+    """Whether nobody but the node's owner may know what it is.
+
+    That goes for all that no one foresaw: even of which type it is may follow from a record. What the system
+    says of a disk does not.
+    """
+    return isinstance(error, OWN_TROUBLES) or not isinstance(error, FedstillError | OSError)
 
 
 def rule_of(error: Exception) -> str:

@@ -53,9 +53,9 @@ from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import check_priced, prepare, protect
 from fedstill.node.refusal_text import rule_of
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.run_folder import LEARNING, RunFolder, of_mark
+from fedstill.node.run_folder import LEARNING, TOLD, RunFolder, of_mark
 from fedstill.node.sum_masks import SumMasks
-from fedstill.protocol.digests import digest, fingerprint
+from fedstill.protocol.digests import digest, fingerprint, keyed
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
@@ -131,7 +131,7 @@ class Session:
         self.setting = at
         side = side_of(method, self.setting)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
-        examples = digest("data", {"inputs": data.inputs, "targets": data.targets})
+        examples = keyed(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network) + file_of(network)}
         self.audit.require_sound()
         self._open(method, secret, told)
@@ -168,7 +168,9 @@ class Session:
             raise QuestionRefused(file.name, "join", rule)
         binding = "" if budgets is None else budgets.mechanism.binding
         if other := self.kept.bind({**told, "options": binding}, has_left):
-            changed = f"it was begun with another {other}: allowed is a new run"
+            logger.warning("run %s was begun with another %s", run, other)
+            # No more is told: whether the records are what they were is the owner's to know.
+            changed = "it was begun otherwise: allowed is a new run"
             raise NodeFault(file.name, "join", f"run {run!r} is known here, and {changed}")
         self._take_up()
 
@@ -246,8 +248,10 @@ class Session:
         with limited(self.node.name, name, self.node.gate.policy.most_seconds):
             self.node.gate.inspect(name, tensors, question.sends, shape)
             self.sizes.require(question, tensors)
-            arrived = self.compute.here(tensors)
+            arrived, before = self.compute.here(tensors), set(self.node.told)
             (release,) = self.handler.answer(name, number, arrived, differentiable, call)
+            if set(self.node.told) != before:  # on disk before it leaves: no process weighs by others
+                self.kept.save(TOLD, self.node.told)
         self._log(name, number, release, start)
         return release
 
@@ -356,6 +360,7 @@ class Session:
     def _take_up(self) -> None:
         """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
         self.kept.marks()  # a file that is none is told of before anything is answered
+        self.node.told = self.kept.load(TOLD) or {}
         budgets = self.node.gate.budgets
         if (state := self.kept.load(LEARNING)) is not None:
             self._load(state, LEARNING)

@@ -31,6 +31,13 @@ def chained(before: str, content: str) -> str:
     return hashlib.blake2b(f"{before} {content}".encode(), digest_size=16).hexdigest()
 
 
+def keyed(secret: int, content: str) -> str:
+    """A fingerprint that nobody without the secret can make: by a plain one of records, which a backup or an
+    audit log may show, anybody could try out what they are."""
+    key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()
+    return hashlib.blake2b(content.encode(), key=key, digest_size=16).hexdigest()
+
+
 def _pieces(words: list[str], tensors: Mapping[str, torch.Tensor]) -> Iterator[Any]:
     """Words and tensors as bytes, of which no two give the same: each part says first how long it is."""
     yield _told(words)

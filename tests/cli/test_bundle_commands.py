@@ -289,7 +289,7 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     (answers,) = Path("node-0").glob("runs/*/answers.safetensors")
     answers.unlink()
     said = refused(command("node", "answer", "node-0", "questions.safetensors"))
-    assert "it was begun with another options: allowed is a new run" in said
+    assert "it was begun otherwise: allowed is a new run" in said
 
 
 def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
 
 AGE = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
 SEX = SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=True)
@@ -54,3 +54,21 @@ def test_what_is_no_column(options: dict[str, Any], said: str) -> None:
 def test_what_is_no_schema(target: str, columns: tuple[SchemaColumn, ...], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         Schema(target, columns)
+
+
+def test_names_are_looked_at_once_each() -> None:
+    """A server may send a hundred thousand: compared each with each, they would hold a node up."""
+
+    class Name(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    names = [Name(number) for number in range(1000)]
+    assert named_twice(names) == ""
+    assert named_twice([*names, Name(3), Name(2)]) == "3"
+    assert Name.compared < 2000

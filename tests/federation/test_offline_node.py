@@ -206,7 +206,7 @@ def test_what_fails_in_another_library_is_a_refusal_in_the_log(
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="patient 4711"):
         offline_node.answer(node, make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers")
     (refusal,) = entries(node, "refused")
-    assert refusal["rule"] == "ValueError: its own log says more"
+    assert refusal["rule"] == "its data or model fail here: its own log says more"
     assert not caplog.messages
 
 

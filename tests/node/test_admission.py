@@ -119,6 +119,12 @@ def test_a_node_lets_in_what_just_fits(tmp_path: Path) -> None:
     assert events(clinic) == ["policy", "joined"]
 
 
+def test_a_plan_of_a_server_that_is_on_no_list_is_not_read(tmp_path: Path) -> None:
+    """It may take long to read."""
+    clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN}"]\n')
+    assert clinic.say("join", plan="none")["rule"].startswith("allowed_servers")
+
+
 def test_whoever_nothing_proves_is_on_no_list(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN}"]\n')
     assert "one that nothing proves" in refused(clinic)

@@ -226,7 +226,7 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     sent["rows_next"] = torch.tensor([B], dtype=torch.int32)  # the row behind the last
     ask = {"question": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
-    assert clinic.say("answer", sent, **ask)["kind"] == "IndexError"
+    assert clinic.say("answer", sent, **ask)["kind"] == "OwnDataError"
     assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
     for mark in (0, 1):
         assert "failed at question 0" in clinic.say("remember", mark=mark)["text"]
@@ -234,11 +234,11 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("remember", mark=0) == ({}, {})
     paid = Counter(clinic.session.audit.spent(DATA, "one").run)
-    assert clinic.say("answer", sent, **ask)["kind"] == "IndexError"
+    assert clinic.say("answer", sent, **ask)["kind"] == "OwnDataError"
     assert clinic.session.audit.spent(DATA, "one").run == paid, "the same is the same"
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("recall", mark=0)
-    assert clinic.say("answer", sent, **ask)["kind"] == "IndexError"
+    assert clinic.say("answer", sent, **ask)["kind"] == "OwnDataError"
     twice = Counter(clinic.session.audit.spent(DATA, "one").run)
     assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
 

@@ -473,7 +473,7 @@ def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
         bad = torch.tensor([turn, 400]).int()
         for number in range(1, 4):
             assert a_round(clinic, scores, bad, number)["kind"] == (
-                "NodeFault" if number > 1 else "IndexError"
+                "NodeFault" if number > 1 else "OwnDataError"
             )
         assert clinic.say("recall", mark=1) == ({}, {})
     assert len(taken) > 3
@@ -763,8 +763,8 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
     monkeypatch.setattr(clinic.session.handler, "answer", fails)
     told = clinic.ask(0)
     assert told == {
-        "kind": "RuntimeError",
-        "text": "RuntimeError: its own log says more",
+        "kind": "OwnDataError",
+        "text": "its data or model fail here: its own log says more",
         "question": "examine",
     }
     assert "patient 4711" in caplog.text

@@ -162,7 +162,7 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
     host = there["node-0"]
     write_onnx(host.folder / host.file.model.name, np.random.default_rng(1).normal(size=(5, 2)))
-    with pytest.raises(NodeFault, match="it was begun with another model: allowed is a new run"):
+    with pytest.raises(NodeFault, match="it was begun otherwise: allowed is a new run"):
         Host(host.folder).join(server.federation.plan)
 
 
