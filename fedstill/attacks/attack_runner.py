@@ -101,7 +101,7 @@ def attack(
         "title": experiment.method.title,
         "task": experiment.task.name,
         "epsilon": _epsilon(result),
-        "leaves": list(experiment.side.leaves()),
+        "leaves": result["leaves"],
         "audit": wrong,
         "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
         "attacks": [described(each, got[each.called].part) for each in config.attacks if each.called in got],

@@ -119,7 +119,7 @@ class MembershipInference(Attack):
         if answered is not None and self.answers and self.shadows:
             found.append(_answers(target, largest, answered, self, told))
             return Found({"targets": found})
-        reason = "no answers to questions left the nodes"
+        reason = "no answers left the nodes about inputs that go down with a question"
         if not self.answers or not self.shadows:
             reason = "membership.answers or membership.shadows is 0"
         return Found({"targets": found}, skipped=[("membership through answers", reason)])

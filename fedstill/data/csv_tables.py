@@ -161,7 +161,7 @@ def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> R
             pixels.append(np.array([row[column] for column in rest], dtype=np.float32))
         except ValueError as error:
             raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
-    labels, classes = by_name(cells["label"])
+    labels, classes = by_name(cells["label"], str(path))
     images = pixel_images(np.stack(pixels), path, shape) if pixels else _files(path, cells["image"])
     groups = {columns.group: np.array(cells["group"])} if columns.group else {}
     return Raw(images, labels, classes, columns=groups)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from fedstill.data.csv_tables import CASES, about
 from fedstill.data.images import SUFFIXES, image_files, instance_map, mask_classes, size_of, stacked
 from fedstill.data.raw import Raw
 
+Flags = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True, eq=False)
 class Found:
@@ -24,7 +26,7 @@ class Found:
     names: tuple[str, ...]
     images: tuple[Path, ...]
     masks: tuple[Path, ...]  # none where no masks are wanted
-    test: npt.NDArray[np.bool_] | None
+    test: Flags | None
     columns: dict[str, Column]
 
 
@@ -58,10 +60,7 @@ def map_files(folder: Path, *, masks: bool) -> Found:
             if masks:
                 beside.append(there[file.stem])
     columns, told = about(folder, names)
-    if len(roots) == 2 and told is not None:
-        raise DataError(f"{folder / CASES}: has a column split beside folders train and test: allowed is one")
-    part = np.array(test) if len(roots) == 2 else told
-    return Found(tuple(names), tuple(images), tuple(beside), part, columns)
+    return Found(tuple(names), tuple(images), tuple(beside), _part(folder, roots, test, told), columns)
 
 
 def in_one_size(
@@ -98,7 +97,8 @@ def read_folder(path: Path) -> Raw:
     """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``.
 
     Classes are the names of the folders, in sorted order; files that end in no image suffix are passed over.
-    A DataError names the folder or file that cannot be used.
+    ``cases.csv`` may say more (:func:`fedstill.data.csv_tables.about`), where an image is called by its place
+    in the folder, without suffix: ``cat/1``. A DataError names the folder or file that cannot be used.
     """
     parts = _parts(path)
     classes = _class_names(parts[0][0])
@@ -116,8 +116,20 @@ def read_folder(path: Path) -> Raw:
             files += there
             labels += [label] * len(there)
             test += [is_test] * len(there)
+    columns, told = about(path, [file.relative_to(path).with_suffix("").as_posix() for file in files])
     images = stacked((file, str(file)) for file in files)
-    return Raw(images, np.array(labels), classes, np.array(test) if len(parts) == 2 else None)
+    return Raw(images, np.array(labels), classes, _part(path, parts, test, told), columns)
+
+
+def _part(
+    folder: Path, roots: Sequence[tuple[Path, bool]], test: Sequence[bool], told: Flags | None
+) -> Flags | None:
+    """Which images are for testing, by the folders that they are in, or by ``cases.csv``."""
+    if len(roots) < 2:
+        return told
+    if told is not None:
+        raise DataError(f"{folder / CASES}: has a column split beside folders train and test: allowed is one")
+    return np.array(test)
 
 
 def _parts(folder: Path) -> list[tuple[Path, bool]]:

@@ -27,6 +27,7 @@ from fedstill.data.loader import load
 from fedstill.data.preparation import PATIENT, SITE, check_sites, taught, with_channels
 from fedstill.data.raw import Images, image_array, read_npz
 from fedstill.data.spec_tensors import inputs_in, labels_in
+from fedstill.data.stratified_sampling import require_told
 from fedstill.data.tables import cells_of, read_folder, read_rows
 from fedstill.data.user_data import Files, form_of, located, read
 
@@ -127,6 +128,8 @@ def _of_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str,
     owners = columns.get(PATIENT, each if places is not None else None)
     if owners is None:
         return data
+    for name in columns.keys() & {PATIENT, SITE}:
+        require_told(name, columns[name])
     cases = Cases.by_column(owners, places)
     chosen = each if places is None or not sites else np.flatnonzero(np.isin(places.astype(str), sites))
     whole = replace(data, cases=cases, groups=cases.of if PATIENT in columns else None)

@@ -23,6 +23,7 @@ from fedstill.data.stratified_sampling import (
     drawn_units,
     labels_of,
     numbered,
+    require_told,
     strata,
     stratified,
     whole,
@@ -92,8 +93,11 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
 
     Raises:
         ArgumentError: a site with one unit, or too little for validation.
-        DataError: a patient in both of the source's parts, or one patient alone and nothing told.
+        DataError: a patient in both of the source's parts, or one patient alone and nothing told; examples
+            without a patient or site where others have one.
     """
+    for name in source.columns.keys() & {source.unit, SITE}:
+        require_told(name, source.columns[name], source.name)
     rows = np.arange(len(source.targets))
     own = source.columns[source.unit] if source.unit else rows
     units = own if source.units is None else source.units

@@ -19,6 +19,7 @@ import torch
 
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import DataError
+from fedstill.core.table_schema import named_twice
 from fedstill.core.user_functions import first_line
 from fedstill.data.images import mask_classes
 from fedstill.data.stratified_sampling import Ints
@@ -105,6 +106,8 @@ def _names(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
     if names.ndim != 1 or names.dtype.kind != "U":
         form = f"{names.dtype} of shape {names.shape}"
         raise DataError(f"{path}: classes are {form}: allowed is one text per class")
+    if twice := named_twice(list(map(str, names))):
+        raise DataError(f"{path}: classes name {twice!r} twice: allowed is once")
     return tuple(map(str, names))
 
 
@@ -112,7 +115,7 @@ def _classes(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> 
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST's are
     if labels.ndim == 1 and labels.dtype.kind == "U":
-        labels, names = by_name([str(name) for name in labels])
+        labels, names = by_name([str(name) for name in labels], str(path), names)
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
         form = f"{labels.dtype} of shape {labels.shape}"
         raise DataError(f"{path}: labels are {form}: allowed is one name or whole number per image")
@@ -129,10 +132,25 @@ def _classes(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> 
     return labels, names
 
 
-def by_name(names: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
-    """Labels given as texts: their numbers, and the classes in order, numbers as numbers."""
-    classes = sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
+def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tuple[Ints, tuple[str, ...]]:
+    """Labels given as texts: their numbers, and the classes in order.
+
+    Args:
+        what: where they come from, for errors.
+        classes: which there are; without, all that occur, numbers as numbers.
+
+    Raises:
+        DataError: a label that is empty, or none of the classes.
+    """
+    classes = classes or sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
     place = {name: number for number, name in enumerate(classes)}
+    for row, name in enumerate(names):
+        if not name:
+            raise DataError(f"{what}: the label of example {row} is empty: allowed is the name of a class")
+        if name not in place:
+            raise DataError(
+                f"{what}: the label of example {row} is {name!r}: allowed is {', '.join(classes)}"
+            )
     return np.array([place[name] for name in names], dtype=np.int64), tuple(classes)
 
 

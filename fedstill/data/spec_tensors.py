@@ -15,7 +15,7 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.public import conform
 from fedstill.data.raw import MOST_CLASSES, Images, Raw, whole_numbers
-from fedstill.data.stratified_sampling import Ints, numbered
+from fedstill.data.stratified_sampling import Ints, numbered, require_told
 from fedstill.data.text_data import Labelled
 
 
@@ -52,6 +52,7 @@ def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor
     if config.group not in columns:
         known = ", ".join(columns) or "none"
         raise ArgumentError("data.group", config.group, f"a column with one value an example: {known}")
+    require_told(config.group, columns[config.group], "data.group")
     return numbered(columns[config.group].tolist())
 
 

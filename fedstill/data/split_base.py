@@ -22,7 +22,7 @@ from fedstill.core.checked import PositiveInt
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.registry import Registered, Registry
-from fedstill.data.stratified_sampling import Ints, labels_of, unit_labels
+from fedstill.data.stratified_sampling import Ints, labels_of, require_told, unit_labels
 
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
@@ -207,8 +207,7 @@ class Items:
                 f"column {name!r} is {column.dtype} of shape {column.shape}: "
                 f"allowed are numbers or texts, one for each of the {len(self.of)} examples"
             )
-        if column.dtype.kind == "f" and np.isnan(column).any():
-            raise DataError(f"column {name!r} is NaN for {int(np.isnan(column).sum())} examples")
+        require_told(name, column)
         return column
 
 

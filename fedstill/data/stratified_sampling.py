@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fedstill.core.dataset import Column, TensorData
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import derive
 
 Ints = npt.NDArray[np.int64]
@@ -151,6 +151,25 @@ def drawn_units(
             drawn = np.concatenate([drawn, names[taken]])
     chosen: npt.NDArray[np.bool_] = np.isin(unit, drawn)
     return chosen
+
+
+def require_told(name: str, column: Column, what: str = "") -> None:
+    """Refuse a column (of whose each example is, say) with gaps: all that are empty would count as one.
+
+    Raises:
+        DataError: naming the first example without a value.
+
+    >>> require_told("patient", np.array(["a", ""]))
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.DataError: column 'patient' is empty for 1 of 2 examples, the first is example 1
+    """
+    texts = column.dtype.kind == "U"
+    gaps = column == "" if texts else np.isnan(column) if column.dtype.kind == "f" else np.zeros(1, bool)
+    if gaps.any():
+        found = f"column {name!r} is empty for {int(gaps.sum())} of {len(column)} examples"
+        where = f"{what}: {found}" if what else found
+        raise DataError(f"{where}, the first is example {int(np.flatnonzero(gaps)[0])}")
 
 
 def numbered(names: Iterable[object]) -> torch.Tensor:

@@ -213,7 +213,7 @@ def read_table(path: Path) -> Labelled:
     """
     table = read_csv(path, "text", "label")
     texts, cells = table.pop("text"), table.pop("label")
-    labels, classes = by_name(cells)
+    labels, classes = by_name(cells, str(path))
     if whole_numbers(classes) and int(classes[-1]) < len(cells):  # some may not occur
         labels, classes = np.array(cells, dtype=np.int64), tuple(map(str, range(int(classes[-1]) + 1)))
     test = told_part(table, path, dev=True)

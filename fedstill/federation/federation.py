@@ -49,8 +49,9 @@ class Answers:
             ArgumentError: the question's answer has no such part, or one that differs in shape by node.
         """
         if name not in self.tensors:
-            ragged = ", which by_node gives" if name in self.apart else ""
-            raise ArgumentError(f"answer{ragged}", name, f"one of {', '.join(self.tensors) or 'none'}")
+            known = f"one of {', '.join(self.tensors) or 'none'}"
+            apart = f"a part that is one tensor; answers.by_node({name!r}) gives what each node answered"
+            raise ArgumentError("answer", name, apart if name in self.apart else known)
         return self.tensors[name]
 
     def by_node(self, name: str) -> dict[str, Any]:
@@ -241,7 +242,11 @@ class Federation(Summed):
     def sound_gradients(
         self, number: int, question: str, pulls: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
-        """The nodes' sound gradients; a node that fails here adds nothing to the sum."""
+        """The nodes' sound gradients; a node that fails here adds nothing to the sum.
+
+        Raises:
+            DataError: what is to be pulled back is not finite, which is no node's fault.
+        """
         if SUM in pulls:
             return {SUM: self._summed_gradients(number, question, pulls[SUM], inputs)}
         sent = {
@@ -250,7 +255,11 @@ class Federation(Summed):
             if node not in self.out
         }
         pulled = self._refined(self._pull_back(number, question, sent, None), question, None)
-        self._part(pulled, question, unlike_inputs(pulled, inputs) | not_finite(pulled))
+        ill = not_finite(pulled)
+        for fault in not_finite(pulls).values() if ill else ():
+            told = f"the method's gradients of {fault}: its loss is not finite"
+            raise DataError(f"question {question!r}: {told}")
+        self._part(pulled, question, unlike_inputs(pulled, inputs) | ill)
         self._part(pulled, question, oversized_gradients(pulled, pulls, self.link.outlier, question))
         return pulled
 

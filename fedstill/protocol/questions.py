@@ -132,18 +132,31 @@ class Question:
         """
         return {name: from_text(t) if name in self.values else t for name, t in arrived.items()}
 
-    def give(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """What the handler gave, as it leaves: JSON values as text; a list, one a node, of what is apart.
+    def give(self, answer: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """What the handler gave for so many nodes, as it leaves: JSON values as text; a list, one a node, of
+        what is apart.
 
         Raises:
             ArgumentError: something else than one tensor, of what is not declared to be apart: its shape
-                could tell what no mechanism has counted on.
+                could tell what no mechanism has counted on; or not one part a node, so that a node's release
+                would be another's, or a piece of its own.
         """
         for name, given in answer.items():
-            if name not in self.apart and not isinstance(given, torch.Tensor):
-                found = f"a {type(given).__name__}"
-                allowed = "a tensor (G, ...); a list, one a node, where ragged or values name it"
-                raise ArgumentError(f"{name} of question {self.name}", found, allowed)
+            if name not in self.apart:
+                sound = isinstance(given, torch.Tensor) and given.shape[:1] == (nodes,)
+                allowed = f"a tensor ({nodes}, ...), a part a node"
+            else:
+                sound = isinstance(given, list | tuple) and len(given) == nodes
+                sound = sound and (name in self.values or all(isinstance(t, torch.Tensor) for t in given))
+                allowed = f"a list of {nodes} {'values' if name in self.values else 'tensors'}, one a node"
+            if not sound:
+                tensor = isinstance(given, torch.Tensor)
+                found = f"a tensor {tuple(given.shape)}" if tensor else f"a {type(given).__name__}"
+                found += f" of {len(given)}" if isinstance(given, list | tuple) else ""
+                told = (
+                    "; a list, one a node, where ragged or values name it" if name not in self.apart else ""
+                )
+                raise ArgumentError(f"{name} of question {self.name}", found, allowed + told)
         return {
             name: [as_text(value) for value in given] if name in self.values else given
             for name, given in answer.items()

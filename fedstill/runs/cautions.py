@@ -36,6 +36,7 @@ def cautions(
         *shared(setting.test, setting.public, setting.parts),
         reshaped(setting.public),
         probabilities(setting.task, told),
+        unsound(told),
     ]
     return [each for each in found if each is not None]
 
@@ -111,8 +112,7 @@ def reshaped(public: Public | None) -> str | None:
 
 def probabilities(task: Task, told: Outputs) -> str | None:
     """Models whose outputs are none of logits: a second softmax makes of them answers that are never sure."""
-    models = {**told.own, **({} if told.central is None else {"the student": told.central})}
-    names = [name for name, outputs in models.items() if _are_probabilities(task, outputs)]
+    names = [name for name, outputs in _models(told).items() if _are_probabilities(task, outputs)]
     if not names:
         return None
     last = "sigmoid" if task.kind == "labels" else "softmax"
@@ -127,6 +127,22 @@ def _are_probabilities(task: Task, outputs: torch.Tensor) -> bool:
     if task.kind == "labels":
         return bool((outputs > 0).all() and (outputs < 1).all())
     return bool((outputs >= 0).all() and ((outputs.float().sum(1) - 1).abs() < 1e-2).all())
+
+
+def unsound(told: Outputs) -> str | None:
+    """Models that give NaN or infinity, which any figure takes for some answer."""
+    models = _models(told)
+    bad = {name: int((~outputs.isfinite()).flatten(1).any(1).sum()) for name, outputs in models.items()}
+    names = [name for name, count in bad.items() if count]
+    if not names:
+        return None
+    most = f"{max(bad.values()):,} of {len(models[names[0]]):,} test inputs"
+    return f"outputs of {listed(names)} are NaN or infinite for up to {most}: figures of these mean nothing"
+
+
+def _models(told: Outputs) -> dict[str, torch.Tensor]:
+    """What each model gave, by name."""
+    return {**told.own, **({} if told.central is None else {"the student": told.central})}
 
 
 def best(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]:

@@ -20,7 +20,7 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
     A line has the example's name (its file, or its number from 0), the answer, and the probability of each
     class: of findings the answers are those that are likelier than not, divided by ``|``. A number is in the
     target's own unit; of a time until an event there is, in place of an answer, the probability that it has
-    not come by the end of each interval.
+    not come by the end of each interval, under ``beyond`` that end.
 
     Raises:
         MethodRefused: its answers are maps or images, which no line holds.
@@ -42,11 +42,21 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
             )
             return len(names)
         answers = [] if kind == "time" else ["answer"]
-        lines.writerow(["example", *answers, *map(cell, student.classes)])
+        columns = [beyond(name) if kind == "time" else name for name in student.classes]
+        lines.writerow(["example", *answers, *map(cell, columns)])
         for name, each in zip(names, found.tolist(), strict=True):
             answer = [cell(_answer(kind, student.classes, each)) for _ in answers]
             lines.writerow([cell(name), *answer, *(f"{share:.6f}" for share in each)])
     return len(names)
+
+
+def beyond(interval: str) -> str:
+    """What the probability of no event by the end of an interval is of.
+
+    >>> beyond("10 to 20")
+    'beyond 20'
+    """
+    return f"beyond {interval.rpartition(' to ')[2]}"
 
 
 def _answer(kind: str, classes: Sequence[str], shares: Sequence[float]) -> str:

@@ -171,6 +171,9 @@ class Task(ABC):
         if found != answers.shape[1:]:
             allowed = f"one that makes {tuple(answers.shape[1:])} of answers {tuple(answers.shape)}"
             raise ArgumentError("ensemble", how, f"{allowed}, not {found}")
+        if answers.requires_grad and torch.is_grad_enabled() and not together.requires_grad:
+            allowed = "one that lets gradients through, as the method asks with what is made of the answers"
+            raise ArgumentError("ensemble", how, allowed)
         return together
 
     def added(self, answers: torch.Tensor, how: str) -> torch.Tensor:

@@ -218,3 +218,16 @@ def test_mnist() -> None:
     mean = (data.train.inputs.mean().item() + 1) / 2
     assert mean == pytest.approx(0.1307, abs=1e-4)  # the well-known figure
     assert data.note == "official split"
+
+
+@pytest.mark.parametrize("name", ["patient", "site"])
+@pytest.mark.parametrize("gap", ["", float("nan")])
+def test_whose_an_example_is_must_be_told_of_all_or_of_none(name: str, gap: Any, tmp_path: Path) -> None:
+    """All without would be one patient, never parted and protected as one."""
+    column = np.array([gap, *(["a", "b"] if isinstance(gap, str) else [1.0, 2.0]) * 10])
+    images, labels = np.zeros((21, 8, 8), dtype=np.uint8), np.arange(21) % 2
+    np.savez(tmp_path / "some.npz", images=images, labels=labels, **{name: column})
+    with pytest.raises(
+        DataError, match=rf"column '{name}' is empty for 1 of 21 examples, the first is example 0"
+    ):
+        load(named(str(tmp_path / "some.npz")))

@@ -72,6 +72,15 @@ def test_split_classes_and_columns(tmp_path: Path) -> None:
     assert raw.columns["site"].dtype.kind == "U"
 
 
+def test_names_of_classes_are_in_the_order_that_the_file_says(tmp_path: Path) -> None:
+    """An ordinal task goes by it; without, they are in that of the alphabet."""
+    grades: dict[str, Any] = {"images": pixels(3, 8, 8), "labels": ["low", "high", "low"]}
+    raw = read_npz(saved(tmp_path, **grades, classes=["low", "medium", "high"]))
+    assert (raw.classes, raw.labels.tolist()) == (("low", "medium", "high"), [0, 2, 0])
+    raw = read_npz(saved(tmp_path, **grades))
+    assert (raw.classes, raw.labels.tolist()) == (("high", "low"), [1, 0, 1])
+
+
 GOOD: dict[str, Any] = {"images": pixels(4, 8, 8), "labels": [0, 1, 0, 1]}
 
 
@@ -95,6 +104,15 @@ def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
         ({"labels": np.array(3)}, r"labels are int64 of shape \(\)"),
         ({"classes": ["only"]}, r"label 1 of example 1 is outside 0\.\.0 \(2 such"),
         ({"classes": [7, 8]}, "classes are int64"),
+        ({"classes": ["dog", "dog"]}, "classes name 'dog' twice: allowed is once"),
+        (
+            {"labels": ["cat", "", "dog", "cat"]},
+            "label of example 1 is empty: allowed is the name of a class",
+        ),
+        (
+            {"labels": ["cat", "dog", "cta", "cat"], "classes": ["dog", "cat"]},
+            "the label of example 2 is 'cta': allowed is dog, cat",
+        ),
         ({"split": [0, 1, 3, 0]}, r"split is not 0 \(train\), 1 \(test\) or 2 \(validation\)"),
         ({"patient": [7, 7, 8]}, r"patient is \(3,\): allowed is one for each of 4 images"),
         ({"images": pixels(4, 8, 8).astype(np.int16)}, "images are int16"),
@@ -171,6 +189,21 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     assert raw.labels.tolist() == [0, 1, 1]
     assert (raw.images == images[:, None]).all()
     assert raw.test is None
+
+
+def test_a_folder_of_classes_may_say_whose_each_image_is(tmp_path: Path) -> None:
+    images = pixels(3, 8, 12)
+    for name, image in zip(("cat/z", "dog/a", "dog/z"), images, strict=True):
+        put(tmp_path / f"{name}.png", image)
+    cases = tmp_path / "cases.csv"
+    cases.write_text("name,patient,split\ndog/z,p1,test\ncat/z,p2,train\ndog/a,p3,train\n")
+    raw = read_folder(tmp_path)
+    assert raw.columns["patient"].tolist() == ["p2", "p3", "p1"]
+    assert raw.test is not None
+    assert raw.test.tolist() == [False, False, True]
+    cases.write_text("name,patient\ndog/z,p1\ncat/z,p2\n")
+    with pytest.raises(DataError, match="does not name 'dog/a'"):
+        read_folder(tmp_path)
 
 
 def test_a_folder_with_both_parts(tmp_path: Path) -> None:

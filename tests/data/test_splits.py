@@ -298,7 +298,7 @@ def test_settings_that_are_not_allowed(settings: dict[str, Any], name: str, word
     [
         (np.zeros(3), r"shape \(3,\)"),
         (np.array([None] * 60), "object"),
-        (np.array([np.nan] * 2 + [0.0] * 58), "NaN for 2 examples"),
+        (np.array([np.nan] * 2 + [0.0] * 58), "empty for 2 of 60 examples"),
     ],
 )
 @pytest.mark.parametrize("how", ["column", "sorted"])

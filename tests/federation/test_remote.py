@@ -463,6 +463,15 @@ def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: st
     assert reason in nodes.federation.out["two"].reason
 
 
+def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
+    nodes = Scripted(quorum=0.6)
+    logits = nodes.federation.ask("weigh", x=X.clone().requires_grad_())["logits"]
+    said = r"question 'weigh': the method's gradients of logits hold NaN .* its loss is not finite"
+    with pytest.raises(DataError, match=said):
+        (logits.sum() * torch.nan).backward()
+    assert nodes.federation.out == {}
+
+
 def test_who_refuses_does_not_come_back() -> None:
     nodes = Scripted(quorum=0.6)
     error = {"kind": "QuestionRefused", "rule": "most_questions: 1", "text": "x", "question": "weigh"}

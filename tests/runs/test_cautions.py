@@ -88,6 +88,15 @@ def test_outputs_that_are_probabilities_are_found() -> None:
     assert cautions.probabilities(ReconstructionConfig().make(1), Outputs(logits.sigmoid())) is None
 
 
+def test_outputs_that_are_no_numbers_are_found() -> None:
+    """argmax takes NaN for the first class, and accuracy its share."""
+    good, bad = torch.zeros(5, 3), torch.zeros(5, 3)
+    assert cautions.unsound(Outputs(good, {"a": good})) is None
+    bad[1:3, 2], bad[3, 0] = torch.nan, torch.inf
+    told = "outputs of b and the student are NaN or infinite for up to 3 of 5 test inputs: figures"
+    assert (cautions.unsound(Outputs(bad, {"a": good, "b": bad})) or "").startswith(told)
+
+
 def test_a_run_tells_them_in_result_terminal_and_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

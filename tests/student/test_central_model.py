@@ -170,7 +170,7 @@ def test_of_a_time_until_an_event_is_told_that_it_has_not_come(tmp_path: Path) -
     (tmp_path / "new.csv").write_text("age\n50\n", encoding="utf-8")
     predict(student, str(tmp_path / "new.csv"), Reading(), tmp_path / "a.csv")
     lines = (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
-    assert lines == ["example,0 to 10,10 to 20,20 to 30", "0,0.500000,0.250000,0.125000"]
+    assert lines == ["example,beyond 10,beyond 20,beyond 30", "0,0.500000,0.250000,0.125000"]
 
 
 def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:

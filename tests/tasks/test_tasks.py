@@ -25,6 +25,7 @@ from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from fedstill.tasks.segmentation import SegmentationConfig
+from fedstill.tasks.task import ENSEMBLES
 
 
 def tasks() -> list[Task]:
@@ -161,3 +162,16 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
 def test_a_task_without_label_maps_says_so_to_whoever_wants_them(ask: Callable[..., object]) -> None:
     with pytest.raises(MethodRefused, match=r"task classification has no label maps to make inputs from$"):
         ask(Classification(3), torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8, dtype=torch.uint8))
+
+
+def test_an_ensemble_lets_gradients_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedIOD teaches its generator by them."""
+
+    def cuts(answers: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
+        return answers.detach().mean(0)
+
+    monkeypatch.setitem(ENSEMBLES._found, "cuts", cuts)
+    answers, weights = torch.zeros(2, 3, 4), torch.full((2, 1, 4), 0.5)
+    assert Classification(4).ensemble(answers, weights, "cuts").shape == (3, 4)
+    with pytest.raises(ArgumentError, match="ensemble is 'cuts': allowed is one that lets gradients through"):
+        Classification(4).ensemble(answers.requires_grad_(), weights, "cuts")
