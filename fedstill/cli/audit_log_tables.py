@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.console import columns
-from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import counted, human_bytes, shortened
 
 if TYPE_CHECKING:
@@ -183,10 +182,8 @@ def totals(
     all runs where they paid for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what
     is left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
     """
+    from fedstill.node.audit_cost import cost
     from fedstill.node.audit_entries import ALL, DATA, RELEASES
-    from fedstill.privacy.accounting import epsilon
-    from fedstill.privacy.budget_text import left
-    from fedstill.privacy.events import from_text
 
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
@@ -198,30 +195,17 @@ def totals(
     for payer, names in runs.items():
         own = privacy if payer == DATA and _limited(privacy) else None
         for run in names if len(names) == 1 and own is None else [*names, ALL]:
-            spent = audit.spent(payer, run)
-            price, bare = (spent.run, spent.bare_run) if run else (spent.total, spent.bare_total)
-            known: dict[str, int] | None = dict(price)
-            cost = kept = None
-            try:
-                cost = None if bare else epsilon(from_text(price), delta, accountant)
-                kept = None if own is None else left(own, price, bare, over_all=not run)
-            except ArgumentError:
-                known = None
-            units = audit.sums.units(payer, run)
-            if len(units) > 1:  # patients and records add up to nothing
-                known = cost = kept = None
-            elif own is not None and units - {mine}:  # nothing more can be charged
-                kept = left(own, {}, 1, over_all=not run)
+            found = cost(audit, payer, run, delta, accountant, own, mine)
             rows.append(
                 {
                     "whose": payer,
                     "run": run or None,
                     "releases": gone[payer, run] if run else sum(gone[payer, name] for name in names),
-                    "without_guarantee": bare,
-                    "events": known,
-                    "epsilon": cost,
+                    "without_guarantee": found.bare,
+                    "events": found.events,
+                    "epsilon": found.epsilon,
                     "delta": delta,
-                    "budget_epsilon_left": kept,
+                    "budget_epsilon_left": found.left,
                 }
             )
     return rows

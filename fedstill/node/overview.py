@@ -12,18 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.errors import ArgumentError
 from fedstill.node import audit_file, owner_folder
+from fedstill.node.audit_cost import Cost, cost
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import ALL, DATA, REFUSED, RELEASES
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.node.requests import Request, Requests
 from fedstill.node.security_log import SecurityLog, SecurityLogError
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget_text import down, left, up
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.privacy.events import from_text
 
 MOST_RUNS = 20  # whose budgets are worked out, the latest
 MOST_LINES = 50  # of the security log
@@ -40,16 +37,6 @@ class LeftOnDay:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a run, or all of them (:data:`~fedstill.node.audit_entries.ALL`), has cost: epsilon, and what is
-    left of its budget, in words."""
-
-    run: str
-    epsilon: str
-    left: str
-
-
-@dataclass(frozen=True)
 class Overview:
     """A node as it is now.
 
@@ -57,7 +44,7 @@ class Overview:
         file: its ``node.toml``.
         requests: by SHA-256, the latest first.
         left: by day (UTC) and run, the latest first.
-        costs: all runs, then each, the latest first.
+        costs: by run: of all (:data:`~fedstill.node.audit_entries.ALL`), then of each, the latest first.
         audit: what is wrong with the audit log, or None.
         log: last lines of the security log, the latest first.
         security: what is wrong with the security log, or None.
@@ -66,7 +53,7 @@ class Overview:
     file: NodeFile
     requests: Mapping[str, Request]
     left: Mapping[tuple[str, str], LeftOnDay]
-    costs: Sequence[Cost]
+    costs: Mapping[str, Cost]
     audit: str | None
     entries: int
     log: Sequence[Mapping[str, Any]]
@@ -81,7 +68,7 @@ def overview(folder: Path) -> Overview:
     """
     file = owner_folder.read(folder)
     released: dict[tuple[str, str], LeftOnDay] = {}
-    costs: list[Cost] = []
+    costs: dict[str, Cost] = {}
     trouble, entries = audit_file.gone(audit_file.audit_file(file, folder), folder), 0
     if trouble is None and audit_file.audit_file(file, folder).exists():
         try:
@@ -122,20 +109,10 @@ def _count(audit: AuditLog, released: dict[tuple[str, str], LeftOnDay]) -> int:
     return count
 
 
-def _costs(audit: AuditLog, privacy: PrivacyConfig, mine: str) -> list[Cost]:
+def _costs(audit: AuditLog, privacy: PrivacyConfig, mine: str) -> dict[str, Cost]:
     runs = [run for payer, run in audit.sums.spent if payer == DATA and run != ALL]
-    costs = []
-    for run in [ALL, *reversed(runs[-MOST_RUNS:])] if runs else []:
-        spent = audit.sums.spent_by(DATA, run)
-        price, bare = (spent.run, spent.bare_run) if run else (spent.total, spent.bare_total)
-        delta = privacy.delta if run else privacy.over_all[1]
-        units = audit.sums.units(DATA, run)
-        if units - {mine}:  # which add up to nothing with what would be charged now
-            costs.append(Cost(run, "not known", "not known"))
-            continue
-        try:
-            told = "no guarantee" if bare else up(epsilon(from_text(price), delta, privacy.accountant))
-            costs.append(Cost(run, told, down(left(privacy, price, bare, over_all=not run))))
-        except ArgumentError:  # an edited entry
-            costs.append(Cost(run, "not known", "not known"))
-    return costs
+    return {
+        run: cost(audit, DATA, run, delta, privacy.accountant, privacy, mine)
+        for run in ([ALL, *reversed(runs[-MOST_RUNS:])] if runs else [])
+        for delta in [privacy.over_all[1] if run == ALL else privacy.delta]
+    }

@@ -8,16 +8,19 @@ from pathlib import Path
 
 from fedstill.core.fingerprints import grouped
 from fedstill.core.text_format import clip, counted, human_bytes
+from fedstill.node.audit_cost import Cost
+from fedstill.node.audit_entries import ALL
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import facts, line_about
 from fedstill.node.requests import WAITS, Request, asks
-from fedstill.privacy.budget_text import budgets
+from fedstill.privacy.budget_text import budgets, down, up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
 
 MOST_DAYS = 100  # rows of what left
 MOST_DECIDED = 20  # requests that were decided
+UNKNOWN = "not known"
 
 
 def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
@@ -34,7 +37,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     figures = [
         Fact("Requests that wait", str(len(waiting)), asked),
         Fact("Left the node", human_bytes(left), counted(len({run for _, run in node.left}), "run")),
-        Fact("Budget left", node.costs[0].left if node.costs else "all", "epsilon, over all runs"),
+        Fact("Budget left", _left(node.costs[ALL]) if node.costs else "all", "epsilon, over all runs"),
         Fact("Logs", "sound" if sound else "not sound", f"{node.entries:,} entries in the audit log"),
     ]
     runs = "is not joined to a federation" if process is None else f"runs as process {process}"
@@ -107,10 +110,18 @@ def _released(node: Overview) -> Table:
 
 def _costs(node: Overview) -> Table:
     rows = [
-        Row(clip(cost.run) if cost.run else "all runs", [Cell(cost.epsilon), Cell(cost.left)])
-        for cost in node.costs
+        Row(clip(run) or "all runs", [Cell(_spent(cost)), Cell(_left(cost))])
+        for run, cost in node.costs.items()
     ]
     return Table("What runs have cost", "Run", [Column("Spent"), Column("Left")], rows, style="price")
+
+
+def _spent(cost: Cost) -> str:
+    return up(cost.epsilon) if cost.events is not None else UNKNOWN
+
+
+def _left(cost: Cost) -> str:
+    return down(cost.left) if cost.left is not None else UNKNOWN
 
 
 def _log(node: Overview) -> Table:

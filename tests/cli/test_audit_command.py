@@ -128,13 +128,13 @@ def test_show_as_json_tells_what_all_cost_at_the_delta_asked_for(clinic: Path, c
 def test_show_counts_epsilon_for_each_run_and_for_all(
     clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedstill.privacy import accounting
+    from fedstill.node import audit_cost
 
     def stand_in(spent: dict[Event, int], delta: float, accountant: str) -> float:
         assert accountant == "pld"
         return sum(times / event.noise for event, times in spent.items()) + delta
 
-    monkeypatch.setattr(accounting, "epsilon", stand_in)
+    monkeypatch.setattr(audit_cost, "epsilon", stand_in)
     out = said(capsys, "show", clinic, "--delta", "1e-9")
     assert "delta 1e-09" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
