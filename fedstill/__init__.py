@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.api import distil as distil
     from fedstill.core.compute import EngineConfig as EngineConfig
     from fedstill.core.dataset import TensorData as TensorData
+    from fedstill.core.errors import FedstillError as FedstillError
     from fedstill.core.table_schema import Schema as Schema
     from fedstill.core.table_schema import SchemaColumn as SchemaColumn
     from fedstill.federation.link_config import LinkConfig as LinkConfig
@@ -88,6 +89,7 @@ _OFFERED = {
     "api": "Outcome distil",
     "core.compute": "EngineConfig",
     "core.dataset": "TensorData",
+    "core.errors": "FedstillError",
     "core.table_schema": "Schema SchemaColumn",
     "federation.link_config": "LinkConfig",
     "methods.asyndgan": "AsynDGAN",

@@ -190,7 +190,7 @@ def says(table: object, *keys: str) -> bool:
 def slug(name: str) -> str:
     """A name as that of a folder.
 
-    >>> slug("Fashion-MNIST, alpha = 0.1")
-    'Fashion-MNIST-alpha-0.1'
+    >>> slug("Fashion-MNIST, alpha = 0.1"), slug("größer")
+    ('Fashion-MNIST-alpha-0.1', 'größer')
     """
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")

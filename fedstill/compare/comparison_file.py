@@ -277,7 +277,7 @@ def _settings(given: object) -> dict[str, Table]:
         raise ArgumentError("settings", given, allowed)
     named = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
     good = all(isinstance(name, str) and slug(name) for name in named)
-    if not good or len({slug(str(name)) for name in named}) < len(given):
+    if not good or len({slug(str(name)).casefold() for name in named}) < len(given):  # as some disks compare
         raise ArgumentError("settings", [part.get("name") for part in given], allowed)
     return {str(name): part for name, part in named.items()}
 

@@ -76,7 +76,9 @@ def _column(name: str, cells: Sequence[str], missing: bool, *, classes: bool) ->
     if len(amounts) == len(different) and not few and min(amounts) < max(amounts):
         return SchemaColumn(name=name, range=rounded_outwards(amounts), missing=missing)
     if len(different) > MOST:
-        return f"it has {len(different)} different texts"
+        odd = [cell for cell, number in zip(different, numbers, strict=True) if number is None]
+        nearly = f", of which {len(amounts)} are numbers and {odd[0]!r} is none" if amounts and odd else ""
+        return f"it has {len(different)} different texts{nearly}"
     if len(amounts) == len(different):
         different.sort(key=float)
     return SchemaColumn(name=name, type="category", categories=tuple(different), missing=missing)

@@ -164,8 +164,8 @@ def markdown(table: Table) -> list[str]:
 
 SPECIAL = {
     "\\": "\\textbackslash{}", "&": "\\&", "%": "\\%", "$": "\\$", "#": "\\#", "_": "\\_", "{": "\\{",
-    "}": "\\}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "\u00b1": "$\\pm$",
-    "\u2193": "$\\downarrow$",
+    "}": "\\}", "<": "$<$", ">": "$>$", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
+    "\u00b1": "$\\pm$", "\u2193": "$\\downarrow$",
 }  # fmt: skip
 
 
@@ -208,8 +208,8 @@ def _tex_cell(cell: Cell, column: Column) -> str:
 def tex(text: str) -> str:
     """Text with what LaTeX would read as a command escaped.
 
-    >>> print(tex("a_b & 5%"))
-    a\\_b \\& 5\\%
+    >>> print(tex("a_b & <5%"))
+    a\\_b \\& $<$5\\%
     """
     return "".join(SPECIAL.get(letter, letter) for letter in " ".join(text.split()))
 

@@ -317,6 +317,10 @@ def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> N
             "settings is ['a b', 'a-b']: allowed is a list of tables, each with a name of its own",
         ),
         (
+            'methods = ["fedavg"]\n[[settings]]\nname = "\u03b1 B"\n[[settings]]\nname = "\u03b1 b"',
+            "settings is ['\u03b1 B', '\u03b1 b']: allowed is a list of tables, each with a name of its own",
+        ),
+        (
             'methods = ["fedavg"]\n[[settings]]\nname = "few"\nnodes.local.batch = 0',
             "fedavg, few: nodes.local.batch is 0",
         ),

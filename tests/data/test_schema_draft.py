@@ -60,6 +60,9 @@ def test_numbers_of_any_size_have_a_range_or_a_word(numbers: list[str]) -> None:
 def test_free_text_is_left_out() -> None:
     cells = {"x": ["1", "2"] * 30, "note": [f"text {n}" for n in range(60)], "y": ["a", "b"] * 30}
     assert draft(cells, "y")[1] == {"note": "it has 60 different texts"}
+    cells["note"] = ["1,234", *map(str, range(59))]
+    told = "it has 60 different texts, of which 59 are numbers and '1,234' is none"
+    assert draft(cells, "y")[1] == {"note": told}
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_latex_is_one_booktabs_table(folder: Path) -> None:
     ours = "FedAvg & 84.0 $\\pm$ 4.0 & 72.0 $\\pm$ 2.0 & 2.0 kB & 500 B & 41 & 12.5"
     assert f"{ours} & 82.5 $\\pm$ 0.7 & $+1.5$ & 75.0 & $-3.0$ " in text
     assert "FedIOD & \\textbf{91.0 $\\pm$ 4.0}" in text
-    assert "few & \\multicolumn{10}{l}{refused: few cannot run: node-1: <no> \\& never}" in text
+    assert "few & \\multicolumn{10}{l}{refused: few cannot run: node-1: $<$no$>$ \\& never}" in text
 
 
 def test_markdown_holds_the_same_table(folder: Path) -> None:
