@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import threading
 import time
@@ -18,6 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedstill.core.config_tables import load
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.text_format import clip, human_seconds
+
+logger = logging.getLogger("fedstill.server")
 
 MOST = 10**12  # steps, and seconds, that a note may count: it may come from another machine
 PROGRESS = "progress.json"  # in the folder of a run that is not finished: how far it is
@@ -198,7 +201,7 @@ class Noted(Bars):
         super().__init__(wanted)
         self._path, self._then, self._pace = path, then, pace
         self._written = self._next = -math.inf
-        self._last = Note(since=time.time())
+        self._last, self._failed = Note(since=time.time()), False
 
     def __enter__(self) -> Noted:
         super().__enter__()
@@ -260,9 +263,12 @@ class Noted(Bars):
         part.replace(self._path)
         self._written = start = time.monotonic()
         if start >= self._next:
-            # Whatever is wrong with a report, the run goes on.
-            with contextlib.suppress(Exception):
+            try:
                 self._then(self._last)
+            except Exception as error:  # whatever is wrong with a report, the run goes on
+                if not self._failed:
+                    logger.warning("what shows how far the run is fails: %s: %s", type(error).__name__, error)
+                self._failed = True
             took = time.monotonic() - start
             self._next = start + max(self._pace, took / self.SHARE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +38,8 @@ class Gate:
     ) -> None:
         self.node, self.policy, self.audit, self.run = node, policy, audit, run
         self.payer = node if payer is None else payer
-        self.approved: Description | None = (
-            None  # all that the owner wants asked; None: whatever policy allows
-        )
+        # All that the owner wants asked; None: whatever policy allows.
+        self.approved: Description | None = None
         self.budgets: Budgets | None = None  # privacy: what protects its releases, and pays for them
         self._written: dict[tuple[int, str], int] = {}  # the entry of what left last under a number and part
 
@@ -62,42 +61,54 @@ class Gate:
             QuestionRefused: other tensors than declared, inputs of another shape or type, too many of them,
                 or numbers that are not finite.
         """
-        most = self.policy.most_rows or math.inf
-        rule, names = None, {name.removesuffix(SCALE) for name in tensors}
+        for rule in self._faults(question, tensors, sends, shape):
+            raise QuestionRefused(self.node, question, rule)
+
+    def _faults(
+        self, question: str, tensors: Tensors, sends: Mapping[str, str], shape: Sequence[int]
+    ) -> Iterator[str]:
+        """The rules that a question breaks; each is looked at only where those before it hold."""
+        names = {name.removesuffix(SCALE) for name in tensors}
         if names != set(sends):
-            rule = f"tensors: exactly {sorted(sends)}, not {sorted(names)}"
-        for name, tensor in (tensors if rule is None else {}).items():
-            kind = kind_of(name, sends)
-            if name.endswith(SCALE):
-                if SHORT.form(kind) == "float32":
-                    rule = f"tensors: {name} came, and {kind} have no scales"
-            elif kind == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
-                here = f"(B, {', '.join(map(str, shape))})"
-                rule = f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are {here}"
-            elif kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(shape)[1:]):
-                found = f"{tensor.dtype} {tuple(tensor.shape)}"
-                rule = f"label maps: {name} is {found}, and maps here are uint8, one number a pixel"
-            elif kind in (INPUTS, LABEL_MAPS) and not 1 <= len(tensor) <= most:
-                rule = f"most_rows: {most}, and {name} has {len(tensor)}"
-            elif kind == INDICES and tensor.numel() > most:
-                rule = f"most_rows: {most}, and {name} names {tensor.numel()}"
-            elif kind in (INPUTS, LABEL_MAPS) and 0 < (approved := self._approved(question, "rows")) < len(
-                tensor
-            ):
-                rule = f"approved: {approved} inputs, and {name} has {len(tensor)}"
+            yield f"tensors: exactly {sorted(sends)}, not {sorted(names)}"
+        for name, tensor in tensors.items():
+            if (rule := self._unfit(question, name, tensor, kind_of(name, sends), shape)) is not None:
+                yield rule
         # What came in a shorter form grows to four bytes a number.
         grown = sum(4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors)
-        if rule is None and grown > (self.policy.most_message or math.inf):
-            rule = f"most_message: {self.policy.most_message}, and in float32 it has {grown} bytes"
-        for name, tensor in (refine(tensors) if rule is None else {}).items():
+        if grown > (self.policy.most_message or math.inf):
+            yield f"most_message: {self.policy.most_message}, and in float32 it has {grown} bytes"
+        for name, tensor in refine(tensors).items():
             measured = kind_of(name, sends) == INPUTS or f"{name}{SCALE}" in tensors
             numbers = measured or tensor.is_floating_point() or tensor.is_complex()
             if numbers and tensor.dtype != torch.float32:
-                rule = f"float32: {name} is {tensor.dtype}, and numbers here are torch.float32"
-            elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                rule = f"finite numbers: {name} holds NaN or infinity"
-        if rule is not None:
-            raise QuestionRefused(self.node, question, rule)
+                yield f"float32: {name} is {tensor.dtype}, and numbers here are torch.float32"
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                yield f"finite numbers: {name} holds NaN or infinity"
+
+    def _unfit(
+        self, question: str, name: str, tensor: torch.Tensor, kind: str, shape: Sequence[int]
+    ) -> str | None:
+        """The rule that one tensor breaks by its form or its number of rows."""
+        most, rows = self.policy.most_rows or math.inf, tensor.shape[:1].numel()
+        if name.endswith(SCALE):
+            sound = SHORT.form(kind) != "float32"
+            return None if sound else f"tensors: {name} came, and {kind} have no scales"
+        if kind == INDICES and tensor.numel() > most:
+            return f"most_rows: {most}, and {name} names {tensor.numel()}"
+        if kind not in (INPUTS, LABEL_MAPS):
+            return None
+        if kind == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
+            here = f"(B, {', '.join(map(str, shape))})"
+            return f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are {here}"
+        if kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(shape)[1:]):
+            found = f"{tensor.dtype} {tuple(tensor.shape)}"
+            return f"label maps: {name} is {found}, and maps here are uint8, one number a pixel"
+        if not 1 <= rows <= most:
+            return f"most_rows: {most}, and {name} has {rows}"
+        if 0 < (approved := self._approved(question, "rows")) < rows:
+            return f"approved: {approved} inputs, and {name} has {rows}"
+        return None
 
     def read_values(self, question: Question, tensors: Tensors) -> None:
         """Refuse JSON values that are too large or are none, before anything is charged for the question.

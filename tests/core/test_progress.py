@@ -32,7 +32,7 @@ def test_the_time_left_is_by_the_pace_of_the_phase(tmp_path: Path, monkeypatch: 
 
 
 def test_what_is_done_now_and_then_takes_little_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, called = [0.0], []
 
@@ -47,6 +47,7 @@ def test_what_is_done_now_and_then_takes_little_of_the_time(
             now[0] += 1.0
             noted.show("distillation", step, 1000)
     assert [at for at, _ in called] == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
+    assert caplog.messages == ["what shows how far the run is fails: OSError: no space left"]
 
 
 def test_why_a_run_stopped_is_noted_and_reported(tmp_path: Path) -> None:
