@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedstill
-from fedstill.methods import Group, Method, Needs, Server, kinds, question
+from fedstill.methods import Group, Method, Needs, Server, kinds, question, torch_generator
 from fedstill.models import SmallCNN
 
 
@@ -65,7 +65,7 @@ class MeanTeacher(Method):
             z = server.ask("answer")["logits"]  # (K, N, C)
             state.told = (z / self.temperature).softmax(2).mean(0)
         server.student.train()
-        draw = torch.Generator().manual_seed(t)
+        draw = torch_generator(server.seed, "order", t)
         for rows in torch.randperm(len(state.told), generator=draw).split(32):
             z = server.student(server.public.inputs[rows]) / self.temperature
             loss = F.kl_div(z.log_softmax(1), state.told[rows], reduction="batchmean")

@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _unread(error: BaseException | None) -> bool:
-    """Whether it is that nobody reads any more what is printed here; a connection may break off too."""
+    """Whether whoever read our output has gone; a broken connection raises the same error."""
     if not isinstance(error, BrokenPipeError):
         return False
     gone = select.poll()

@@ -57,10 +57,8 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         asks = "if what is charged follows from answers, as where a server chooses what to ask next"
         lines.append(f"accountant pld: such budgets may be passed by some delta {asks}; rdp holds then, too")
     if config.protects and file.policy.approve == "policy" and not (file.data.classes or file.data.schema):
-        told_free = (
-            "for nothing, as a run whose classes it has not is refused (data.classes names the only ones)"
-        )
-        lines.append(f"whether a record of some class is here is told {told_free}")
+        why = "runs of other classes are refused (data.classes names the only ones)"
+        lines.append(f"a server can learn for free which classes are here: {why}")
     return lines
 
 

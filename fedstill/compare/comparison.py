@@ -25,9 +25,8 @@ from fedstill.protocol.questions import NodeSetting, Question, stand_in
 from fedstill.runs.config import PaperFigure, RunConfig, from_dict
 
 SINGLE = ""  # the name of the only setting, where a comparison names none
-COSTS = (
-    "gigabytes",
-)  # what a paper may publish beside a task's figures: bytes of a run, all nodes, both ways
+# What a paper may publish beside a task's figures: bytes of a run, all nodes, both ways.
+COSTS = ("gigabytes",)
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,8 @@ class Comparison:
             return config
         leaves, policy = set(what_leaves(config)), config.nodes.policy
         only = not any(kind.of == "model" or kind == PRIVATE_DATA for kind in leaves)
-        maps, named = (
-            any(kind.of_maps for kind in leaves),
-            tuple(sorted(kind for kind in leaves if kind.by_name)),
-        )
+        maps = any(kind.of_maps for kind in leaves)
+        named = tuple(sorted(kind for kind in leaves if kind.by_name))
         policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps, kinds=named)
         return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
 

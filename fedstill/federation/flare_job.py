@@ -10,9 +10,8 @@ from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, 
 
 # Seconds of absence until FLARE ends a job: how a run goes on is the run's own business.
 FORGIVE = 7 * 86400.0
-BEGIN = (
-    180  # seconds within which each node's process for a job must be there; FLARE's 60 are few on two cores
-)
+# Seconds within which each node's process for a job must be there; FLARE's 60 are few on two cores.
+BEGIN = 180
 UNFILTERED: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": []}
 
 

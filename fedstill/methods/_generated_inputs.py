@@ -65,7 +65,7 @@ class Noise:
         return None
 
     def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
-        """Nothing."""
+        """Noise has no state."""
 
 
 @dataclass

@@ -49,7 +49,7 @@ class Recognising:
 
 @dataclass(frozen=True, kw_only=True)
 class Recognises(Examines, FromLabels, Imagines, ABC):
-    """What both have."""
+    """What DENSE and Co-Boosting share: inputs that all nodes together recognise."""
 
     longer: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")
 

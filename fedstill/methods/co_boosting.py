@@ -30,7 +30,7 @@ DECAY = 0.99  # of mu, from batch to batch
 
 @dataclass(kw_only=True)
 class Boosting(Recognising):
-    """The same, and the nodes' weights."""
+    """Co-Boosting's state: the shared one, and the nodes' weights."""
 
     w: torch.Tensor  # (K,), in the order of the federation's nodes
 

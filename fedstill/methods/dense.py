@@ -27,7 +27,7 @@ from fedstill.tasks import Ensemble
 
 @dataclass(kw_only=True)
 class Weighing(Recognising):
-    """The same, and who counts how much."""
+    """DENSE's state: the shared one, and who holds how many examples of which class."""
 
     histogram: LabelHistogram
 

@@ -182,8 +182,8 @@ class RequestHandler:
         kept.tensors = {}
         return kept.releases
 
-    # What a node does more whose answers leave under masks (:mod:`fedstill.node.masked_handler`); without
-    # any, in the server's own process, no sum is another.
+    # What a node does more whose answers leave under masks (:mod:`fedstill.node.masked_handler`). In the
+    # server's own process there are none, and sums need nothing more.
 
     def _bits(
         self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumCall | None

@@ -209,9 +209,8 @@ class Session:
             before = self.training.percent
             if self.training.go_on(time.monotonic() + min(max(seconds, 1.0), most), self._save_now_and_then):
                 self.training.forget_optimisers()
-                self.kept.save(
-                    LEARNING, self._state(True)
-                )  # before anything leaves: it would not come out the same
+                # Before anything leaves: it would not come out the same.
+                self.kept.save(LEARNING, self._state(True))
                 self.training.done = True
                 logger.info("local training is done: %d steps", self.training.steps)
             elif self.training.percent > before:

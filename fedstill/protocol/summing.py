@@ -27,9 +27,8 @@ SUM = "sum of the nodes"  # stands for all nodes in answers
 WEIGHT = ":weight"  # "logits:weight" goes with a sum of "logits" that is weighed
 LEAST = 3  # nodes in a sum: of two, each could take its own away
 FRACTION, FINER = 32, 44  # bits behind the point, and those of gradients, which are small
-NONE_HELD = (
-    2.0**-16
-)  # a node's weight for a class of which it has nothing: where nobody has, all weigh the same
+# A node's weight for a class of which it has nothing: where nobody has any, all weigh the same.
+NONE_HELD = 2.0**-16
 
 
 @dataclass(frozen=True)

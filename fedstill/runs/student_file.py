@@ -115,10 +115,8 @@ def header(setting: Setting) -> dict[str, str]:
 def name_of(setting: Setting) -> str:
     """What a student that is given as a module is called: one of the package's own as on a command line."""
     student = setting.student
-    name, known = (
-        MODELS.name_of(type(student)),
-        {key: each.shape for key, each in student.state_dict().items()},
-    )
+    name = MODELS.name_of(type(student))
+    known = {key: each.shape for key, each in student.state_dict().items()}
     if name in MODELS.own:
         width = len(next(student.parameters()))  # of the first layer, which is what ``:width`` says
         given = (shape_of(setting), setting.task.outputs(shape_of(setting))[0], 0, "student")

@@ -50,7 +50,7 @@ def test_what_holds_no_budget_and_what_is_free_is_told(
     folder = folder_of(tmp_path / "clinic", privacy)
     told = said(capsys, str(folder))
     assert "accountant pld: such budgets may be passed by some delta" in told
-    assert "whether a record of some class is here is told for nothing" in told
+    assert "a server can learn for free which classes are here" in told
     charge(folder, {"gaussian(2.0)": 1}, unit="4 records of one patient")
     assert "what was paid before protects other units" in said(capsys, str(folder))
     other = folder_of(tmp_path / "other", f'{privacy}accountant = "rdp"\n')
@@ -58,7 +58,7 @@ def test_what_holds_no_budget_and_what_is_free_is_told(
     (other / "node.toml").write_text(text)
     told = said(capsys, str(other))
     assert "accountant pld" not in told
-    assert "is told for nothing" not in told
+    assert "can learn for free" not in told
 
 
 def test_a_run_that_the_data_cannot_pay_any_more_is_told(
