@@ -21,8 +21,9 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
     """What a node is, in lines by what they are about."""
     from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
     from fedstill.core.startup_kit import KIT, StartupKit
-    from fedstill.core.text_format import times
+    from fedstill.core.text_format import counted, times
     from fedstill.data.node_data_config import SOURCES
+    from fedstill.node.cohort import COHORT, Cohort
     from fedstill.node.kit_faults import kit_faults
 
     facts: dict[str, list[str]] = {}
@@ -59,6 +60,12 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
         until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"
         told = f"its authority is {kit.authority_fingerprint}"
         facts["link"] = [f"dials out to {kit.target('client')}; {until}", told]
+        if spoilt := Cohort(folder / COHORT).spoilt:
+            most = policy.most_spoilt
+            then = ", and all are from now on" if 0 < most <= spoilt else ""
+            facts["link"].append(
+                f"answers here have spoilt {counted(spoilt, 'sum')}{then} (most_spoilt: {most})"
+            )
     return facts
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from fedstill.core.errors import ArgumentError
 
 MOST = 100_000  # features
+EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
 LONGEST = 1000  # intervals of time
 
 

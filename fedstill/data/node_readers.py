@@ -25,7 +25,7 @@ from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.raw import Raw
 from fedstill.data.spec_tensors import groups_of, inputs_in, labels_in
-from fedstill.data.stratified_sampling import Ints, numbered
+from fedstill.data.stratified_sampling import Ints, numbered, require_told
 from fedstill.data.tables import check_rows, read_rows
 
 
@@ -62,7 +62,10 @@ def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) ->
     if set(tensors) != wanted:
         found = ", ".join(sorted(tensors)) or "nothing"
         raise DataError(f"{what}: holds {found}: allowed are just {', '.join(sorted(wanted))}")
-    groups = numbered(tensors[config.group].tolist()) if config.group else None
+    groups = None
+    if config.group:
+        require_told(config.group, tensors[config.group].numpy(), what)
+        groups = numbered(tensors[config.group].tolist())
     inputs = tensors["inputs"]
     if spec.vocabulary:  # ids that the run's model has not are unknown words: refused, they would be told
         inputs = inputs.where(inputs < spec.vocabulary, text_data.UNKNOWN)

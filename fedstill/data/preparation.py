@@ -226,6 +226,8 @@ def of_images(
         DataError: as :func:`prepared`.
     """
     kind = task.makes.kind
+    for column in raw.columns.keys() & {PATIENT, SITE}:  # before sites are chosen by them
+        require_told(column, raw.columns[column], name)
     whole_images, classes = kind == "image", raw.classes
     everything: Ints = np.arange(len(raw.images))
     rows, left_out = (everything, "") if kind == "class" else _chosen_sites(raw, sites)

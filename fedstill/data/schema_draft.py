@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data.tables import EMPTY
+from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn
 
 BESIDE = ("split", "patient", "site")  # columns that are read, and never learned from
 MOST = 50  # categories: of a column with more different texts each is likely a name, or free text

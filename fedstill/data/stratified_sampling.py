@@ -18,6 +18,7 @@ import torch
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import derive
+from fedstill.core.table_schema import EMPTY
 
 Ints = npt.NDArray[np.int64]
 FIFTHS = 5  # parts of numbers, by size
@@ -164,8 +165,10 @@ def require_told(name: str, column: Column, what: str = "") -> None:
     ...
     fedstill.core.errors.DataError: column 'patient' is empty for 1 of 2 examples, the first is example 1
     """
-    texts = column.dtype.kind == "U"
-    gaps = column == "" if texts else np.isnan(column) if column.dtype.kind == "f" else np.zeros(1, bool)
+    if column.dtype.kind == "f":
+        gaps = np.isnan(column)
+    else:
+        gaps = np.array([str(name).strip().lower() in EMPTY for name in column.tolist()], dtype=np.bool_)
     if gaps.any():
         found = f"column {name!r} is empty for {int(gaps.sum())} of {len(column)} examples"
         where = f"{what}: {found}" if what else found

@@ -20,14 +20,13 @@ from fedstill.core import toml
 from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
+from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn, named_twice
 from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import rows, told_part
 from fedstill.data.parquet_tables import SUFFIX, read_parquet
 from fedstill.data.row_features import RowFeatures
 
 SCHEMA = "schema.toml"
-EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
 Floats = npt.NDArray[np.float64]
 Where = Callable[[int], str]  # in which file and line a row stands
 

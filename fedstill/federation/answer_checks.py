@@ -77,6 +77,13 @@ def strange(tensors: Tensors) -> str | None:
     return None
 
 
+def require_finite(pulls: Mapping[str, Tensors], question: str) -> None:
+    """Refuse (DataError) what a method pulls back that is no number: which is no node's fault."""
+    for fault in not_finite(pulls).values():
+        told = f"the method's gradients of {fault}: its loss is not finite"
+        raise DataError(f"question {question!r}: {told}")
+
+
 def not_finite(answers: Mapping[str, Tensors]) -> dict[str, str]:
     """Nodes whose tensors hold NaN or infinities."""
     parts = [

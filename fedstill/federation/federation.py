@@ -23,7 +23,14 @@ from fedstill.core.errors import (
     refused_by,
 )
 from fedstill.core.text_format import clip
-from fedstill.federation.answer_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
+from fedstill.federation.answer_checks import (
+    faults,
+    not_finite,
+    oversized_gradients,
+    require_finite,
+    strange,
+    unlike_inputs,
+)
 from fedstill.federation.autograd import Bridge, Call
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.summed import Sent, Summed, check_summed
@@ -256,9 +263,8 @@ class Federation(Summed):
         }
         pulled = self._refined(self._pull_back(number, question, sent, None), question, None)
         ill = not_finite(pulled)
-        for fault in not_finite(pulls).values() if ill else ():
-            told = f"the method's gradients of {fault}: its loss is not finite"
-            raise DataError(f"question {question!r}: {told}")
+        if ill:
+            require_finite(pulls, question)
         self._part(pulled, question, unlike_inputs(pulled, inputs) | ill)
         self._part(pulled, question, oversized_gradients(pulled, pulls, self.link.outlier, question))
         return pulled

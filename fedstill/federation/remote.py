@@ -28,6 +28,7 @@ from fedstill.core.errors import (
 from fedstill.core.text_format import human_seconds
 from fedstill.data.public import Public
 from fedstill.federation import transport
+from fedstill.federation.answer_checks import require_finite
 from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.meter import Meter
@@ -172,6 +173,7 @@ class Remote(Federation):
     def _pull_back(
         self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
     ) -> Mapping[str, Tensors]:
+        require_finite(pulls, question)  # else each node would refuse it, and be left out
         header: dict[str, Any] = {"do": "pull back", "number": number, "question": "gradient"}
         if call is not None:
             header["sum"] = call.to_dict()

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
-from fedstill.federation.answer_checks import unlike_inputs
+from fedstill.federation.answer_checks import require_finite, unlike_inputs
 from fedstill.federation.link_config import LinkConfig
 from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import LEAST, SUM, SumCall, ill_formed, read_sums, spoilt, total
+from fedstill.protocol.summing import LEAST, SUM, SumCall, ill_formed, read_sums, scale_of, spoilt, total
 from fedstill.protocol.wire_format import Tensors
 
 
@@ -84,15 +84,18 @@ class Summed(ABC):
         each = {
             name: grad / weights[name].to(grad) if name in weights else grad for name, grad in pull.items()
         }
+        require_finite({SUM: each}, question)
+        scale = scale_of(each)  # nodes refuse any but 1
+        scaled = {name: grad / scale for name, grad in each.items()}
         members = tuple(name for name in added if name in self.present)
         call = self._next_sum(members)
-        given = self._pull_back(number, question, dict.fromkeys(call.members, each), call)
+        given = self._pull_back(number, question, dict.fromkeys(call.members, scaled), call)
         declared = self.questions[question]
         parts = [f"d/d{name}" for name in declared.differentiable]
         sums, _ = read_sums(self._sum(call, question, given, parts)[0], declared.kinds())
         if wrong := unlike_inputs({SUM: sums}, inputs):
             raise NodeFault(SUM, question, wrong[SUM])
-        return self._placed(sums)
+        return self._placed({name: grad * scale for name, grad in sums.items()})
 
     def _uncovered(self, call: SumCall, ring: Tensors, added: tuple[str, ...]) -> Tensors:
         """A sum of those that added to it, without the masks that do not cancel in it."""

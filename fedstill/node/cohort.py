@@ -73,7 +73,7 @@ def _read(path: Path) -> tuple[list[list[str]], int]:
     wrong = RunFolderError(f"{path} does not tell which nodes were summed")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        sets, spoilt = found["sets"], found["spoilt"]
+        sets, spoilt = (found, 0) if isinstance(found, list) else (found["sets"], found["spoilt"])
     except (ValueError, TypeError, LookupError) as error:
         raise wrong from error
     lists = isinstance(sets, list) and all(isinstance(each, list) for each in sets)

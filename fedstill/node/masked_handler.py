@@ -15,7 +15,7 @@ from fedstill.node.sum_masks import SumMasks
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import fingerprint
 from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.summing import SumCall, scale_of
 from fedstill.protocol.wire_format import Tensors, WireConfig, refine
 
 
@@ -56,6 +56,9 @@ class MaskedHandler(RequestHandler):
         if any(refine(pull).keys() != question.sums.keys() for pull in pulls):
             rule = f"sums: gradients of {', '.join(question.sums)}, and of nothing else"
             raise QuestionRefused(self.group.nodes[0].name, question.name, rule)
+        if any(scale_of(refine(pull)) != 1.0 for pull in pulls):
+            rule = "sums: gradients pulled back at a scale of 1, the largest from a half to 1"
+            raise QuestionRefused(self.group.nodes[0].name, question.name, rule)
         (node,) = self.group.nodes
         # Before anything is computed: what comes of that would else be told, by which refusal comes.
         for how in question.sums.values():
@@ -72,4 +75,4 @@ class MaskedHandler(RequestHandler):
             return None
         told = (kept.bits, "" if pull is None else fingerprint(pull))
         mask = self.masks.mask(call, kept.question.name, told)
-        return replace(adding, mask=mask, spoil=self.masks.noise(call))
+        return replace(adding, mask=mask, spoil=self.masks.noise(call), always=self.masks.exhausted)

@@ -57,10 +57,11 @@ class PolicyConfig(Checked):
     that runs go on without nodes that fail, and nodes come later. A server that asks alike both times takes
     one sum from the other, and has left what those answered who were in one of them only: of one node alone,
     its answer. Without it a run stops until all are back."""
-    most_spoilt: Limit = 3
-    """Refuse to add to sums once so many were spoilt here, over all runs: where an answer holds NaN, or what
-    is too large to be added, random numbers stand for it. A server that chooses what is asked learns by it
-    that some node's answer is so large. Raise it by one to go on; 0 is no limit."""
+    most_spoilt: Limit = 1
+    """Spoil all sums once so many were spoilt here, over all runs. Where an answer holds NaN, or what is too
+    large to be added, random numbers stand for it, and the sum is lost; a server that chooses what is asked
+    finds by such sums how large some node's answer is. So from then on random numbers stand for every answer
+    of this node, until you raise this by one; 0 is no limit."""
     most_questions: Limit = 0
     """Refuse after so many questions, over all runs; 0 is no limit. A gradient of an answer belongs to its
     question; another gradient of the same answer is a question by itself."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from fedstill.core.errors import (
     FedstillError,
     OwnDataError,
@@ -28,8 +30,8 @@ def telling(error: Exception) -> str:
     """What a server may be told of an error: of the node's own troubles only that there are some."""
     if own_trouble(error):
         return "its data or model fail here: its own log says more"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        return os.strerror(error.errno)
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -37,9 +39,12 @@ def own_trouble(error: Exception) -> bool:
     """Whether nobody but the node's owner may know what it is.
 
     That goes for all that no one foresaw: even of which type it is may follow from a record. What the system
-    says of a disk does not.
+    says of a disk does not, but libraries raise the same error with words of their own.
     """
-    return isinstance(error, OWN_TROUBLES) or not isinstance(error, FedstillError | OSError)
+    if isinstance(error, OWN_TROUBLES):
+        return True
+    of_system = isinstance(error, OSError) and isinstance(error.errno, int)
+    return not of_system and not isinstance(error, FedstillError)
 
 
 def rule_of(error: Exception) -> str:

@@ -110,7 +110,7 @@ class RunFolder:
                 return None
             if has_left:
                 return " and ".join(other)
-            for learned in (self.path / LEARNING, *self.path.glob("mark-*.safetensors")):
+            for learned in (self.path / LEARNING, self.path / TOLD, *self.path.glob("mark-*.safetensors")):
                 learned.unlink(missing_ok=True)
         file_permissions.replace(path, text.encode(), sync=True)
         return None

@@ -88,6 +88,7 @@ class Session:
         approved: Description | None = None,
     ) -> None:
         self.approved = approved
+        self._told: set[str] = set()  # which of the counts that weigh its answers are on disk
         self.plan, self.compute, self._file, self._folder = plan, compute, file, folder
         with ExitStack() as held:  # whatever fails, nothing stays open or locked
             try:  # before anything of the run is read or changed
@@ -247,10 +248,11 @@ class Session:
         with limited(self.node.name, name, self.node.gate.policy.most_seconds):
             self.node.gate.inspect(name, tensors, question.sends, shape)
             self.sizes.require(question, tensors)
-            arrived, before = self.compute.here(tensors), set(self.node.told)
+            arrived = self.compute.here(tensors)
             (release,) = self.handler.answer(name, number, arrived, differentiable, call)
-            if set(self.node.told) != before:  # on disk before it leaves: no process weighs by others
+            if set(self.node.told) != self._told:  # on disk before it leaves: no process weighs by others
                 self.kept.save(TOLD, self.node.told)
+                self._told = set(self.node.told)
         self._log(name, number, release, start)
         return release
 
@@ -360,6 +362,7 @@ class Session:
         """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
         self.kept.marks()  # a file that is none is told of before anything is answered
         self.node.told = self.kept.load(TOLD) or {}
+        self._told = set(self.node.told)
         budgets = self.node.gate.budgets
         if (state := self.kept.load(LEARNING)) is not None:
             self._load(state, LEARNING)

@@ -85,6 +85,12 @@ class SumMasks:
         """Nodes in a sum at least."""
         return max(self.policy.minimum_nodes, LEAST)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether this node has spoilt as many sums as it may, and spoils all from now on: neither what it
+        answers nor that it is this node can be told any more."""
+        return 0 < self.policy.most_spoilt <= self.cohort.spoilt
+
     # --- who is there -----------------------------------------------------------------------------------
 
     def card(self) -> bytes:
@@ -133,16 +139,13 @@ class SumMasks:
 
         Raises:
             QuestionRefused: no sum is asked for; too few members, or some whom this node has not met; a
-                number that is not above every earlier one; others than it has added with before; or this node
-                has spoilt as many sums as it may.
+                number that is not above every earlier one; or others than it has added with before.
         """
         if call is None:
             raise QuestionRefused(self.name, question, "sums: this run's answers leave under masks only")
         unknown = sorted(set(call.members) - {*self._shared, self.name})
-        most, rule = self.policy.most_spoilt, None
-        if most and self.cohort.spoilt >= most:
-            rule = f"most_spoilt: {most}, and so many answers here held NaN, or what is too large to add"
-        elif call.number <= self._last:  # who sends a message again does not come here
+        rule = None
+        if call.number <= self._last:  # who sends a message again does not come here
             rule = f"number {call.number} is not above {self._last}"
         elif self.name not in call.members:
             rule = "this node is none of its members"
@@ -198,9 +201,9 @@ class SumMasks:
         def drawn(shape: Sequence[int], place: int) -> torch.Tensor:
             if not open_.spoilt:
                 open_.spoilt = True
-                self.cohort.spoil()
-                why = "an answer here holds NaN, or what is too large"
-                logger.warning("sum %d is spoilt: %s", call.number, why)
+                if not self.exhausted:
+                    self.cohort.spoil()
+                logger.warning("sum %d is spoilt here (policy.most_spoilt)", call.number)
             return stream(_derive(self._own, b"spoilt" + open_.about), place, shape)
 
         return drawn

@@ -23,13 +23,14 @@ class Adding:
         least: that a count is taken for in weighing: noise may leave one node alone with any of a class that
             nobody has, and the sum would be that node's answer.
         mask: what is added to each part, by its place; None: nothing, which changes no sum.
-        spoil: as :func:`~fedstill.protocol.summing.summands` has it.
+        spoil, always: as :func:`~fedstill.protocol.summing.summands` has them.
     """
 
     told: dict[str, torch.Tensor]
     least: float = 0.0
     mask: Callable[[torch.Tensor, int], torch.Tensor] | None = None
     spoil: Spoil | None = None
+    always: bool = False
 
     def cover(self, node: str, question: Question, released: Tensors) -> dict[str, torch.Tensor]:
         """What leaves of what the gate lets out, as whole numbers of 64 bits.
@@ -40,7 +41,7 @@ class Adding:
         """
         kinds = question.kinds()
         try:
-            added = summands(released, kinds, question.sums, self.told, self.spoil)
+            added = summands(released, kinds, question.sums, self.told, self.spoil, self.always)
         except DataError as error:
             raise QuestionRefused(node, question.name, f"sums: {error}") from error
         except KeyError as missing:

@@ -62,10 +62,8 @@ def kept(lengths: torch.Tensor, clip: float) -> torch.Tensor:
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """float32, or float64 as it is, without NaN (0) and infinities (the largest float32): so that any row can
-    be bounded."""
-    values = tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
-    return torch.nan_to_num(values, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+    """float32 without NaN (0) and infinities (the largest number): so that any row can be bounded."""
+    return torch.nan_to_num(tensor.detach().float(), nan=0.0, posinf=LARGEST, neginf=-LARGEST)
 
 
 def rows_of(shape: Sequence[int]) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 
 from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
-from fedstill.privacy.clipping import SLACK, numbers, rows_of, shorten
+from fedstill.privacy.clipping import LARGEST, SLACK, numbers, rows_of, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import Draws, add_noise
 
@@ -132,7 +132,7 @@ class NoisyCounts(Checked, Rule):
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Numbers from 0 up, in float64: rounded to float32, sums of parts move further than is charged."""
-        return numbers(tensor.double()).clamp(min=0)
+        return tensor.detach().double().nan_to_num(nan=0.0, posinf=LARGEST, neginf=0.0).clamp(min=0)
 
     def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Whole numbers: servers refuse a number of examples that is none."""

@@ -9,6 +9,7 @@ part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +27,7 @@ Spoil = Callable[[Sequence[int], int], torch.Tensor]
 SUM = "sum of the nodes"  # stands for all nodes in answers
 WEIGHT = ":weight"  # "logits:weight" goes with a sum of "logits" that is weighed
 LEAST = 3  # nodes in a sum: of two, each could take its own away
-FRACTION, FINER = 32, 44  # bits behind the point, and those of gradients, which are small
+FRACTION, FINER = 32, 36  # bits behind the point, and those of gradients of what is pulled back at scale 1
 # A node's weight for a class of which it has nothing: where nobody has any, all weigh the same.
 NONE_HELD = 2.0**-16
 
@@ -100,6 +101,18 @@ def fraction_of(kind: Any) -> int:
     return FINER if kind.of == "gradients" else FRACTION
 
 
+def scale_of(pull: Mapping[str, torch.Tensor]) -> float:
+    """The power of two that takes the largest of all numbers to between a half and 1; 1 where all are 0.
+
+    Gradients are linear in what is pulled back: by its scale a server could find how large one node's are.
+
+    >>> scale_of({"z": torch.tensor([0.3, -5.0])}), scale_of({"z": torch.zeros(2)})
+    (8.0, 1.0)
+    """
+    largest = max((float(tensor.abs().max()) for tensor in pull.values() if tensor.numel()), default=0.0)
+    return math.ldexp(1.0, math.frexp(largest)[1]) if largest else 1.0
+
+
 def weight_of(how: Added, told: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     """A node's own weight, by what it has told of itself, by the way of weighing: ``()``, or ``(C,)`` by
     class; None: the part is added as it is.
@@ -128,6 +141,7 @@ def summands(
     sums: Mapping[str, Added],
     told: Mapping[str, torch.Tensor],
     spoil: Spoil | None = None,
+    always: bool = False,
 ) -> dict[str, torch.Tensor]:
     """What one node adds: its part of each sum, weighed, and its weights, as whole numbers of 64 bits.
 
@@ -140,6 +154,7 @@ def summands(
             answer apart from the others'. For all of it, as a server chooses what is asked: of places that
             are spoilt one by one it could read how large each is. None, where nobody is to be kept from
             knowing: it is an error.
+        always: whether they stand for whatever it is: of a node that has spoilt as many sums as it may.
 
     Raises:
         DataError: NaN or infinity, without ``spoil``.
@@ -153,7 +168,8 @@ def summands(
             parts[name] = parts[name] * spread(weight, parts[name])
             weights[name + WEIGHT] = to_ring(weight)
     bits = {name: fraction_of(kinds[name]) for name in parts}
-    if spoil is not None and not all(_fits(part, bits[name]) for name, part in parts.items()):
+    sound = not always and all(_fits(part, bits[name]) for name, part in parts.items())
+    if spoil is not None and not sound:
         return {name: spoil(part.shape, place) for place, (name, part) in enumerate(parts.items())} | weights
     return {name: to_ring(part, bits[name]) for name, part in parts.items()} | weights
 

@@ -258,7 +258,7 @@ class Run(ABC):
             "seed": self.setting.seed,
             "central": self.method.central,
             "needs": asdict(self.needs),
-            "leaves": [kind for kind in self.side.leaves() if sums["by_kind"].get(kind, {}).get("up")],
+            "leaves": list(self.side.leaves()),
             "kinds": {
                 kind: {"says": kind.says, "of": kind.of, "of_maps": kind.of_maps, "package": kind.package}
                 for kind in self.side.travels()

@@ -156,7 +156,7 @@ class Task(ABC):
 
     def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
-        return formulas.importance(counts, ratio)
+        return formulas.importance(counts.float(), ratio)
 
     def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
         """A(z_1..z_K, x), FedIOD Eq. 9, by an ensemble's name: ``(K, B, C, ...)`` and weights ``(K, B or 1,

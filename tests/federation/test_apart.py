@@ -58,7 +58,7 @@ class Tells(Method):
         told = answers.by_node("words")
         given = {node: len(some) for node, some in answers.by_node("some").items()}
         assert given == {node: words["n"] for node, words in told.items()}
-        with pytest.raises(ArgumentError, match="which by_node gives"):
+        with pytest.raises(ArgumentError, match=r"answers.by_node\('some'\) gives what each node answered"):
             answers["some"]
         state.told = told
         return {"records": float(sum(given.values())), "of": float(sum(each["of"] for each in told.values()))}
@@ -95,7 +95,7 @@ def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) ->
     kept = tuple(name for name in getattr(tell, part) if name != declared)
     side = replace(run.side, questions={"tell": replace(tell, **{part: kept})})
     handler = RequestHandler(Group(run.nodes[:1]), side, run.compute)
-    with pytest.raises(ArgumentError, match=f"^{declared} of question tell is 'a list': allowed is a tensor"):
+    with pytest.raises(ArgumentError, match=f"^{declared} of question tell is 'a list of 1': allowed is a"):
         handler.answer("tell", 0, {"wish": as_text({"class": 0})}, False)
     assert run.audit.summary()["questions"] == 0
 

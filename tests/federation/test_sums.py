@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
 from fedstill.federation import summed as summed_answers
 from fedstill.federation.transport import LinkError
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.host import Host
+from fedstill.node.run_folder import RunFolder
 from fedstill.protocol.method import SUMMED
 from fedstill.protocol.summing import from_ring, total
 from fedstill.protocol.wire_format import pack, unpack
@@ -277,6 +279,7 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     with pytest.raises(RuntimeError, match="the server stops here"):
         four.live().run()
     (header, public), file = unpack(joining[-1]), four.hosts["node-0"].file
+    assert load_state(four.hosts["node-0"].folder / "runs/one/told.safetensors").keys() == {"counts", "size"}
     four.hosts["node-0"].leave()
     host = Host(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
     host.file = file
@@ -285,6 +288,36 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
         assert host.session is not None
         assert torch.equal(host.session.node.told["counts"], told[0])
+
+
+def test_counts_that_are_not_on_disk_do_not_leave_when_they_are_asked_for_again(tmp_path: Path) -> None:
+    """The disk was full when they were to be kept; the server sends the same message once more."""
+
+    def full(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if node != "node-0" or header.get("question") != "count_labels":
+            return serve(message)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunFolder, "save", lambda *given: (_ for _ in ()).throw(OSError(28, "full")))
+            for _ in range(2):
+                assert "error" in unpack(serve(message))[0]
+        raise RuntimeError("seen")
+
+    four = Four(summed("fedkd"), tmp_path / "away", full)
+    with pytest.raises(RuntimeError, match="seen"):
+        four.live().run()
+
+
+def test_gradients_pulled_back_at_another_scale_are_refused(tmp_path: Path) -> None:
+    """They are linear in it: by what is too large to add a server would find how large one node's are."""
+
+    def scaled(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if header["do"] != "pull back":
+            return serve(message)
+        told, tensors = unpack(message)
+        return serve(pack(told, {name: 4.0 * tensor for name, tensor in tensors.items()}))
+
+    with pytest.raises(FedstillError, match="at a scale of 1, the largest from a half to 1"):
+        Four(summed("fediod"), tmp_path / "away", scaled).live().run()
 
 
 def between(

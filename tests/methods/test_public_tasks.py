@@ -156,7 +156,7 @@ def test_a_node_that_never_learned_a_label_says_nothing_of_it() -> None:
 def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: int) -> None:
     parts = [data_of(name, 6, 0), data_of(name, 4, 1)]
     experiment, z = taught(name, replace(CLEAR, predictions=predictions), parts)  # (2, 21, C, 8, 8)
-    counts = torch.stack([task_of(name).counts(part) for part in parts])
+    counts = torch.stack([task_of(name).counts(part) for part in parts]).float()
     z_hat = experiment.server.state.targets["z_hat"]
     assert z_hat.shape == (predictions, *z.shape[1:])
     expected = torch.einsum("kc,kbchw->bchw", counts / counts.sum(0), z)

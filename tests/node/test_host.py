@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError, QuestionRefused
 from fedstill.data.input_spec import InputSpec
@@ -754,11 +755,14 @@ def test_whatever_comes_gets_a_reply_and_nothing_leaves(
     assert standing.session.audit.summary()["up"] == 0
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, UnidentifiedImageError, OSError])
 def test_what_other_libraries_say_stays_in_the_owners_log(
-    clinic: Clinic, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+    kind: type[Exception], clinic: Clinic, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Some raise the system's own error, with words of theirs."""
+
     def fails(*given: Any) -> Any:
-        raise RuntimeError("patient 4711 is not square")
+        raise kind("patient 4711 is not square")
 
     monkeypatch.setattr(clinic.session.handler, "answer", fails)
     told = clinic.ask(0)

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.node import host as host_module
+from fedstill.node import owner_folder
 from fedstill.node.audit_entries import ALL, DATA
 from fedstill.node.security_log import SecurityLog
+from fedstill.protocol.digests import digest, keyed
 from fedstill.protocol.questions import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.protocol.summing import SumCall
@@ -86,6 +89,9 @@ def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
     assert "run 'one' is known here, and it was begun otherwise" in said
     told = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
     assert told["plan"]["method"]["batch"] == 4
+    data = node_data.load(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
+    plain = digest("data", {"inputs": data.inputs, "targets": data.targets})
+    assert told["data"] == keyed(owner_folder.secret(clinic.folder), plain), "nobody else can try records out"
 
 
 def test_a_run_of_which_nothing_has_left_is_bound_to_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from fedstill import models
+from fedstill.cli.node_facts import node_facts
 from fedstill.core.commented_toml import commented
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import as_table, read_table
@@ -28,6 +29,7 @@ from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models.non_torch import Predictor
 from fedstill.node import owner_folder, owner_model
+from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.local_config import LocalConfig
@@ -494,3 +496,19 @@ def test_a_model_that_does_not_serve_a_method_is_told(tmp_path: Path) -> None:
     assert unfit(predictor, "fedkd") is None
     assert "every round trains it" in str(unfit(predictor, "fedavg"))
     assert "every round trains it" in str(unfit(network.requires_grad_(False), "fedavg"))
+
+
+def test_sums_that_answers_here_have_spoilt_are_told_to_the_owner(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    folder = node(tmp_path)
+    (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
+    make_kit(folder)
+
+    def link() -> list[str]:
+        found = owner_folder.examine(folder)
+        assert found.file is not None
+        return node_facts(folder, found.file, found)["link"]
+
+    assert "spoilt" not in " ".join(link())
+    Cohort(folder / COHORT).spoil()
+    assert link()[-1] == "answers here have spoilt 1 sum, and all are from now on (most_spoilt: 1)"

@@ -233,28 +233,38 @@ def test_an_answer_that_cannot_be_added_spoils_the_whole_sum_and_is_not_refused(
     assert bool((found[0] != found[1]).all())
 
 
-def test_a_node_spoils_as_many_sums_as_its_owner_lets_it_in_this_process_and_the_next(
-    party: Party, tmp_path: Path
+def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_process_and_the_next(
+    party: Party,
 ) -> None:
-    """Of each a server that chooses what is asked learns a bit: by many, how large one node's answer is."""
+    """By sums that are spoilt a server that chooses what is asked finds how large an answer is; by a refusal
+    it would know whose."""
+    question = Question(
+        "predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"}
+    )
 
-    def spoil(number: int) -> None:
-        masks, call = party.masks["n0"], SumCall(number, NAMES)
-        masks.admit("predict", call)
-        masks.mask(call, "predict", ["content"])
-        drawn = masks.noise(call)
-        drawn((2,), 0), drawn((3,), 1)  # two parts of one answer
+    def asked(number: int, large: bool = False) -> torch.Tensor:
+        each, call = [], SumCall(number, NAMES)
+        for name in NAMES:
+            masks = party.masks[name]
+            masks.admit("predict", call)
+            mask = masks.mask(call, "predict", ["content"])
+            adding = Adding({}, mask=mask, spoil=masks.noise(call), always=masks.exhausted)
+            z = torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]])
+            each.append(adding.cover(name, question, {"z": z}))
+        return from_ring(total(each)["z"])
 
-    spoil(1)
-    party.added("n0", SumCall(2, NAMES))
-    spoil(3)
+    assert asked(1).tolist() == [[4.0, 8.0]]
+    asked(2, large=True)
+    assert party.masks["n0"].cohort.spoilt == 1
+    assert abs(asked(3)[0, 0] - 4.0) > 1.0, "though it could be added"
     party.masks["n0"] = party.begun("n0")  # for another run
-    party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
-    spoil(4)
-    with refused("most_spoilt: 3"):
-        party.added("n0", SumCall(5, NAMES))
-    party.masks["n0"].policy = PolicyConfig(sums_may_differ=True, most_spoilt=4)
-    party.added("n0", SumCall(5, NAMES))
+    party.cards["n0"] = party.masks["n0"].card()
+    for masks in party.masks.values():
+        masks.meet(party.cards)
+    assert abs(asked(4)[0, 0] - 4.0) > 1.0
+    assert party.masks["n0"].cohort.spoilt == 1
+    party.masks["n0"].policy = PolicyConfig(sums_may_differ=True, most_spoilt=2)
+    assert asked(5).tolist() == [[4.0, 8.0]]
 
 
 def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None:
@@ -299,7 +309,7 @@ def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -
 
 
 @pytest.mark.parametrize(
-    "text", ["[1", "[]", '{"sets": []}', '{"sets": [1], "spoilt": 0}', '{"sets": [], "spoilt": -1}']
+    "text", ["[1", "[1]", '{"sets": []}', '{"sets": [1], "spoilt": 0}', '{"sets": [], "spoilt": -1}']
 )
 def test_a_damaged_file_of_cohorts_is_told_of(text: str, tmp_path: Path) -> None:
     (tmp_path / COHORT).write_text(text)
