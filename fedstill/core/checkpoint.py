@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def save_state(path: Path, state: State) -> None:
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)  # on a full disk its place is needed
         if isinstance(error, SafetensorError):
-            raise OSError(errno.EIO, str(error), str(path)) from error
+            number = re.search(r"os error (\d+)", str(error))  # a full disk, say
+            raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
         raise
     os.replace(part, path)
     file_permissions.sync_folder(path.parent)
