@@ -69,7 +69,8 @@ class Summed(ABC):
             raise NodeFault(missing, question, "without it the sum of all nodes' answers cannot be read")
         ring = self._uncovered(call, total(list(added.values())), tuple(added))
         if spoilt(ring):
-            fault = "a sum is no smaller than random numbers: some answer held NaN, or what cannot be added"
+            why = "some answer held NaN, or what is too large to add, now or in an earlier run"
+            fault = f"a sum is no smaller than random numbers: {why} (`fedstill node check` tells its owner)"
             raise NodeFault(SUM, question, fault)
         return ring, tuple(added)
 
