@@ -226,8 +226,6 @@ def of_images(
         DataError: as :func:`prepared`.
     """
     kind = task.makes.kind
-    for column in raw.columns.keys() & {PATIENT, SITE}:  # before sites are chosen by them
-        require_told(column, raw.columns[column], name)
     whole_images, classes = kind == "image", raw.classes
     everything: Ints = np.arange(len(raw.images))
     rows, left_out = (everything, "") if kind == "class" else _chosen_sites(raw, sites)
@@ -303,6 +301,8 @@ def check_sites(wanted: Sequence[str], known: Sequence[str]) -> None:
 def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
     rows = np.arange(len(raw.images))
     sites = raw.columns.get(SITE)
+    for column in raw.columns.keys() & {PATIENT, SITE}:  # else a site without a name is left out
+        require_told(column, raw.columns[column])
     names = [] if sites is None else [str(name) for name in np.unique(sites)]
     check_sites(wanted, names)
     if sites is None:

@@ -13,6 +13,8 @@ from sklearn.datasets import load_digits
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DATA, Digits, TensorData, load, named
+from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.segmentation import SegmentationConfig
 
 PACKS = Path(os.environ.get("FEDSTILL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
@@ -221,11 +223,13 @@ def test_mnist() -> None:
 
 
 @pytest.mark.parametrize("name", ["patient", "site"])
-@pytest.mark.parametrize("gap", ["", float("nan")])
+@pytest.mark.parametrize("gap", ["", " NA", float("nan")])
 def test_whose_an_example_is_must_be_told_of_all_or_of_none(name: str, gap: Any, tmp_path: Path) -> None:
     """All without would be one patient, never parted and protected as one."""
     column = np.array([gap, *(["a", "b"] if isinstance(gap, str) else [1.0, 2.0]) * 10])
     images, labels = np.zeros((21, 8, 8), dtype=np.uint8), np.arange(21) % 2
-    np.savez(tmp_path / "some.npz", images=images, labels=labels, **{name: column})
-    with pytest.raises(DataError, match=rf"'{name}' is empty for 1 of 21 examples, the first is example 0"):
-        load(named(str(tmp_path / "some.npz")))
+    masks = np.indices((21, 8, 8))[2] % 2
+    np.savez(tmp_path / "some.npz", images=images, labels=labels, masks=masks, **{name: column})
+    for task in (ClassificationConfig(), SegmentationConfig()):  # of which the second chooses sites, too
+        with pytest.raises(DataError, match=rf"'{name}' is empty for 1 of 21 .*, the first is example 0"):
+            load(named(str(tmp_path / "some.npz")), task)

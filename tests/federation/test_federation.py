@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QuestionMismatch, QuestionRefused
+from fedstill.core.errors import ArgumentError, DataError, QuestionMismatch, QuestionRefused
 from fedstill.federation.inprocess import InProcess, partition
 from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
@@ -148,6 +148,15 @@ def test_answers_require_gradients_only_where_the_input_does_and_autograd_is_on(
         assert not ask("examine", x=image())["logits"].requires_grad
         assert not world.keeps_graph
     assert not ask("tell")["size"].requires_grad
+
+
+@ENGINES
+def test_a_loss_that_is_no_number_is_no_nodes_fault(stacked: bool) -> None:
+    world = World(ALIKE, stacked=stacked)
+    logits = world.federation.ask("examine", x=image())["logits"]
+    with pytest.raises(DataError, match=r"the method's gradients of logits hold NaN .* loss is not finite"):
+        (logits.sum() * torch.nan).backward()
+    assert world.federation.out == {}
 
 
 # --- who is asked --------------------------------------------------------------------------------
