@@ -32,7 +32,7 @@ from torch import nn
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.generative_metrics import Extractor, frechet, penultimate
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
-from fedstill.attacks.heard import Release
+from fedstill.attacks.heard import HeardRelease
 from fedstill.attacks.rerun import Overheard
 from fedstill.attacks.updates import Observed, gradients
 from fedstill.core.compute import Compute
@@ -142,7 +142,7 @@ def distilled(
     sent: deque[torch.Tensor] = deque(maxlen=-(-count // method.batch))
     first = experiment.nodes[0].name
 
-    def hear(release: Release) -> None:
+    def hear(release: HeardRelease) -> None:
         if (release.node, release.question, release.part) == (first, "examine", "answer"):
             sent.append(release.sent["x"].float())
 

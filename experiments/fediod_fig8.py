@@ -10,7 +10,7 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import Place
+from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.comparison_file import FILE
 from fedstill.report.run_files import RunFiles
 
@@ -26,7 +26,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float
         if not (folder / FILE).exists():
             continue
         for method in ("fedavg", "fediod"):
-            run = plots.run_of(folder, Place("", method, seed))
+            run = plots.run_of(folder, ComparisonRun("", method, seed))
             if run is None or not run.metrics.central:
                 continue
             course = crossed(run)

@@ -14,7 +14,7 @@ import plots
 import torch
 from safetensors.torch import load_file
 
-from fedstill.compare.comparison import Place
+from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute
 from fedstill.models import build
@@ -29,11 +29,11 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
     """A picture a setting; rows are the scores of the cases that are shown."""
     comparison, rows = read_folder(runs), []
     for setting in comparison.settings:
-        first = comparison.config(Place(setting, methods[0], seed))
+        first = comparison.config(ComparisonRun(setting, methods[0], seed))
         given = prepare(first)[0].setting
         outputs = {}
         for method in methods:
-            folder = runs / Place(setting, method, seed).folder
+            folder = runs / ComparisonRun(setting, method, seed).folder
             if (folder / "student.safetensors").exists():
                 outputs[method] = predicted(given, first.student.model, folder)
         told = portray(given.task, given.test, outputs, given.mean, given.std)

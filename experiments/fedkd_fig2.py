@@ -7,7 +7,7 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import Place
+from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 
 
@@ -20,7 +20,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
         for setting in comparison.settings:
             points = []
             for label, method in comparison.methods.items():
-                run = plots.run_of(runs, Place(setting, label, seed))
+                run = plots.run_of(runs, ComparisonRun(setting, label, seed))
                 if label.startswith(f"{option}-") and run is not None:
                     value = float(method[option])
                     points.append((1 / value if option == "gamma" else value, run.result.reached["accuracy"]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import Place
+from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 
 
@@ -19,7 +19,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
     for setting, table in comparison.settings.items():
         omega = table.get("split", {}).get("alpha", comparison.base["split"]["alpha"])
         for label in comparison.methods:
-            run = plots.run_of(runs, Place(setting, label, seed))
+            run = plots.run_of(runs, ComparisonRun(setting, label, seed))
             if run is None:
                 continue
             for what, course in (("accuracy", run.metrics.central), ("local accuracy", run.metrics.own)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import Place
+from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 
 METHODS = {"fedcg-ave": "FedCG", "ave-latent": "FedMD-CG"}  # both AVE_agg*
@@ -19,7 +19,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
     rows = []
     for setting in read_folder(runs).settings:
         for label, name in METHODS.items():
-            run = plots.run_of(runs, Place(setting, label, seed))
+            run = plots.run_of(runs, ComparisonRun(setting, label, seed))
             course = {} if run is None else run.metrics.losses.get("consistency", {})
             points = [(step, loss) for step, loss in sorted(course.items()) if loss is not None]
             if not points:

@@ -23,10 +23,10 @@ from fedstill import models
 from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.membership_inference import TITLES, MembershipInference, scores
-from fedstill.attacks.rerun import Replay, replay
+from fedstill.attacks.rerun import RepeatedRun, replay
 from fedstill.attacks.roc import Figures, auc
 from fedstill.attacks.shadow_models import halves, together
-from fedstill.compare.comparison import Place
+from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
@@ -41,7 +41,7 @@ RECORDS = MembershipInference().records
 class Adversary:
     """Knows candidates, and what its own models say of them."""
 
-    def __init__(self, again: Replay, count: int) -> None:
+    def __init__(self, again: RepeatedRun, count: int) -> None:
         config, classes = again.config, len(again.data.classes)
         self.asked = candidates(merged(again.parts), again.data.test, RECORDS, SEED)
         self.inside = halves(len(self.asked.records), count, SEED)
@@ -67,7 +67,9 @@ class Adversary:
         return {name: auc(score[inside], score[~inside], sure) for name, score in found.items()}
 
 
-def told(runs: Path, shadows: int, seeds: Sequence[int] = ()) -> Iterator[tuple[Place, dict[str, Figures]]]:
+def told(
+    runs: Path, shadows: int, seeds: Sequence[int] = ()
+) -> Iterator[tuple[ComparisonRun, dict[str, Figures]]]:
     """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
     adversaries: dict[tuple[object, ...], Adversary] = {}
     for place in read_folder(runs).places():

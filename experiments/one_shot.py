@@ -15,14 +15,14 @@ from pathlib import Path
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import human_bytes
-from fedstill.report.compare_entry import Entry
+from fedstill.report.compare_entry import ComparedMethod
 from fedstill.report.compare_files import summarise
-from fedstill.report.compare_summary import Setting
+from fedstill.report.compare_summary import ComparedSetting
 
 HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down", "questions")
 
 
-def row(entry: Entry, metric: str) -> tuple[str, ...]:
+def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
     """A method's cells."""
     ensemble = "" if entry.central == "ensemble" else entry.shown(f"ensemble {metric}") or ""
     costs = [entry.spread(name) for name in ("bytes up", "bytes down", "questions")]
@@ -32,7 +32,7 @@ def row(entry: Entry, metric: str) -> tuple[str, ...]:
     return (entry.name, entry.shown(metric) or "", ensemble, left, *sent)
 
 
-def apart(setting: Setting, one: Entry) -> str:
+def apart(setting: ComparedSetting, one: ComparedMethod) -> str:
     """A method less each other."""
     told = []
     for other in setting.entries:

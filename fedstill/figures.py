@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
 from fedstill.report.compare_points import Spot, curves_of, leaking_of, spots_of
-from fedstill.report.compare_summary import Line, Setting, Summary
+from fedstill.report.compare_summary import ComparedSetting, MethodLine, Summary
 from fedstill.report.drawing import FORMATS
 from fedstill.report.run_files import RunFiles
 
@@ -123,7 +123,7 @@ def _compared(
     shown: tuple[object, ...],
     axis: str,
     title: str,
-    methods: Sequence[Spot | Line],
+    methods: Sequence[Spot | MethodLine],
 ) -> Figure:
     """A comparison's drawing with its axes and its methods named."""
     with drawing.style():
@@ -199,7 +199,7 @@ def _summary(comparison: str | Path | Summary) -> Summary:
     return summarise(Path(comparison), read_folder(Path(comparison)))
 
 
-def _setting(comparison: str | Path | Summary, setting: int) -> Setting:
+def _setting(comparison: str | Path | Summary, setting: int) -> ComparedSetting:
     settings = _summary(comparison).settings
     if not 0 <= setting < len(settings):
         raise ArgumentError("setting", setting, f"from 0 to {len(settings) - 1}")

@@ -77,3 +77,12 @@ def test_every_module_is_reached_from_an_entry() -> None:
         reached |= new
         queue.extend(new)
     assert sorted(files.keys() - reached) == []
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -10,16 +10,25 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedstill.attacks.heard import Heard, Release
-from fedstill.attacks.leakage_rows import Column, Pictures, Row, Strip
-from fedstill.attacks.rerun import Overheard, Replay
+from fedstill.attacks.heard import Heard, HeardRelease
+from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, Pictures, Strip
+from fedstill.attacks.rerun import Overheard, RepeatedRun
 from fedstill.core.checked import check
 from fedstill.core.registry import Registered, Registry
 from fedstill.node.node import Node
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.config import RunConfig
 
-__all__ = ["ATTACKS", "Attack", "Column", "Found", "Pictures", "Row", "Strip", "Target"]
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "AttackResult",
+    "LeakageColumn",
+    "LeakageFigure",
+    "Pictures",
+    "Strip",
+    "Target",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +46,10 @@ class Target:
         seed: of every random draw of the attack.
     """
 
-    replay: Replay
+    replay: RepeatedRun
     experiment: Overheard
     heard: Heard
-    releases: Sequence[Release] = ()
+    releases: Sequence[HeardRelease] = ()
     seed: int = 0
 
     @property
@@ -65,7 +74,7 @@ class Target:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class AttackResult:
     """What an attack got.
 
     Args:
@@ -95,7 +104,7 @@ class Attack(Registered, ABC):
 
     key: ClassVar[str] = ""
     title: ClassVar[str]
-    columns: ClassVar[tuple[Column, ...]] = ()
+    columns: ClassVar[tuple[LeakageColumn, ...]] = ()
     notes: ClassVar[tuple[str, ...]] = ()
     mistakes: ClassVar[tuple[str, ...]] = ()
 
@@ -121,14 +130,14 @@ class Attack(Registered, ABC):
         """Of questions about inputs and their answers, how many rows it looks at, the last ones."""
         return 0
 
-    def keeps(self, release: Release) -> bool:
+    def keeps(self, release: HeardRelease) -> bool:
         """Whether it wants a release as a whole; it then stands in :attr:`Target.releases`."""
         return False
 
     # --- what it does -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def run(self, target: Target) -> Found:
+    def run(self, target: Target) -> AttackResult:
         """Attack.
 
         Raises:
@@ -136,7 +145,7 @@ class Attack(Registered, ABC):
         """
 
     @abstractmethod
-    def rows(self, part: Any) -> Iterable[Row]:
+    def rows(self, part: Any) -> Iterable[LeakageFigure]:
         """The figures, in the order of the report, of what :meth:`run` found."""
 
     def sentence(self, part: Any) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.heard import Release
+from fedstill.attacks.heard import HeardRelease
 from fedstill.attacks.leakage_file import FILE
 from fedstill.attacks.rerun import hear, replay
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
@@ -55,7 +55,7 @@ def attack(
 
     config = config or LeakageConfig()
     console, start = Console(stderr=True, quiet=not progress, highlight=False), time.monotonic()
-    got: dict[str, Found] = {}
+    got: dict[str, AttackResult] = {}
     skipped: list[tuple[str, str]] = []
     with Bars(progress) as bars:
         steps = itertools.count()
@@ -66,9 +66,9 @@ def attack(
                 console.print(f"{what}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
 
         tell("the run once more, to hear what leaves")
-        again, kept = replay(folder), {each.called: list[Release]() for each in config.attacks}
+        again, kept = replay(folder), {each.called: list[HeardRelease]() for each in config.attacks}
 
-        def keep(release: Release) -> None:
+        def keep(release: HeardRelease) -> None:
             for each in config.attacks:
                 if each.keeps(release):
                     kept[each.called].append(release)

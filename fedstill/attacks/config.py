@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstill.attacks.attack import ATTACKS, Attack
-from fedstill.attacks.leakage_rows import Column
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.config_tables import as_table, read_value
 from fedstill.core.errors import ArgumentError, UnknownName
@@ -79,7 +79,7 @@ class LeakageConfig(Checked):
         return {"attacks": list(named), "seed": self.seed, **named}
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[LeakageColumn, ...]:
         """Of a comparison whose runs are attacked so; first come those of attacks that methods are drawn
         against."""
         drawn = sorted(self.attacks, key=lambda attack: not any(column.axis for column in attack.columns))

@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge
 
-from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.generated_images import Sample, apart, closest, scores, spaces
 from fedstill.attacks.generative_metrics import Extractor
-from fedstill.attacks.leakage_rows import Column, Pictures, Row, Strip, in_percent
+from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, Pictures, Strip, in_percent
 from fedstill.core.checked import PositiveInt
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.runs.simulation import Simulation
@@ -31,8 +31,8 @@ class DataCopying(Attack):
     """What is asked about the inputs that a server made: copies, distances, scores."""
 
     title: ClassVar[str] = "Whether generated images copy private ones, and how near they come"
-    columns: ClassVar[tuple[Column, ...]] = (
-        Column(
+    columns: ClassVar[tuple[LeakageColumn, ...]] = (
+        LeakageColumn(
             name="copying_p",
             head="copying p",
             title="Copying p",
@@ -67,7 +67,7 @@ class DataCopying(Attack):
     def rows_heard(self) -> int:
         return self.images
 
-    def run(self, target: Target) -> Found:
+    def run(self, target: Target) -> AttackResult:
         inputs = target.heard.inputs
         form = target.experiment.task.form
         if inputs is None or not target.heard.made or form != "images":
@@ -77,7 +77,7 @@ class DataCopying(Attack):
             raise MethodRefused(target.experiment.method.title, "every node", reason)
         return looked_at(inputs, target.experiment, self, target.seed)
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[Row]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
         for space in part["spaces"]:
             yield from _copies(space, part["images"])
         for space in part["distances"]:
@@ -124,7 +124,7 @@ class DataCopying(Attack):
         return (Pictures(title=title, heads=tuple(heads), strips=tuple(strips), says=says),)
 
 
-def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, seed: int) -> Found:
+def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, seed: int) -> AttackResult:
     """Attack the inputs that a server made, the last ones last: ``(Q, C, H, W)`` as the networks take them.
 
     Private are all nodes' images, held-out those of the test part; of more than ``generated.MOST`` some are
@@ -177,13 +177,13 @@ def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, se
         "distances": of_each("distances", lambda space: apart(images, experiment, space, seed, skipped)),
         "scores": scores(images, experiment, skipped),
     }
-    return Found(part, pictures, skipped)
+    return AttackResult(part, pictures, skipped)
 
 
-def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
+def _copies(space: Mapping[str, Any], images: int) -> Iterator[LeakageFigure]:
     name, who = space["extractor"], f"{images:,} images"
     counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
-    row = partial(Row, attack=name, who=who)
+    row = partial(LeakageFigure, attack=name, who=who)
     yield row(
         figure="nearer to private than to held-out",
         **in_percent(space["share"], space["low"], space["high"]),
@@ -199,7 +199,7 @@ def _copies(space: Mapping[str, Any], images: int) -> Iterator[Row]:
     yield row(figure="held-out images come to", text=_text(space["fresh"], ".2f"), detail=True)
 
 
-def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
+def _distances(space: Mapping[str, Any]) -> Iterator[LeakageFigure]:
     name = f"in {space['extractor']}"
     few = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
     for node, of in space["nodes"].items():
@@ -208,10 +208,10 @@ def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
             for whose, told in (("generated", of), ("held-out", held_out)):
                 label = f"{figure.upper()}, {whose}"
                 text = _text(told.get(figure), form)
-                yield Row(attack=name, who=node, figure=label, text=text, detail=True)
-        yield Row(attack=name, who=node, figure="its images", text=f"{of['real']:,}", detail=True)
+                yield LeakageFigure(attack=name, who=node, figure=label, text=text, detail=True)
+        yield LeakageFigure(attack=name, who=node, figure="its images", text=f"{of['real']:,}", detail=True)
     average, held = space["average"], space["average_held_out"]
-    row, of = partial(Row, attack=name, who="mean of nodes"), f"{space['generated']:,}"
+    row, of = partial(LeakageFigure, attack=name, who="mean of nodes"), f"{space['generated']:,}"
     yield row(
         figure="FID, generated",
         value=average,
@@ -222,16 +222,18 @@ def _distances(space: Mapping[str, Any]) -> Iterator[Row]:
     yield row(figure="FID, held-out", text=_text(held, "#.4g"), detail=True)
 
 
-def _scores(part: Mapping[str, Any]) -> Iterator[Row]:
+def _scores(part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
     figure, images = "inception score", f"of {part['images']:,} images"
     adapted, student = part["adapted"], part["student"]
     whole = {"the nodes' own models, on average": adapted, "the student": student}
     for who, value in whole.items():
         if who != "the student" or value is not None:
             text = _text(value, ".2f")
-            yield Row(who=who, figure=figure, value=value, text=text, without="1 at least", says=images)
+            yield LeakageFigure(
+                who=who, figure=figure, value=value, text=text, without="1 at least", says=images
+            )
     for node, value in part["nodes"].items():
-        yield Row(who=node, figure=figure, text=_text(value, ".2f"), detail=True)
+        yield LeakageFigure(who=node, figure=figure, text=_text(value, ".2f"), detail=True)
 
 
 def _text(value: float | None, form: str) -> str:

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.gradient_matching import DLG
-from fedstill.attacks.leakage_rows import Column, Pictures, Row, Strip
+from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, Pictures, Strip
 from fedstill.attacks.recovered_images import Pixels, psnr
-from fedstill.attacks.rerun import Replay
+from fedstill.attacks.rerun import RepeatedRun
 from fedstill.attacks.victims import PARTS, attacked, known, victims
 from fedstill.core.checked import NonNegativeInt, PositiveInt
 from fedstill.core.errors import ArgumentError, MethodRefused
@@ -45,8 +45,8 @@ class GradientInversion(Attack):
     """Which nodes are attacked by gradient inversion, and how."""
 
     title: ClassVar[str] = "Images worked out from what a node of few images would send: gradient inversion"
-    columns: ClassVar[tuple[Column, ...]] = (
-        Column(
+    columns: ClassVar[tuple[LeakageColumn, ...]] = (
+        LeakageColumn(
             name="psnr_db",
             head="PSNR",
             title="PSNR dB",
@@ -91,13 +91,13 @@ class GradientInversion(Attack):
             return "gradient inversion needs the weights that nodes began with, and none are sent"
         return None
 
-    def run(self, target: Target) -> Found:
+    def run(self, target: Target) -> AttackResult:
         return inverted(target.replay, self, target.seed)
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[Row]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
         for each in part["attacks"]:
             of, mean = {"attack": each["title"], "who": part["shared"]}, each["psnr"]["mean"]
-            yield Row(
+            yield LeakageFigure(
                 **of,
                 figure="PSNR",
                 value=mean,
@@ -105,10 +105,10 @@ class GradientInversion(Attack):
                 without=f"{part['guess']:.1f} dB, guessed",
                 column="psnr_db",
             )
-            yield Row(
+            yield LeakageFigure(
                 **of, figure="labels right", text=f"{each['labels']['right']} of {each['labels']['of']}"
             )
-            yield Row(**of, figure="time", text=human_seconds(each["seconds"]), detail=True)
+            yield LeakageFigure(**of, figure="time", text=human_seconds(each["seconds"]), detail=True)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         best = next(each for each in part["attacks"] if each["name"] == part["best"])
@@ -152,7 +152,7 @@ class GradientInversion(Attack):
         )
 
 
-def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
+def inverted(again: RepeatedRun, how: GradientInversion, seed: int) -> AttackResult:
     """Attack victims of a run; pictures are originals and recovered images ``(V B, C, H, W)``.
 
     Raises:
@@ -199,7 +199,7 @@ def inverted(again: Replay, how: GradientInversion, seed: int) -> Found:
     schedule = found[0].schedule
     # What real images are on the mean: who knows that needs no attack to guess so much.
     guess = torch.cat([part.inputs[: max(1, REAL // len(again.parts))] for part in again.parts]).mean(0)
-    return Found(
+    return AttackResult(
         {
             "shared": SHARED[found[0].part],
             "known": known(found[0], how.round),

@@ -14,7 +14,7 @@ from fedstill.protocol.wire_format import Tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
+class HeardRelease:
     """One release, with the question that it answers.
 
     Args:
@@ -36,7 +36,7 @@ class Release:
     moved: bool = False
 
 
-Hear = Callable[[Release], Any]
+Hear = Callable[[HeardRelease], Any]
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class Heard:
     _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the question
     _told: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
 
-    def take(self, release: Release, public: Public | None) -> None:
+    def take(self, release: HeardRelease, public: Public | None) -> None:
         """Hear one release."""
         kinds = {name: kind_named(kind) for name, kind in release.kinds.items()}
         if any(kind.of != "counts" for kind in kinds.values()):
@@ -97,7 +97,7 @@ class Heard:
         return inputs[-self.most :], outputs[-self.most :]
 
 
-def _about(release: Release, public: Public | None, answers: int) -> torch.Tensor | None:
+def _about(release: HeardRelease, public: Public | None, answers: int) -> torch.Tensor | None:
     """The inputs that so many answers are about; None where they were moved."""
     for name, kind in release.asked.items():
         if kind == INPUTS and name in release.sent:

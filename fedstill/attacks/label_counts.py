@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.attacks.attack import Attack, Found, Target
-from fedstill.attacks.leakage_rows import Row, share
+from fedstill.attacks.attack import Attack, AttackResult, Target
+from fedstill.attacks.leakage_rows import LeakageFigure, share
 from fedstill.core.errors import MethodRefused
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.simulation import Simulation
@@ -39,19 +39,21 @@ class LabelCounts(Attack):
             return None
         return "no node was asked for its label counts"
 
-    def run(self, target: Target) -> Found:
+    def run(self, target: Target) -> AttackResult:
         found = counts(target.heard.counts, target.experiment)
         if not found:
             raise MethodRefused(target.experiment.method.title, "every node", "no node told label counts")
-        return Found({"nodes": found})
+        return AttackResult({"nodes": found})
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[Row]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
         nodes = part["nodes"]
         who = f"{len(nodes)} nodes"
-        yield Row(who=who, figure="exact", text=f"of {sum(node['exact'] for node in nodes)} of {len(nodes)}")
+        yield LeakageFigure(
+            who=who, figure="exact", text=f"of {sum(node['exact'] for node in nodes)} of {len(nodes)}"
+        )
         off = [node["total_variation"] for node in nodes]
         if max(off, default=0) > 0:
-            yield Row(who=who, figure="off by", text=f"{share(min(off))} to {share(max(off))}")
+            yield LeakageFigure(who=who, figure="off by", text=f"{share(min(off))} to {share(max(off))}")
         for node in nodes:
             yield from _details(node)
 
@@ -62,19 +64,19 @@ class LabelCounts(Attack):
         return f"Nodes told their class counts with noise: up to {100 * worst:.0f} % are in a wrong class."
 
 
-def _details(node: Mapping[str, Any]) -> Iterator[Row]:
+def _details(node: Mapping[str, Any]) -> Iterator[LeakageFigure]:
     who, exact, lacks, told = node["node"], node["exact"], node["absent"], node["told_absent"]
-    yield Row(who=who, figure="counts", text="exact" if exact else "noised", detail=True)
+    yield LeakageFigure(who=who, figure="counts", text="exact" if exact else "noised", detail=True)
     of = "" if exact else f"class {node['largest_class']}"
     off = f"{100 * node['largest_error']:.1f}"
-    yield Row(who=who, figure="shares off by, points at most", text=off, says=of, detail=True)
+    yield LeakageFigure(who=who, figure="shares off by, points at most", text=off, says=of, detail=True)
     size = node["size_error"]
-    yield Row(who=who, figure="size off by", text=f"{size:+,.1f}" if size else "0", detail=True)
+    yield LeakageFigure(who=who, figure="size off by", text=f"{size:+,.1f}" if size else "0", detail=True)
     both, wrong = ([name for name in told if (name in lacks) == there] for there in (True, False))
     absent = f"{len(both)} of {len(lacks)} classes" if lacks else "it lacks no class"
     named = f": {', '.join(both)}" if both else ""
     says = f"told as absent, but there: {', '.join(wrong)}" if wrong else ""
-    yield Row(who=who, figure="known to be absent", text=absent + named, says=says, detail=True)
+    yield LeakageFigure(who=who, figure="known to be absent", text=absent + named, says=says, detail=True)
 
 
 def counts(told: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstill.attacks.leakage_rows import Column, Pictures, Row
+from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, Pictures
 from fedstill.core.config_tables import load
 from fedstill.core.run_writer import read_result
 
@@ -22,8 +22,8 @@ class Attacked:
     title: str = ""
     strength: str = ""
     about: tuple[tuple[str, str], ...] = ()
-    rows: tuple[Row, ...] = ()
-    columns: tuple[Column, ...] = ()
+    rows: tuple[LeakageFigure, ...] = ()
+    columns: tuple[LeakageColumn, ...] = ()
     notes: tuple[str, ...] = ()
     pictures: tuple[Pictures, ...] = ()
 
@@ -74,12 +74,12 @@ class TableLine:
 
     attack: str
     who: str
-    figures: Mapping[str, Row]
+    figures: Mapping[str, LeakageFigure]
 
 
-def lines(rows: Iterable[Row]) -> list[TableLine]:
+def lines(rows: Iterable[LeakageFigure]) -> list[TableLine]:
     """Rows of one attack on one target as a line each, in the order of their first ones."""
-    found: dict[tuple[str, str], dict[str, Row]] = {}
+    found: dict[tuple[str, str], dict[str, LeakageFigure]] = {}
     for row in rows:
         found.setdefault((row.attack, row.who), {})[row.figure] = row
     return [TableLine(attack, who, figures) for (attack, who), figures in found.items()]

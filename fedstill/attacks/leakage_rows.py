@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LeakageFigure:
     """One figure that an attack got; those of one ``attack`` on one ``who`` make a line of a table.
 
     Args:
@@ -22,7 +22,7 @@ class Row:
         text: the figure as it is written, with its unit; empty: the number, to four digits.
         without: what comes without attacking, as by guessing.
         says: small print beside it.
-        column: name of the :class:`Column` of a comparison that it stands in.
+        column: name of the :class:`LeakageColumn` of a comparison that it stands in.
         detail: for the page alone, and not for the terminal.
     """
 
@@ -48,11 +48,11 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class LeakageColumn:
     """A figure by which a comparison sets methods side by side: that of the strongest attack of those tried.
 
     Args:
-        name: in CSV files, and in :class:`Row`.
+        name: in CSV files, and in :class:`LeakageFigure`.
         head: in terminals and Markdown: "membership AUC".
         title: on the page, with its unit: "Membership AUC %"; empty: as in terminals.
         says: how to read it, in a sentence.

@@ -21,12 +21,12 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill import models
-from fedstill.attacks.attack import Attack, Found, Target
+from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.candidates import Candidates, candidates, merged
-from fedstill.attacks.leakage_rows import Column, Row, in_percent
+from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, in_percent
 from fedstill.attacks.membership_scores import Seen, lira, lira_offline, loss, rmia
 from fedstill.attacks.outsider import OF, federation, outsider, taught
-from fedstill.attacks.rerun import Replay
+from fedstill.attacks.rerun import RepeatedRun
 from fedstill.attacks.roc import rates
 from fedstill.attacks.shadow_models import Make, halves, proxies, together
 from fedstill.core.checked import NonNegativeInt
@@ -54,8 +54,8 @@ class MembershipInference(Attack):
     """How membership is told."""
 
     title: ClassVar[str] = "Who was among the training records: membership inference"
-    columns: ClassVar[tuple[Column, ...]] = (
-        Column(
+    columns: ClassVar[tuple[LeakageColumn, ...]] = (
+        LeakageColumn(
             name=AUC,
             head="membership AUC",
             title="Membership AUC %",
@@ -64,14 +64,14 @@ class MembershipInference(Attack):
             guess=50.0,
             axis="AUC of the strongest membership attack",
         ),
-        Column(
+        LeakageColumn(
             name=FOUND,
             head="TPR at 1%",
             title="TPR % at 1%",
             says="TPR at 1%: the percentage of members that it finds where it accuses 1% of the others; 1 is "
             "guessing.",
         ),
-        Column(
+        LeakageColumn(
             name=ANSWERED,
             head="answers' AUC",
             title="Answers\u2019 AUC %",
@@ -107,7 +107,7 @@ class MembershipInference(Attack):
     def rows_heard(self) -> int:
         return self.answers
 
-    def run(self, target: Target) -> Found:
+    def run(self, target: Target) -> AttackResult:
         """Attack a run's central model, and the answers of the node that has most records."""
         if target.experiment.task.kind != "class":
             reason = "membership is told from one label an input, and this task has none"
@@ -118,13 +118,13 @@ class MembershipInference(Attack):
         answered = target.heard.answers(told)
         if answered is not None and self.answers and self.shadows:
             found.append(_answers(target, largest, answered, self, told))
-            return Found({"targets": found})
+            return AttackResult({"targets": found})
         reason = "no answers left the nodes about inputs that go down with a question"
         if not self.answers or not self.shadows:
             reason = "membership.answers or membership.shadows is 0"
-        return Found({"targets": found}, skipped=[("membership through answers", reason)])
+        return AttackResult({"targets": found}, skipped=[("membership through answers", reason)])
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[Row]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
         central, *_ = part["targets"]
         for target in part["targets"]:
             for each in target["attacks"]:
@@ -164,9 +164,9 @@ def _either_way(auc: Mapping[str, float]) -> float:
     return 1 - auc["value"] if auc["high"] < 0.5 else auc["value"]
 
 
-def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Row]:
+def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[LeakageFigure]:
     auc, who = attack["auc"], {"attack": attack["title"], "who": of}
-    yield Row(
+    yield LeakageFigure(
         **who,
         **in_percent(**auc),
         figure="AUC",
@@ -176,7 +176,7 @@ def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Row]:
     )
     for at in attack["at"]:
         rate = f"{100 * at['rate']:g}%"
-        yield Row(
+        yield LeakageFigure(
             **who,
             **in_percent(**at["true_positives"]),
             figure=f"members found at {rate} false alarms",
@@ -303,7 +303,7 @@ def scores(asked: Candidates, told: torch.Tensor, inside: torch.Tensor) -> dict[
     return found
 
 
-def _made(again: Replay, spec: str) -> Make:
+def _made(again: RepeatedRun, spec: str) -> Make:
     """Untrained networks of a name, one a seed."""
     data, classes = again.data, len(again.data.classes)
     return lambda seed: models.build(spec, again.shape, classes, seed, "shadow", vocabulary=data.vocabulary)

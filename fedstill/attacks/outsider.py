@@ -14,7 +14,7 @@ import torch
 from fedstill.attacks.candidates import Candidates
 from fedstill.attacks.heard import Heard
 from fedstill.attacks.membership_scores import confidence
-from fedstill.attacks.rerun import Overheard, Replay
+from fedstill.attacks.rerun import Overheard, RepeatedRun
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import numpy_generator
@@ -77,7 +77,7 @@ def taught(experiment: Overheard, nodes: set[str]) -> list[Node]:
 
 
 def federation(
-    again: Replay, asked: Candidates, row: torch.Tensor, seed: int
+    again: RepeatedRun, asked: Candidates, row: torch.Tensor, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A run with the same method, on other records and with other draws.
 

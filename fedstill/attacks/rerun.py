@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstill.attacks.heard import Hear, Heard, Release
+from fedstill.attacks.heard import Hear, Heard, HeardRelease
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import read_result
@@ -80,7 +80,7 @@ class _Tapped(InProcess):
         )
         moved = moves in down and bool(down[moves].any())
         of = {name: kinds[name] for name in tensors}
-        self.hear(Release(node, number, question, part, of, tensors, down, asked, moved))
+        self.hear(HeardRelease(node, number, question, part, of, tensors, down, asked, moved))
 
 
 class Overheard(Simulation):
@@ -119,7 +119,7 @@ SAME = 1e-2  # of a student's length: rounding of other engines grows to less th
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class RepeatedRun:
     """What a run was made of.
 
     Args:
@@ -132,7 +132,7 @@ class Replay:
     public: Public | None
 
     @classmethod
-    def of(cls, config: RunConfig) -> Replay:
+    def of(cls, config: RunConfig) -> RepeatedRun:
         """Of a run's configuration.
 
         Raises:
@@ -162,7 +162,7 @@ class Replay:
         return Overheard(replace(self.setting, **changes))
 
 
-def replay(folder: Path) -> Replay:
+def replay(folder: Path) -> RepeatedRun:
     """What a finished run in a folder was made of.
 
     Raises:
@@ -178,11 +178,11 @@ def replay(folder: Path) -> Replay:
         raise ArgumentError("run", str(folder), "a run whose nodes' data are on this machine")
     # Chosen anew, it could be another one on this machine.
     precision = read_result(folder / "result.json")["engine"]["precision"]
-    return Replay.of(replace(config, engine=replace(config.engine, precision=precision)))
+    return RepeatedRun.of(replace(config, engine=replace(config.engine, precision=precision)))
 
 
 def hear(
-    folder: Path, again: Replay, most: int, also: Hear = lambda release: None
+    folder: Path, again: RepeatedRun, most: int, also: Hear = lambda release: None
 ) -> tuple[Overheard, Heard, str | None]:
     """Repeat a run to its end, with the student that it really came to; ``also`` is called with each release.
 
@@ -197,7 +197,7 @@ def hear(
     if not (folder / FILE).exists():
         raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
 
-    def both(release: Release) -> None:
+    def both(release: HeardRelease) -> None:
         heard.take(release, experiment.public)
         also(release)
 

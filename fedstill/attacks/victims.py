@@ -19,10 +19,10 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.gradient_matching import DLG, SEARCHES, invert
-from fedstill.attacks.heard import Release
+from fedstill.attacks.heard import HeardRelease
 from fedstill.attacks.layerwise_inversion import invert_layers
 from fedstill.attacks.recovered_images import Pixels, Recovered
-from fedstill.attacks.rerun import Enough, Overheard, Replay
+from fedstill.attacks.rerun import Enough, Overheard, RepeatedRun
 from fedstill.attacks.updates import Observed, Part, Schedule, shared
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -57,7 +57,7 @@ class Victim:
     beside: str
 
 
-def victims(again: Replay, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
+def victims(again: RepeatedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
     """``count`` nodes with a few images each, and what left them in the round that is attacked.
 
     Raises:
@@ -139,11 +139,11 @@ def _drawn(parts: Sequence[TensorData], count: int, images: int, seed: int) -> l
     return [replace(part.subset(rows), cases=None, groups=None) for part, rows in drawn[:count]]
 
 
-def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str, Release]:
+def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str, HeardRelease]:
     """Each victim's parameters as they left it in a round, with what it had been sent."""
-    heard: dict[str, list[Release]] = {name: [] for name in names}
+    heard: dict[str, list[HeardRelease]] = {name: [] for name in names}
 
-    def hear(release: Release) -> None:
+    def hear(release: HeardRelease) -> None:
         if release.node in heard and set(PARTS) & set(release.kinds.values()):
             heard[release.node].append(release)
         if all(len(releases) > round for releases in heard.values()):
@@ -154,7 +154,9 @@ def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str,
     return {name: releases[round] for name, releases in heard.items()}
 
 
-def _victim(model: nn.Module, release: Release, schedule: Schedule, data: TensorData, beside: str) -> Victim:
+def _victim(
+    model: nn.Module, release: HeardRelease, schedule: Schedule, data: TensorData, beside: str
+) -> Victim:
     """A release as attacks take it: what changed, from the weights that the server sent."""
     (name,) = (name for name, kind in release.kinds.items() if kind in PARTS)
     kind = release.kinds[name]

@@ -97,9 +97,9 @@ def asked_by(target: str, config: RunConfig) -> Asking:
 def _told_by_schema(config: RunConfig) -> InputSpec | None:
     """The spec of a run on tables whose schema is here, though its rows are not; None: it is not."""
     from fedstill.data.input_spec import InputSpec
-    from fedstill.data.user_data import Files
+    from fedstill.data.user_data import UserFiles
 
-    if config.task.makes.form != "rows" or not isinstance(config.data, Files):
+    if config.task.makes.form != "rows" or not isinstance(config.data, UserFiles):
         return None
     try:
         schema = config.data.columns(Path(config.data.root or ".").expanduser() / config.data.name)

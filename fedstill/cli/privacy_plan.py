@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.arguments import Given, number
 from fedstill.cli.console import plain, print_json
 from fedstill.cli.node_check_privacy import refusal
-from fedstill.cli.privacy_plan_tables import Place, Plan, Run, show, told
+from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode, PlannedRun, show, told
 from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
@@ -43,7 +43,7 @@ def plan(given: Given) -> None:
     config, folder = configured(target, given, "run"), Path(folders[0]) if folders else None
 
     run, places = _simulated(target, config) if folder is None else _at_node(folder, target, config)
-    known: dict[int, Plan] = {}  # in a simulation nodes differ in how many records they have
+    known: dict[int, NodePlan] = {}  # in a simulation nodes differ in how many records they have
     plans = []
     for place in places:
         if place.examples not in known:
@@ -72,7 +72,7 @@ def _noise(text: str) -> float | dict[str, float]:
 # --- who takes part -----------------------------------------------------------------------------------
 
 
-def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Place]]:
+def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
     """One node as its owner has it."""
     from fedstill.cli.node_check import asked_by
     from fedstill.data import node_data
@@ -85,13 +85,13 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[Run, list[Plac
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
-    run = Run(target, asking.config.method, spec, asking.public, (file.model.name,), notes)
+    run = PlannedRun(target, asking.config.method, spec, asking.public, (file.model.name,), notes)
     _require_public(run, asking.note)
     spent = audit_file.spent(file, folder)
-    return run, [Place(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
+    return run, [PlannedNode(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
 
 
-def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
+def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.input_spec import InputSpec
     from fedstill.data.loader import load
@@ -100,15 +100,17 @@ def _simulated(target: str, config: RunConfig) -> tuple[Run, list[Place]]:
     data = load(config.data, config.task)
     parts, public = divide(config, data)
     notes = unit_notes(parts, [config.nodes.privacy] * len(parts))
-    made = Run(target, config.method, InputSpec.of(config.task, data), public, config.nodes.models, notes)
+    made = PlannedRun(
+        target, config.method, InputSpec.of(config.task, data), public, config.nodes.models, notes
+    )
     _require_public(made, "")
     own = (config.nodes.privacy, config.nodes.local)
     if wanted(config.nodes.privacy):  # as the run itself does then
         parts = [limit_groups(part, config.nodes.privacy.group_size) for part in parts]
-    return made, [Place(f"node-{k}", *own, len(part), Balance({})) for k, part in enumerate(parts)]
+    return made, [PlannedNode(f"node-{k}", *own, len(part), Balance({})) for k, part in enumerate(parts)]
 
 
-def _require_public(run: Run, note: str) -> None:
+def _require_public(run: PlannedRun, note: str) -> None:
     if run.public is None and run.method.needs().public:
         told = f" ({note})" if note else ""
         raise FedstillError(f"the public data of {run.name} are not here{told}: its price follows from them")
@@ -117,7 +119,9 @@ def _require_public(run: Run, note: str) -> None:
 # --- the third of three -------------------------------------------------------------------------------
 
 
-def _mechanism(run: Run, place: Place, privacy: PrivacyConfig, method: Any, local: LocalConfig) -> Mechanism:
+def _mechanism(
+    run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, method: Any, local: LocalConfig
+) -> Mechanism:
     """The mechanism that the node would have in the run."""
     from fedstill.core.compute import Compute
     from fedstill.protocol.questions import NodeSetting
@@ -128,12 +132,12 @@ def _mechanism(run: Run, place: Place, privacy: PrivacyConfig, method: Any, loca
 
 
 def _solve(
-    run: Run,
-    place: Place,
+    run: PlannedRun,
+    place: PlannedNode,
     epsilon: float | None = None,
     noise: float | Mapping[str, float] | None = None,
     steps: int | None = None,
-) -> Plan:
+) -> NodePlan:
     """Give the node the one of noise, steps and epsilon that is not given."""
     privacy, method, local = place.privacy, run.method, place.local
     finds_steps = steps is None and epsilon is not None and noise is not None
@@ -173,7 +177,7 @@ def _solve(
     cost = forecast(mechanism)
     noisy_enough = wants and limited and cost.price is not None
     found = "steps" if finds_steps else "noise" if noisy_enough else "epsilon"
-    return Plan(place, mechanism, cost, length, found)
+    return NodePlan(place, mechanism, cost, length, found)
 
 
 def _levels(
@@ -195,7 +199,9 @@ def _levels(
     return {meant[0]: given}
 
 
-def _most(run: Run, place: Place, privacy: PrivacyConfig, length: Knob, wants: Sequence[str]) -> int:
+def _most(
+    run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, length: Knob, wants: Sequence[str]
+) -> int:
     """The longest run within epsilon."""
     if wants:
         raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")

@@ -14,7 +14,7 @@ MODEL = "random-conv:64"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedAccuracy:
     """What runs with a preset's options reached, by records a node (on average) and epsilon of a run: percent
     right of FedKD's student, means of three seeds."""
 
@@ -25,7 +25,7 @@ class Recorded:
 
 # From fewer records to more; docs/results.md has their spread, and a test holds these to that page.
 RECORDED = (
-    Recorded(  # experiments/privacy_curves.toml and privacy_digits_linear.toml
+    RecordedAccuracy(  # experiments/privacy_curves.toml and privacy_digits_linear.toml
         "digits",
         "digits-fedkd-private",
         {
@@ -34,7 +34,7 @@ RECORDED = (
             230: {1.0: 72.1, 3.0: 87.3, 8.0: 90.3},
         },
     ),
-    Recorded(  # experiments/privacy_fashion_linear.toml
+    RecordedAccuracy(  # experiments/privacy_fashion_linear.toml
         "Fashion-MNIST",
         "fashion-fedkd-private",
         {2000: {3.5: 81.4}, 11400: {3.5: 86.3, 8.0: 86.5}},

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A run, as far as its cost depends on it."""
 
     name: str
@@ -41,7 +41,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedNode:
     """A node that the run is planned for."""
 
     name: str
@@ -53,10 +53,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
+class NodePlan:
     """What was found for a node."""
 
-    place: Place
+    place: PlannedNode
     mechanism: Mechanism  # of the run as planned
     cost: Forecast
     length: Knob | None  # by what the run can be made longer, and how long it is; None: it costs the same
@@ -68,7 +68,7 @@ class Plan:
         return bool(self.place.spent.units - {self.mechanism.unit})
 
 
-def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None) -> None:
+def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: Path | None) -> None:
     """Print what was found for the one node of a folder, or for those of a simulation."""
     most = _speaker(plans)
     console.print(f"{run.name} ({run.method.title}), before anything is trained")
@@ -81,7 +81,7 @@ def show(console: Console, run: Run, plans: Sequence[Plan], folder: Path | None)
         _print_levels(console, plans, folder)
 
 
-def told(run: Run, plans: Sequence[Plan]) -> dict[str, Any]:
+def told(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
     """The same for scripts."""
     most = _speaker(plans)
     return {
@@ -107,7 +107,7 @@ def told(run: Run, plans: Sequence[Plan]) -> dict[str, Any]:
     }
 
 
-def _speaker(plans: Sequence[Plan]) -> Plan:
+def _speaker(plans: Sequence[NodePlan]) -> NodePlan:
     """All nodes have one owner's rules here: the one that pays most, or lasts least, speaks for them."""
     most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
     if most.found == "steps":
@@ -115,7 +115,7 @@ def _speaker(plans: Sequence[Plan]) -> Plan:
     return most
 
 
-def _facts(run: Run, plans: Sequence[Plan], most: Plan) -> dict[str, str | Sequence[str]]:
+def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[str, str | Sequence[str]]:
     """How the run is protected, how long it is and what was found."""
     config, statement = most.mechanism.config, most.mechanism.statement()
     if not most.mechanism.protects:
@@ -145,18 +145,18 @@ def _facts(run: Run, plans: Sequence[Plan], most: Plan) -> dict[str, str | Seque
     return facts
 
 
-def _levels(plans: Sequence[Plan], part: str) -> list[float]:
+def _levels(plans: Sequence[NodePlan], part: str) -> list[float]:
     return [plan.mechanism.levels[part] for plan in plans]
 
 
-def _steps_note(plans: Sequence[Plan]) -> str:
+def _steps_note(plans: Sequence[NodePlan]) -> str:
     lengths = {plan.length.value for plan in plans if plan.length is not None}
     if min(lengths) == MOST_STEPS:
         return " or more"
     return "" if len(lengths) == 1 else f", what every node can pay; one could pay {max(lengths):.10g}"
 
 
-def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
+def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
     parts = [part for part in plans[0].mechanism.config.parts if any(_levels(plans, part))]
     rows = [
         [
@@ -173,7 +173,7 @@ def _print_nodes(console: Console, plans: Sequence[Plan]) -> None:
     print_table(console, ["node", "records", *parts, *steps, "epsilon", "by RDP"], rows, left=1)
 
 
-def _print_lines(console: Console, plan: Plan) -> None:
+def _print_lines(console: Console, plan: NodePlan) -> None:
     console.print(f"node {plan.place.name}, {plan.place.examples:,} records, would pay for")
     rows = []
     for line in _lines(plan):
@@ -185,7 +185,7 @@ def _print_lines(console: Console, plan: Plan) -> None:
     print_table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
 
 
-def _lines(plan: Plan) -> list[dict[str, Any]]:
+def _lines(plan: NodePlan) -> list[dict[str, Any]]:
     """What the node pays for, each as if it were all: epsilon of all times, or of one where these are not
     known (None)."""
     config, rows = plan.mechanism.config, []
@@ -209,7 +209,7 @@ def _line(
     return {"question": what, "for": pays, "events": price, "times": times or None, "epsilon": alone}
 
 
-def _budgets(plan: Plan) -> dict[str, Any]:
+def _budgets(plan: NodePlan) -> dict[str, Any]:
     """What the whole run costs, and what is left of the budgets after it; None: no guarantee, no budget, or
     an audit log that does not say what was spent."""
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
@@ -240,7 +240,7 @@ def _budget(most: float, delta: float, before: float | None, after: float | None
     }
 
 
-def _budget_facts(plan: Plan) -> dict[str, str | Sequence[str]]:
+def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
     """The same in words."""
     told, refused = _budgets(plan), ""
     if told["refused"] is not None:
@@ -267,7 +267,7 @@ def _left(budget: Mapping[str, Any]) -> str:
     return f"{kept}, so it is REFUSED" if reached > most else f"{kept}, {down(budget['epsilon_left'])} left"
 
 
-def _new_levels(plans: Sequence[Plan]) -> dict[str, float]:
+def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:
     """The noise that was found, by part, rounded up."""
     found = {}
     given = plans[0].place.privacy.parts
@@ -278,7 +278,7 @@ def _new_levels(plans: Sequence[Plan]) -> dict[str, float]:
     return found
 
 
-def _print_levels(console: Console, plans: Sequence[Plan], folder: Path | None) -> None:
+def _print_levels(console: Console, plans: Sequence[NodePlan], folder: Path | None) -> None:
     """The noise that was found, as the owner can write it down."""
     found = _new_levels(plans)
     if not found:

@@ -30,7 +30,7 @@ COSTS = ("gigabytes",)
 
 
 @dataclass(frozen=True)
-class Place:
+class ComparisonRun:
     """One run of a comparison."""
 
     setting: str
@@ -79,7 +79,7 @@ class Comparison:
         tables = (self.base, *self.settings.values(), *self.runs.values())
         return any(says(table, "nodes", "policy", "outputs_only") for table in tables)
 
-    def places(self, only: Collection[str] = ()) -> list[Place]:
+    def places(self, only: Collection[str] = ()) -> list[ComparisonRun]:
         """All runs, in order: setting by setting, seed by seed, so that early figures compare methods.
 
         Args:
@@ -92,13 +92,13 @@ class Comparison:
             if name not in self.methods and name not in self.settings:
                 raise UnknownName("method or setting", name, [*self.methods, *filter(None, self.settings)])
         return [
-            Place(setting, label, seed)
+            ComparisonRun(setting, label, seed)
             for setting in [name for name in self.settings if name in only] or self.settings
             for seed in self.seeds
             for label in [name for name in self.methods if name in only] or self.methods
         ]
 
-    def config(self, place: Place) -> RunConfig:
+    def config(self, place: ComparisonRun) -> RunConfig:
         """One run. Unless the plan itself says whether nodes give outputs only, they do, and no label maps,
         except for methods that cannot work so: what had to be allowed is what the report shows.
 

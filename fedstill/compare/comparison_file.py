@@ -19,7 +19,7 @@ from fedstill.compare.comparison import (
     COSTS,
     SINGLE,
     Comparison,
-    Place,
+    ComparisonRun,
     merged,
     questions,
     says,
@@ -36,7 +36,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
 from fedstill.runs.config import PaperFigure, RunConfig, check_paper, from_dict, to_dict
 
-__all__ = ["Comparison", "Place", "plan", "questions", "read", "read_folder", "what_leaves"]
+__all__ = ["Comparison", "ComparisonRun", "plan", "questions", "read", "read_folder", "what_leaves"]
 
 FILE = "compare.toml"
 SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstill.attacks.leakage_file import Leakage
-from fedstill.compare.comparison_file import FILE, Comparison, Place, read_folder
+from fedstill.compare.comparison_file import FILE, Comparison, ComparisonRun, read_folder
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.run_writer import holding, write_text
@@ -89,7 +89,7 @@ def compare(
         asked = {place.folder for place in places}
         refused.update((folder, why) for folder, why in not_run(out).items() if folder not in asked)
         _remember(out / NOT_RUN, refused)
-        before_it: Place | None = None
+        before_it: ComparisonRun | None = None
         failed = {folder: why for folder, why in not_attacked(out).items() if folder not in asked}
         if comparison.leakage is not None:
             _remember(out / NOT_ATTACKED, failed)
@@ -198,7 +198,7 @@ def _attack(folder: Path, leakage: Table, bars: bool) -> None:
 
 
 def _refusals(
-    comparison: Comparison, places: list[Place], out: Path, console: Console
+    comparison: Comparison, places: list[ComparisonRun], out: Path, console: Console
 ) -> tuple[dict[str, str], Mapping[str, str]]:
     """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs; and
     fingerprints of what they learn from and are tested on, which a file that was replaced would change."""
@@ -269,7 +269,7 @@ def _differ(first: Comparison, second: Comparison, part: str) -> bool:
     return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))
 
 
-def _tell(console: Console, count: str, place: Place, elapsed: float) -> None:
+def _tell(console: Console, count: str, place: ComparisonRun, elapsed: float) -> None:
     parts = (place.setting, place.label, f"seed {place.seed}")
     line = Text.assemble(
         (f"{count}  ", "dim"),

@@ -54,7 +54,7 @@ class Reproduces(Checked):
 
 
 @dataclass(frozen=True)
-class Row:
+class ReproducedFigure:
     """One method's figure in one setting, by seed; of records from before there were any, mean and deviation.
 
     Args:
@@ -102,7 +102,7 @@ class Record:
     date: str
     machine: str
     minutes: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[ReproducedFigure, ...]
     changed: tuple[str, ...] = ()
     note: str = ""
 
@@ -118,7 +118,9 @@ class Record:
         try:
             told = json.loads(presets.text_of(file))
             rows = [
-                Row(**{**row, "values": {int(seed): value for seed, value in row.get("values", {}).items()}})
+                ReproducedFigure(
+                    **{**row, "values": {int(seed): value for seed, value in row.get("values", {}).items()}}
+                )
                 for row in told.pop("rows")
             ]
             return cls(
@@ -152,7 +154,7 @@ class Record:
         write_text(file, f"{head},\n" + '  "rows": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n")
 
 
-def _kept(row: Row) -> dict[str, Any]:
+def _kept(row: ReproducedFigure) -> dict[str, Any]:
     told = {key: value for key, value in asdict(row).items() if value is not None and value != {}}
     return {**told, **({"values": dict(sorted(row.values.items()))} if row.values else {})}
 

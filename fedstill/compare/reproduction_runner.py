@@ -14,7 +14,7 @@ import torch
 
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import Comparison
-from fedstill.compare.reproduction import Record, Reproduction, Row
+from fedstill.compare.reproduction import Record, ReproducedFigure, Reproduction
 from fedstill.core.config_tables import changed
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.json_text import json_text
@@ -39,7 +39,7 @@ def make(
     changes: Mapping[str, Any],
     command: str,
     report: Callable[[Path], object],
-    figures: Callable[[Path, Comparison], tuple[list[Row], float]],
+    figures: Callable[[Path, Comparison], tuple[list[ReproducedFigure], float]],
     quiet: bool = False,
     bars: bool = False,
 ) -> Record:
@@ -69,7 +69,7 @@ def make(
         )
     source, about, own = entry.source, entry.about, entry.seeds(scale, seeds)
     root = changes.get("data.root", "")
-    runs, rows, seconds = folder / source.called(scale), list[Row](), 0.0
+    runs, rows, seconds = folder / source.called(scale), list[ReproducedFigure](), 0.0
     if source.compares:
         both = {**changes, "public.root": changes.get("public.root", root)} if root else changes
         plain = source.comparison(scale, seeds=seeds, changes=both)
@@ -91,7 +91,7 @@ def make(
 
 def _programmed(
     entry: Reproduction, scale: str, seeds: tuple[int, ...], root: str, folder: Path, runs: Path | None
-) -> tuple[list[Row], float]:
+) -> tuple[list[ReproducedFigure], float]:
     """The rows of a program, each seed once, and the seconds that it took."""
     arguments = entry.arguments(scale)
     look_in([str(entry.file.parent.resolve())])
@@ -116,4 +116,4 @@ def _programmed(
         for row in kept["rows"]:
             key = (row.get("setting", ""), row["method"], row["figure"])
             found.setdefault(key, {})[seed] = round(row["value"], 4)
-    return [Row(*key, values) for key, values in found.items()], seconds
+    return [ReproducedFigure(*key, values) for key, values in found.items()], seconds

@@ -33,7 +33,7 @@ from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, Shards, So
 from fedstill.data.stratified_sampling import stratified
 from fedstill.data.table_data import TableData
 from fedstill.data.text_data import TextData
-from fedstill.data.user_data import Files, find_file
+from fedstill.data.user_data import UserFiles, find_file
 from fedstill.data.vision import Digits
 from fedstill.tasks import Targets
 
@@ -46,7 +46,6 @@ __all__ = [
     "DataSet",
     "Digits",
     "Dirichlet",
-    "Files",
     "Items",
     "PictureData",
     "Positives",
@@ -57,6 +56,7 @@ __all__ = [
     "Targets",
     "TensorData",
     "TextData",
+    "UserFiles",
     "find_file",
     "load",
     "named",

@@ -26,7 +26,7 @@ class DataConfig(Registered, ABC):
 
     Each is a frozen dataclass; its fields are its options. Most need only say what they hold:
     :class:`fedstill.data.array_data.ArrayData` does the rest. What is no name in the registry is a path
-    (:class:`fedstill.data.user_data.Files`).
+    (:class:`fedstill.data.user_data.UserFiles`).
 
     Attributes:
         targets: what its examples can teach.
@@ -95,7 +95,7 @@ DATA: Registry[type[DataConfig]] = Registry(
         "diabetes": "fedstill.data.builtin_tables:Diabetes",
     },
     base=DataConfig,
-    others=("a path", "fedstill.data.user_data:Files"),
+    others=("a path", "fedstill.data.user_data:UserFiles"),
 )
 
 DataConfig.registry = DATA

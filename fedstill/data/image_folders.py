@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FoundImages:
     """Files of images and of their masks, in order, and what is known of them."""
 
     names: tuple[str, ...]
@@ -30,7 +30,7 @@ class Found:
     columns: dict[str, Column]
 
 
-def map_files(folder: Path, *, masks: bool) -> Found:
+def map_files(folder: Path, *, masks: bool) -> FoundImages:
     """The images of a folder, and the mask of each, which is of the same name but for the suffix.
 
     Folders ``images`` and ``masks``, both below ``train`` and ``test`` if there are these; without masks the
@@ -60,7 +60,7 @@ def map_files(folder: Path, *, masks: bool) -> Found:
             if masks:
                 beside.append(there[file.stem])
     columns, told = about(folder, names)
-    return Found(tuple(names), tuple(images), tuple(beside), _part(folder, roots, test, told), columns)
+    return FoundImages(tuple(names), tuple(images), tuple(beside), _part(folder, roots, test, told), columns)
 
 
 def in_one_size(

@@ -29,7 +29,7 @@ from fedstill.data.raw import Images, image_array, read_npz
 from fedstill.data.spec_tensors import inputs_in, labels_in
 from fedstill.data.stratified_sampling import require_told
 from fedstill.data.tables import cells_of, read_folder, read_rows
-from fedstill.data.user_data import Files, form_of, located, read
+from fedstill.data.user_data import UserFiles, form_of, located, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def measured(name: str, spec: InputSpec, how: Reading) -> TensorData:
     """
     if name in DATA or ":" in name:
         return _named(name, spec, how)
-    config = Files(name=name, root=how.root)
+    config = UserFiles(name=name, root=how.root)
     place, targets = located(config, spec.task.called, spec.task.targets), spec.task.targets
     what = f"data {name!r}"
     columns: Mapping[str, Column] = {}

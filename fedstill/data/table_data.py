@@ -14,7 +14,7 @@ from fedstill.core.errors import DataError
 from fedstill.core.table_schema import Schema
 from fedstill.data.config import DataConfig
 from fedstill.data.preparation import PATIENT, SITE, Source, prepared
-from fedstill.data.tables import Table, encoded
+from fedstill.data.tables import TableRows, encoded
 from fedstill.tasks import Targets, TaskConfig
 
 
@@ -37,10 +37,10 @@ class TableData(DataConfig):
         """These rows as features, divided into training and test parts."""
         name, schema = self.title or self.called, self.schema()
         data = encoded(self.cells(), schema, name, lambda row: f"{name}, row {row}")
-        return data_set(Table(schema, data), self, task, name, self.note)
+        return data_set(TableRows(schema, data), self, task, name, self.note)
 
 
-def data_set(table: Table, config: DataConfig, task: TaskConfig, name: str, note: str) -> DataSet:
+def data_set(table: TableRows, config: DataConfig, task: TaskConfig, name: str, note: str) -> DataSet:
     """The data set that a table and a configuration make: inputs (N, F) float32, targets as the task's.
 
     Raises:

@@ -32,7 +32,7 @@ Where = Callable[[int], str]  # in which file and line a row stands
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class TableRows:
     """Rows as features, and what stands beside them.
 
     Args:
@@ -199,7 +199,7 @@ def _wrong(row: int, column: SchemaColumn, found: str, where: Where) -> DataErro
 # --- sources ----------------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path, schema: Schema) -> Table:
+def read_rows(path: Path, schema: Schema) -> TableRows:
     """The rows of one csv or Parquet file, which its ending tells apart.
 
     Beside the schema's columns it may have ``split`` (train or test) and any others, of which ``patient`` and
@@ -211,7 +211,7 @@ def read_rows(path: Path, schema: Schema) -> Table:
     cells, where = cells_of(path)
     data = encoded(cells, schema, str(path), where)
     test = told_part(cells, path)
-    return Table(schema, data, test, {name: np.array(column) for name, column in cells.items()})
+    return TableRows(schema, data, test, {name: np.array(column) for name, column in cells.items()})
 
 
 def cells_of(path: Path) -> tuple[dict[str, list[str]], Where]:
@@ -237,7 +237,7 @@ def _parquet(path: Path) -> tuple[dict[str, list[str]], Where]:
     return cells, lambda row: f"{path}, row {row + 1}"
 
 
-def read_folder(path: Path, schema: Schema) -> Table:
+def read_folder(path: Path, schema: Schema) -> TableRows:
     """The rows of all csv and Parquet files of a folder, each a site by its name.
 
     Raises:
@@ -259,7 +259,7 @@ def read_folder(path: Path, schema: Schema) -> Table:
     columns["site"] = np.repeat([file.stem for file in files], [len(part.data) for part in parts])
     inputs, targets = zip(*((part.data.inputs, part.data.targets) for part in parts), strict=True)
     data = TensorData(torch.cat(inputs), torch.cat(targets))
-    return Table(schema, data, np.concatenate(tests) if tests else None, columns)
+    return TableRows(schema, data, np.concatenate(tests) if tests else None, columns)
 
 
 def is_frame(given: Any) -> bool:

@@ -165,7 +165,7 @@ _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files(instance_images.PictureData, text_data.TextData):
+class UserFiles(instance_images.PictureData, text_data.TextData):
     """Data of one's own, by their path: an .npz with images and labels or masks, a folder of images by class,
     of images and masks, or of NIfTI volumes; a csv of findings or texts; a table's rows in a csv or Parquet
     file, or a folder of these."""
@@ -214,7 +214,7 @@ class Files(instance_images.PictureData, text_data.TextData):
         folder = place if place.is_dir() else place.parent
         return tables.read_schema(Path(self.schema).expanduser() if self.schema else folder / tables.SCHEMA)
 
-    def rows(self, place: Path) -> tables.Table:
+    def rows(self, place: Path) -> tables.TableRows:
         """Rows of a table, or of a folder of tables."""
         schema = self.columns(place)
         return tables.read_folder(place, schema) if place.is_dir() else tables.read_rows(place, schema)

@@ -12,7 +12,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 
 
-class Files:
+class AnswerFiles:
     """Carries questions to files of answers.
 
     Raises:

@@ -15,7 +15,7 @@ import torch
 from fedstill.methods import Answers, ArgumentError, CountsLabels, Group, Node, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
-from fedstill.methods._public import Votes, heard
+from fedstill.methods._public import LogitAnswers, heard
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
 from fedstill.protocol.questions import NodeSetting, question
@@ -39,7 +39,7 @@ def odds(d: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance(CountsLabels, Votes, CriticOptions, StudentOptions):
+class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
     """Nodes tell label counts, and their critics how well they know an input, where that is wanted."""
 
     importance: Literal["counts", "fakeness", "realness", "odds", "size"] = "counts"

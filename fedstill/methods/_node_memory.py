@@ -10,7 +10,7 @@ from torch import nn
 from fedstill.methods import Node
 
 
-class Memory(nn.Module):
+class KeptTensors(nn.Module):
     """Tensors by name, in the form of a network without parameters: they are kept as a node's networks are,
     so a run that goes on after a stop finds them."""
 
@@ -22,7 +22,7 @@ class Memory(nn.Module):
 
 def remember(node: Node, role: str, **tensors: torch.Tensor) -> None:
     """Give a node room for tensors, with what is in them before the first question."""
-    node.modules[role] = Memory(**tensors).to(node.data.inputs.device)
+    node.modules[role] = KeptTensors(**tensors).to(node.data.inputs.device)
     node.frozen[role] = frozenset()
 
 

@@ -18,7 +18,7 @@ STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")
 
 
 @dataclass
-class Asked(Weighed):
+class OneShotState(Weighed):
     """What changes from pass to pass, beside the student."""
 
     targets: Mapping[str, torch.Tensor] = field(default_factory=dict)  # empty until all is asked

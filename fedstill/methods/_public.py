@@ -43,7 +43,7 @@ class Weighed:
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
 
 
-class Votes(Method):
+class LogitAnswers(Method):
     """Nodes answer with logits, which are ensembled as ``ensemble`` says."""
 
     ensemble: Ensemble
@@ -57,7 +57,7 @@ class Votes(Method):
         at.task.added(torch.zeros(1, 1, at.task.classes), self.ensemble)
 
 
-class WeighsNodes(CountsLabels, Votes):
+class WeighsNodes(CountsLabels, LogitAnswers):
     """Nodes are weighed by their shares of each class's examples, which they then tell, or equally."""
 
     weights: Literal["counts", "equal"]

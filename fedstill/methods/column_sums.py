@@ -35,7 +35,7 @@ from fedstill.methods import (
 
 
 @dataclass
-class Summed:
+class SumsState:
     """What nodes have told: their number, and all sums over all of them; empty until then."""
 
     nodes: int = 0
@@ -90,18 +90,18 @@ class ColumnSums(Method):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Summed:
+    def begin(self, server: Server) -> SumsState:
         """Refuses rows of which no schema says what the columns are."""
         if not server.schema:
             raise ArgumentError("schema", "", "a table's columns, of which numbers are summed")
-        return Summed()
+        return SumsState()
 
-    def turn(self, server: Server, state: Summed, t: int) -> Mapping[str, float]:
+    def turn(self, server: Server, state: SumsState, t: int) -> Mapping[str, float]:
         told = server.ask("sum_columns")
         state.nodes, state.sums = len(server.federation.present), told["moments"].double().sum(0).cpu()
         return {}
 
-    def files(self, server: Server, state: Summed) -> Mapping[str, str]:
+    def files(self, server: Server, state: SumsState) -> Mapping[str, str]:
         """The schema, with a scale for each column of which the noise leaves one."""
         # All nodes' noise on one sum: each has sqrt(M) noise, as NoisySums draws it.
         off = self.noise * (len(state.sums) * state.nodes) ** 0.5

@@ -34,7 +34,7 @@ CLASS_SCORES = Kind(
 
 
 @dataclass
-class Summed:
+class FDState:
     """What the server knows from round to round."""
 
     F_sum: torch.Tensor  # sum_i F_k,l^(i), a row a label (C, C)
@@ -96,10 +96,10 @@ class FD(ClassMeans):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Summed:
-        return Summed(torch.zeros(server.task.classes, server.task.classes, device=server.device))
+    def begin(self, server: Server) -> FDState:
+        return FDState(torch.zeros(server.task.classes, server.task.classes, device=server.device))
 
-    def turn(self, server: Server, state: Summed, t: int) -> Mapping[str, float]:
+    def turn(self, server: Server, state: FDState, t: int) -> Mapping[str, float]:
         asked = self.drawn(server.federation.present, server.seed, t)
         before = state.F_sum
         state.F_sum = server.ask("learn", of=asked, F_sum=before, round=t)["F"].sum(0)

@@ -22,7 +22,7 @@ import torch
 from fedstill.core import deadline
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Ask, Group, Needs, Node, Public, Server, Tensors, descend, torch_generator
-from fedstill.methods._one_shot import Asked, OneShot
+from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
 from fedstill.protocol.kinds import INDICES, LOGITS, Kind
@@ -40,7 +40,7 @@ ATTENTION = Kind(
 
 
 @dataclass
-class Looking(Asked):
+class Looking(OneShotState):
     """What changes from pass to pass, and where the student looks."""
 
     place: str = ""  # of the layer whose activations its attention is

@@ -26,7 +26,7 @@ from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
 from fedstill.methods import ArgumentError, Ask, Group, Needs, Node, Public, Server, TensorData, Tensors
-from fedstill.methods._one_shot import STUDENT, Asked, OneShot
+from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
 from fedstill.methods._perturbing import dequantise, laplace, quantise
 from fedstill.methods._public import (
     batches,
@@ -218,10 +218,10 @@ class FedKD(OneShot):
             for rows in parts(public, chunk(public)):
                 yield Ask("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
 
-    def begin(self, server: Server) -> Asked:
-        return Asked(optimiser_of(server.student, self.lr, self.optimiser))
+    def begin(self, server: Server) -> OneShotState:
+        return OneShotState(optimiser_of(server.student, self.lr, self.optimiser))
 
-    def targets(self, server: Server, state: Asked) -> Mapping[str, torch.Tensor]:
+    def targets(self, server: Server, state: OneShotState) -> Mapping[str, torch.Tensor]:
         """z_hat of each prediction of each example."""
         z_max = self.agree(server) if self.agreed else self.z_max
         bound, each = {"z_max": z_max} if self.agreed else {}, []
@@ -245,7 +245,7 @@ class FedKD(OneShot):
         told = [server.ask("tell_range", view=view)["largest"].max() for view in views]
         return torch.stack(told).max().clamp_min(1e-6).item()
 
-    def learn(self, server: Server, state: Asked, e: int) -> Mapping[str, float]:
+    def learn(self, server: Server, state: OneShotState, e: int) -> Mapping[str, float]:
         """One pass over D^0, under the view whose turn it is."""
         p, seed = e % self.predictions, server.seed
         x, z_hat = viewed(server.public, view_seed(seed, p)), state.targets["z_hat"][p]

@@ -78,7 +78,7 @@ class Block(nn.Module):
         return changed
 
 
-class Encoder(nn.Module):
+class TextEncoder(nn.Module):
     """A text as one vector: tokens and positions, blocks, the mean over the text's own tokens."""
 
     def __init__(self, length: int, vocabulary: int, width: int) -> None:
@@ -108,7 +108,7 @@ class Transformer(Split):
 
     def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int = 64) -> None:
         width = max(width // HEADS, 1) * HEADS
-        super().__init__(Encoder(shape[0], vocabulary, width), nn.Linear(width, classes))
+        super().__init__(TextEncoder(shape[0], vocabulary, width), nn.Linear(width, classes))
 
 
 class BagEncoder(nn.Module):

@@ -43,7 +43,7 @@ def block(inside: int, outside: int, norm: Norm) -> nn.Sequential:
     )
 
 
-class Encoder(nn.Module):
+class UNetEncoder(nn.Module):
     """The way down: ``(B, channels, H, W)`` to the bottom, ``(B, w 2^depth, H / 2^depth, W / 2^depth)``."""
 
     def __init__(self, channels: int, width: int, depth: int, norm: Norm) -> None:
@@ -87,7 +87,7 @@ class Body(nn.Module):
 
     def __init__(self, channels: int, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
-        self.encoder = Encoder(channels, width, depth, norm)
+        self.encoder = UNetEncoder(channels, width, depth, norm)
         self.decoder = Decoder(width, depth, norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

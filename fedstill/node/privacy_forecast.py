@@ -20,7 +20,7 @@ MOST_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Line:
+class CostLine:
     """One thing that costs: a question or local training, the part of the node's protection that it pays for,
     how often, and its price of one time; None: no guarantee."""
 
@@ -37,7 +37,7 @@ class Forecast:
     ``pld`` is epsilon of that, composed, and ``rdp`` the same by its Rényi bound, as a check.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[CostLine, ...]
     price: Price | None
     pld: float | None
     rdp: float | None
@@ -93,17 +93,19 @@ def parts(mechanism: Mechanism) -> list[str]:
     return [part for part in mechanism.config.parts if part in paid]
 
 
-def lines(mechanism: Mechanism) -> Iterator[Line]:
+def lines(mechanism: Mechanism) -> Iterator[CostLine]:
     """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
     training = mechanism.schedule().get(mechanism.training, Price())
     if training is None or training:
         # Rounds part it among their questions, but it is the same steps.
         times = 1 if training is None else sum(training.values())
-        yield Line(TRAINING, mechanism.training, times, None if training is None else Price(list(training)))
+        yield CostLine(
+            TRAINING, mechanism.training, times, None if training is None else Price(list(training))
+        )
     for question in mechanism.side.questions.values():
         for pays, price in mechanism.once(question):
             if price is None or price:
-                yield Line(question.name, pays, question.times, price)
+                yield CostLine(question.name, pays, question.times, price)
 
 
 @dataclass(frozen=True)

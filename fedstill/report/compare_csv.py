@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fedstill.report import table_formats
-from fedstill.report.compare_entry import ALL_TESTS, LOCAL, Entry, Run, Spread, pick, strongest
-from fedstill.report.compare_summary import Setting, Summary
+from fedstill.report.compare_entry import (
+    ALL_TESTS,
+    LOCAL,
+    ComparedMethod,
+    FinishedRun,
+    Spread,
+    pick,
+    strongest,
+)
+from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.privacy_section import guaranteed
 
 MARKS = ("standalone", "ensemble", "centralised")
@@ -29,12 +37,12 @@ def runs_csv(summary: Summary) -> str:
 
 def _run(
     summary: Summary,
-    setting: Setting,
-    entry: Entry,
+    setting: ComparedSetting,
+    entry: ComparedMethod,
     seed: int,
     status: str,
     reason: str = "",
-    run: Run | None = None,
+    run: FinishedRun | None = None,
 ) -> dict[str, Any]:
     first, *others = (figure.key for figure in summary.figures)
     figures = [first, f"{LOCAL}{first}", f"{LOCAL}{first}{ALL_TESTS}"]
@@ -96,7 +104,7 @@ def summary_csv(summary: Summary) -> str:
     return table_formats.as_csv(records)
 
 
-def _head(setting: Setting, entry: Entry) -> dict[str, Any]:
+def _head(setting: ComparedSetting, entry: ComparedMethod) -> dict[str, Any]:
     return {"setting": setting.name, "method": entry.label, "name": entry.method, "title": entry.title}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedstill.attacks.leakage_file import Leakage
-from fedstill.attacks.leakage_rows import Column
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.paired import Draws
 from fedstill.report.privacy_section import guaranteed, most
@@ -62,7 +62,7 @@ LOCAL, ALL_TESTS = "local ", ", all tests"  # around the key of a figure
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """One finished run: what its files say."""
 
     seed: int
@@ -97,7 +97,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedMethod:
     """One method in one setting."""
 
     place: int  # its number, from 1 up
@@ -107,7 +107,7 @@ class Entry:
     central: str
     leaves: tuple[str, ...]
     needs: tuple[str, ...]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[FinishedRun, ...] = ()
     not_run: Mapping[int, str] = field(default_factory=dict)  # reasons by seed
     missing: tuple[int, ...] = ()  # seeds whose runs are not finished
     published: Mapping[str, PaperFigure] = field(default_factory=dict)  # by figure
@@ -155,7 +155,7 @@ class Entry:
             return "nothing left"
         return NO_GUARANTEE if kept is None else epsilon_text(kept[0])
 
-    def leak(self, column: Column) -> tuple[str, Spread] | None:
+    def leak(self, column: LeakageColumn) -> tuple[str, Spread] | None:
         """A figure of the strongest attack over seeds, with its name; None where a run has none."""
         tried = [strongest(column, run.leakage) for run in self.runs]
         means = {name: Spread.of([each.get(name) for each in tried]) for name in (tried[0] if tried else ())}
@@ -191,7 +191,7 @@ class Entry:
         return {share: Spread(statistics.fmean(line[share] for line in lines)) for share in sorted(shared)}
 
 
-def strongest(column: Column, found: Leakage | None) -> dict[str, float]:
+def strongest(column: LeakageColumn, found: Leakage | None) -> dict[str, float]:
     """A column's figures in one run, by attack: of several targets the one of which it got most."""
     told: dict[str, list[float]] = {}
     for attack in () if found is None else found.attacks:
@@ -201,5 +201,5 @@ def strongest(column: Column, found: Leakage | None) -> dict[str, float]:
     return {name: pick(column, values) for name, values in told.items()}
 
 
-def pick(column: Column, values: Iterable[float]) -> float:
+def pick(column: LeakageColumn, values: Iterable[float]) -> float:
     return min(values) if column.lowest else max(values)

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstill.attacks.leakage_rows import Column
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.core.text_format import human_bytes, percent
 from fedstill.report import drawing
 from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_points import Spot, budgets, written
-from fedstill.report.compare_summary import Line
+from fedstill.report.compare_summary import MethodLine
 from fedstill.report.drawing import CARD, FAINT, MUTED, PAPER, again, colour
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER
 # --- over the run -----------------------------------------------------------------------------------------
 
 
-def curves(lines: Sequence[Line], title: str = "Accuracy", width: float = PAPER) -> Figure:
+def curves(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = PAPER) -> Figure:
     """What methods reach over the share of the run, one line a method, each with its number at the end."""
     figure, axes = drawing.sheet(width, max(388, GAP * len(lines) + 48), right=46, bottom=34)
     routes = [[(at, value.mean) for at, value in line.reached.items()] for line in lines]
@@ -126,7 +126,7 @@ def curves(lines: Sequence[Line], title: str = "Accuracy", width: float = PAPER)
 # --- against epsilon --------------------------------------------------------------------------------------
 
 
-def against_epsilon(lines: Sequence[Line], title: str = "Accuracy", width: float = PAPER) -> Figure:
+def against_epsilon(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = PAPER) -> Figure:
     """What methods reach over epsilon on a logarithmic axis; what has no budget stands at the right edge."""
     drawn = [line for line in lines if line.reached]
     figure, axes = drawing.sheet(width, max(408, GAP * len(drawn) + 48), right=46, bottom=34)
@@ -172,7 +172,7 @@ def radius(count: float, most: float) -> float:
 
 
 def against_leakage(
-    spots: Sequence[Spot], column: Column, title: str = "Accuracy", width: float = PAPER
+    spots: Sequence[Spot], column: LeakageColumn, title: str = "Accuracy", width: float = PAPER
 ) -> Figure:
     """What methods reach over what attacks got, in percent, with a line at guessing; areas are bytes."""
     figure, axes = drawing.sheet(width, 480, right=20, top=28, bottom=34)

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from fedstill.attacks.leakage_file import Leakage, skipped
 from fedstill.core.text_format import human_bytes
 from fedstill.report import compare_figures, compare_points, drawing
-from fedstill.report.compare_entry import Entry, Spread
-from fedstill.report.compare_summary import Setting, Summary
+from fedstill.report.compare_entry import ComparedMethod, Spread
+from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compare_table import budget_table, leak_notes, leaves, needs, whole_table
 from fedstill.report.result import CENTRAL
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
@@ -95,7 +95,7 @@ def _area(count: float, most: float) -> Markup:
     )
 
 
-def _setting(summary: Summary, setting: Setting) -> dict[str, Any]:
+def _setting(summary: Summary, setting: ComparedSetting) -> dict[str, Any]:
     title, best = setting.metric.title, setting.best(setting.metric)
     spots, curves = compare_points.spots_of(setting), compare_points.curves_of(setting)
     return {
@@ -114,7 +114,7 @@ def _setting(summary: Summary, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _got(entry: Entry) -> dict[str, Any] | None:
+def _got(entry: ComparedMethod) -> dict[str, Any] | None:
     for run in entry.runs:
         if run.leakage:
             got = {"sentence": run.leakage.sentence, "strength": strength(run.leakage)}
@@ -131,7 +131,7 @@ def strength(found: Leakage) -> str:
 # --- the table of methods ---------------------------------------------------------------------------------
 
 
-def _table(summary: Summary, setting: Setting) -> Table:
+def _table(summary: Summary, setting: ComparedSetting) -> Table:
     told = whole_table(summary, setting)
     headings = {leak.head: leak.heading for leak in summary.leaks}
     columns = []
@@ -152,19 +152,19 @@ def _table(summary: Summary, setting: Setting) -> Table:
     return Table(caption, "Method", columns, rows, style="methods", none=NONE)
 
 
-def _name(entry: Entry) -> Markup:
+def _name(entry: ComparedMethod) -> Markup:
     detail = f"{entry.title}, " if entry.name != entry.title else ""
     return Markup('<span class="name">{}<span>{}<span class="meaning">{}{}</span></span></span>').format(
         chip(entry.place), entry.name, detail, CENTRAL[entry.central][0]
     )
 
 
-def _terms(entry: Entry) -> Cell:
+def _terms(entry: ComparedMethod) -> Cell:
     words = Markup("<span>leaves:</span> {}<br><span>needs:</span> {}").format(leaves(entry), needs(entry))
     lacking = Markup("<br><strong>{}</strong>").format(entry.reason())
     return Cell(words + lacking if entry.runs and entry.reason() else words)
 
 
-def _reports(entry: Entry) -> Cell:
+def _reports(entry: ComparedMethod) -> Cell:
     link = Markup('<a href="{}/report.html">seed {}</a> ')
     return Cell(Markup("").join(link.format(quote(run.folder), run.seed) for run in entry.runs))

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from fedstill.attacks.leakage_rows import Column
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.core.text_format import human_bytes, percent
 from fedstill.privacy.statement import epsilon_text
-from fedstill.report.compare_entry import Entry, Spread
-from fedstill.report.compare_summary import Line, Setting, Summary
+from fedstill.report.compare_entry import ComparedMethod, Spread
+from fedstill.report.compare_summary import ComparedSetting, MethodLine, Summary
 
 NOTHING = Spread(0.0)
 
@@ -41,27 +41,27 @@ class Leaking:
     the order in which a method's are joined; letters of settings; rows that lack a figure, in words.
     """
 
-    column: Column | None
+    column: LeakageColumn | None
     spots: Sequence[Spot]
     letters: Sequence[tuple[str, str]]
     absent: Sequence[str]
 
 
-def spots_of(setting: Setting) -> list[Spot]:
+def spots_of(setting: ComparedSetting) -> list[Spot]:
     """What each method reaches for its bytes, of those that have both figures."""
     return [spot for entry in setting.entries if (spot := _spot(entry)) is not None]
 
 
-def _spot(entry: Entry) -> Spot | None:
+def _spot(entry: ComparedMethod) -> Spot | None:
     reached, sent = entry.spread(entry.metric), entry.traffic()
     if reached is None or sent is None:
         return None
     return Spot(entry.place, entry.name, reached, sent)
 
 
-def curves_of(setting: Setting) -> list[Line]:
+def curves_of(setting: ComparedSetting) -> list[MethodLine]:
     """What each method reaches over its run, of those that measured it on the way."""
-    return [Line(entry.place, entry.name, line) for entry in setting.entries if (line := entry.curve())]
+    return [MethodLine(entry.place, entry.name, line) for entry in setting.entries if (line := entry.curve())]
 
 
 def leaking_of(summary: Summary) -> Leaking:
@@ -94,6 +94,6 @@ def written(epsilon: float) -> str:
     return f"{epsilon:g}".replace("inf", "\u221e")
 
 
-def budgets(lines: Sequence[Line]) -> list[float]:
+def budgets(lines: Sequence[MethodLine]) -> list[float]:
     """All epsilons, rising."""
     return sorted({epsilon for line in lines for epsilon in line.reached})

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage_rows import Column
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.compare import comparison_runner
-from fedstill.compare.comparison_file import SHARED, Comparison, Place, what_leaves
+from fedstill.compare.comparison_file import SHARED, Comparison, ComparisonRun, what_leaves
 from fedstill.core.text_format import counted, listed
 from fedstill.protocol.method import method_name
-from fedstill.report.compare_entry import LOCAL, Entry, Run
-from fedstill.report.compare_summary import Setting, Summary
+from fedstill.report.compare_entry import LOCAL, ComparedMethod, FinishedRun
+from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.metric_text import in_a_sentence
 from fedstill.report.result import CENTRAL, Result
 from fedstill.report.run_files import RunFiles
@@ -28,7 +28,7 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
     """
     settings = tuple(_setting(out, comparison, name) for name in comparison.settings)
     entries = [entry for setting in settings for entry in setting.entries]
-    notes, leaks = _notes(comparison, settings), tuple[Column, ...]()
+    notes, leaks = _notes(comparison, settings), tuple[LeakageColumn, ...]()
     if comparison.leakage is not None:
         notes += _of_attacks(settings, comparison_runner.not_attacked(out))
         leaks = LeakageConfig.from_table(comparison.leakage).columns
@@ -45,36 +45,36 @@ def summarise(out: Path, comparison: Comparison) -> Summary:
     )
 
 
-def _setting(out: Path, comparison: Comparison, name: str) -> Setting:
+def _setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
     reasons = comparison_runner.not_run(out)
     entries = tuple(
         _entry(out, comparison, name, place, label, reasons)
         for place, label in enumerate(comparison.methods, start=1)
     )
-    first = Place(name, next(iter(comparison.methods)), comparison.seeds[0])
+    first = ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0])
     figures = comparison.config(first).task.figures
-    return Setting(name, _context(comparison, name, entries), entries, figures)
+    return ComparedSetting(name, _context(comparison, name, entries), entries, figures)
 
 
 def _entry(
     out: Path, comparison: Comparison, setting: str, number: int, label: str, reasons: Mapping[str, str]
-) -> Entry:
-    config = comparison.config(Place(setting, label, comparison.seeds[0]))
+) -> ComparedMethod:
+    config = comparison.config(ComparisonRun(setting, label, comparison.seeds[0]))
     method, figures = config.method, config.task.figures
     runs, not_run, missing = [], {}, []
     for seed in comparison.seeds:
-        place = Place(setting, label, seed).folder
+        place = ComparisonRun(setting, label, seed).folder
         if place in reasons:
             not_run[seed] = reasons[place]
         elif (out / place / "result.json").exists():
             files, leakage = RunFiles.read(out / place), comparison.leakage
             found = None if leakage is None else comparison_runner.attacked(out / place, leakage)
-            runs.append(Run(seed, place, files.result, files.metrics, found, files.draws))
+            runs.append(FinishedRun(seed, place, files.result, files.metrics, found, files.draws))
         else:
             missing.append(seed)
     names = [f"{whose}{figure.key}" for figure in figures for whose in ("", LOCAL)]
     published = {name: comparison.published(setting, label, name) for name in names}
-    return Entry(
+    return ComparedMethod(
         place=number,
         label=label,
         method=method_name(method),
@@ -91,11 +91,11 @@ def _entry(
     )
 
 
-def _context(comparison: Comparison, setting: str, entries: Sequence[Entry]) -> str:
+def _context(comparison: Comparison, setting: str, entries: Sequence[ComparedMethod]) -> str:
     """Data, split, networks and local budget, in one line."""
     # What holds for all methods is best seen in one that has no run options of its own.
     label = min(comparison.methods, key=lambda name: "nodes" in comparison.runs.get(name, {}))
-    config = comparison.config(Place(setting, label, comparison.seeds[0]))
+    config = comparison.config(ComparisonRun(setting, label, comparison.seeds[0]))
     data, split, local = config.data, config.split, config.nodes.local
     batch = f"batch {local.batch}"
     # As many as a column has values: the runs know.
@@ -122,7 +122,7 @@ def _public(result: Result) -> str | None:
     return f"public data: {name}{size}" + ("" if note is None else f" ({note})")
 
 
-def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
+def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[str]:
     count = len(comparison.seeds)
     over = (
         "one seed alone: no spread is known" if count == 1 else f"mean \u00b1 sample deviation, {count} seeds"
@@ -193,7 +193,7 @@ def _notes(comparison: Comparison, settings: Sequence[Setting]) -> list[str]:
     return notes
 
 
-def _of_attacks(settings: Sequence[Setting], reasons: Mapping[str, str]) -> list[str]:
+def _of_attacks(settings: Sequence[ComparedSetting], reasons: Mapping[str, str]) -> list[str]:
     notes, waiting = [], []
     for setting in settings:
         for entry in setting.entries:

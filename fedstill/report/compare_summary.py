@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedstill.attacks.leakage_rows import Column
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.core.text_format import listed
 from fedstill.protocol.kinds import PRIVATE_DATA
-from fedstill.report.compare_entry import LOCAL, Entry, Spread
+from fedstill.report.compare_entry import LOCAL, ComparedMethod, Spread
 from fedstill.report.metric_text import bare, in_a_sentence
 from fedstill.report.paired import Gap, difference
 from fedstill.report.privacy_section import guaranteed
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ComparedSetting:
     """One setting of a comparison: its methods, in the order in which they were given."""
 
     name: str
     context: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ComparedMethod, ...]
     figures: tuple[Figure, ...] = (ACCURACY,)  # of its task
 
     @property
@@ -43,13 +43,13 @@ class Setting:
             if all(self.above(first, other, figure).told for other in others)
         }
 
-    def ranked(self, figure: Figure) -> list[list[Entry]]:
+    def ranked(self, figure: Figure) -> list[list[ComparedMethod]]:
         """Those judged by the same kind of model, by their means, the best first; of each kind two or more.
 
         Where the data themselves leave the nodes there is no federation, but a mark to reach.
         """
         sign = 1 if figure.better == "higher" else -1
-        kinds: dict[str, list[tuple[float, Entry]]] = {}
+        kinds: dict[str, list[tuple[float, ComparedMethod]]] = {}
         for entry in self.entries:
             ours = entry.spread(figure.key)
             if ours is not None and PRIVATE_DATA not in entry.leaves:
@@ -57,7 +57,7 @@ class Setting:
         lists = [sorted(alike, key=lambda each: -each[0]) for alike in kinds.values() if len(alike) > 1]
         return [[entry for _, entry in alike] for alike in lists]
 
-    def above(self, first: Entry, second: Entry, figure: Figure) -> Gap:
+    def above(self, first: ComparedMethod, second: ComparedMethod, figure: Figure) -> Gap:
         """The paired difference of two methods that have the figure, over the seeds that both have."""
         others = {run.seed: run for run in second.runs}
         pairs = [(run, others[run.seed]) for run in first.runs if run.seed in others]
@@ -109,7 +109,7 @@ def _gap(figure: Figure, each: Gap) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodLine:
     """One method's line: its number, its name, what it reaches by epsilon, or by the share of its run."""
 
     place: int
@@ -124,15 +124,15 @@ class Summary:
     name: str
     about: str
     seeds: tuple[int, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[ComparedSetting, ...]
     notes: tuple[str, ...]
     published: tuple[PaperFigure, ...]  # those that stand in the table
     command: str
     leakage: bool = False  # whether runs were to be attacked
-    leaks: tuple[Column, ...] = ()  # the figures of those attacks
+    leaks: tuple[LeakageColumn, ...] = ()  # the figures of those attacks
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ComparedMethod]:
         """Of all settings."""
         return [entry for setting in self.settings for entry in setting.entries]
 
@@ -175,7 +175,7 @@ class Summary:
         """Whether any row has a guarantee of privacy."""
         return any(entry.epsilon() is not None for entry in self.entries)
 
-    def budgets(self) -> list[Line]:
+    def budgets(self) -> list[MethodLine]:
         """What each method reaches under each budget; none unless settings differ in it, each from each."""
         lines = []
         for entries in zip(*(setting.entries for setting in self.settings), strict=True):
@@ -184,7 +184,7 @@ class Summary:
             found = {entry.budget: entry.spread(entry.metric) for entry in entries}
             reached = {epsilon: found[epsilon] for epsilon in sorted(found)}
             known = {epsilon: spread for epsilon, spread in reached.items() if spread is not None}
-            lines.append(Line(entries[0].place, entries[0].name, known))
+            lines.append(MethodLine(entries[0].place, entries[0].name, known))
         return lines if any(line.reached for line in lines) else []
 
     def privacy(self) -> str:

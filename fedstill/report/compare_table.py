@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedstill.attacks.leakage_rows import Column as Leak
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.core.text_format import human_bytes
-from fedstill.report.compare_entry import LOCAL, Entry, Spread
+from fedstill.report.compare_entry import LOCAL, ComparedMethod, Spread
 from fedstill.report.compare_points import budgets, written
-from fedstill.report.compare_summary import Setting, Summary
+from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.metric_text import gap_text, head, in_a_sentence
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 
@@ -20,11 +20,11 @@ class Value:
     """One column of values: its head, what it says of a method, and the figure whose best is bold."""
 
     head: str
-    of: Callable[[Entry], Cell | str | None]
+    of: Callable[[ComparedMethod], Cell | str | None]
     figure: str = ""
     style: str = "r"
 
-    def cell(self, entry: Entry) -> Cell:
+    def cell(self, entry: ComparedMethod) -> Cell:
         """Of one method."""
         made = self.of(entry)
         return made if isinstance(made, Cell) else Cell(made)
@@ -42,7 +42,7 @@ def costs_of(summary: Summary) -> list[Value]:
         Value("down", partial(_mean, "bytes down", _bytes)),
         Value("questions", partial(_mean, "questions", lambda count: f"{round(count):,}")),
         Value("seconds", partial(_mean, "seconds", lambda took: f"{took:,.{1 if took < 100 else 0}f}")),
-        *([Value("epsilon", Entry.price)] if summary.priced else []),
+        *([Value("epsilon", ComparedMethod.price)] if summary.priced else []),
     ]
 
 
@@ -63,7 +63,7 @@ def papers_of(summary: Summary) -> list[Value]:
     return values
 
 
-def setting_table(setting: Setting, values: Sequence[Value]) -> Table:
+def setting_table(setting: ComparedSetting, values: Sequence[Value]) -> Table:
     """One setting: a row a method; of one that has not run the reason, as far as a cell has room."""
     best = {figure.key: setting.best(figure) for figure in setting.figures}
     rows = []
@@ -75,7 +75,7 @@ def setting_table(setting: Setting, values: Sequence[Value]) -> Table:
     return Table(setting.name, "method", [Column(value.head, value.style) for value in values], rows)
 
 
-def whole_table(summary: Summary, setting: Setting) -> Table:
+def whole_table(summary: Summary, setting: ComparedSetting) -> Table:
     """The same with all values that there are."""
     values = [*figures_of(summary, summary.shown()), *costs_of(summary), *leaks_of(summary)]
     return setting_table(setting, [*values, *papers_of(summary)])
@@ -104,11 +104,11 @@ def _head(summary: Summary, name: str) -> str:
     return f"{LOCAL}{told}" if name.startswith(LOCAL) else told
 
 
-def _figure(summary: Summary, name: str, entry: Entry) -> str | None:
+def _figure(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
     return entry.shown(name, summary.figure(name).digits)
 
 
-def _mean(name: str, write: Callable[[float], Cell | str], entry: Entry) -> Cell | str | None:
+def _mean(name: str, write: Callable[[float], Cell | str], entry: ComparedMethod) -> Cell | str | None:
     spread = entry.spread(name)
     return None if spread is None else write(spread.mean)
 
@@ -117,34 +117,34 @@ def _bytes(count: float) -> Cell:
     return Cell(human_bytes(round(count)), title=f"{round(count):,} bytes")
 
 
-def _leaked(leak: Leak, entry: Entry) -> Cell:
+def _leaked(leak: LeakageColumn, entry: ComparedMethod) -> Cell:
     found = entry.leak(leak)
     return Cell(None) if found is None else Cell(found[1].text(leak.digits), found[0])
 
 
-def paper_text(summary: Summary, name: str, entry: Entry) -> str | None:
+def paper_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
     """A published figure as tables have it."""
     paper = entry.published.get(name)
     return None if paper is None else Spread(paper.value, paper.std).text(summary.figure(name).digits)
 
 
-def gap_of(summary: Summary, name: str, entry: Entry) -> str | None:
+def gap_of(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
     """Ours minus it."""
     gap = entry.gap(name)
     return None if gap is None else gap_text(summary.figure(name), gap)
 
 
-def leaves(entry: Entry) -> str:
+def leaves(entry: ComparedMethod) -> str:
     """What leaves a node."""
     return ", ".join(entry.leaves) or "nothing"
 
 
-def needs(entry: Entry) -> str:
+def needs(entry: ComparedMethod) -> str:
     """What a method needs."""
     return ", ".join(entry.needs) or "nothing"
 
 
-def leak_notes(columns: Sequence[Leak]) -> tuple[str, str]:
+def leak_notes(columns: Sequence[LeakageColumn]) -> tuple[str, str]:
     """How to read the figures that attacks got."""
     return (
         "An attack that gets little shows that this attack, at this strength, got little; it shows nothing "

@@ -15,9 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.attacks.leakage_file import Attacked, Leakage, TableLine, lines, tables
-from fedstill.attacks.leakage_rows import Column as Figure
-from fedstill.attacks.leakage_rows import Pictures
-from fedstill.attacks.leakage_rows import Row as Got
+from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, Pictures
 from fedstill.core.text_format import listed
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.bars import bar
@@ -73,7 +71,9 @@ def _attack(told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[s
     }
 
 
-def _table(title: str, table: Sequence[TableLine], columns: Mapping[str, Figure], named: Named) -> Table:
+def _table(
+    title: str, table: Sequence[TableLine], columns: Mapping[str, LeakageColumn], named: Named
+) -> Table:
     figures = list(dict.fromkeys(figure for line in table for figure in line.figures))
     columns_of = {name: [line.figures[name] for line in table if name in line.figures] for name in figures}
     shared = {name: _shared(rows) for name, rows in columns_of.items()}
@@ -100,17 +100,17 @@ def _table(title: str, table: Sequence[TableLine], columns: Mapping[str, Figure]
     return Table(about, "Attack" if attacks else "Tried on", told, rows, without, style="members")
 
 
-def _cell(row: Got, without: str, best: bool) -> Cell:
+def _cell(row: LeakageFigure, without: str, best: bool) -> Cell:
     small = [row.says, f"without it {without}" if without else ""]
     return Cell(row.written, Markup("<br>").join(filter(None, small)), bold=best)
 
 
-def _shared(rows: Sequence[Got]) -> str:
+def _shared(rows: Sequence[LeakageFigure]) -> str:
     told = {row.without for row in rows}
     return told.pop() if len(told) == 1 else ""
 
 
-def _best(rows: Sequence[Got], columns: Mapping[str, Figure]) -> list[Got]:
+def _best(rows: Sequence[LeakageFigure], columns: Mapping[str, LeakageColumn]) -> list[LeakageFigure]:
     found = []
     for name, column in columns.items():
         told = [(row.value, row) for row in rows if row.column == name and row.value is not None]
@@ -120,12 +120,12 @@ def _best(rows: Sequence[Got], columns: Mapping[str, Figure]) -> list[Got]:
     return found
 
 
-def _guess(rows: Sequence[Got], columns: Mapping[str, Figure]) -> float | None:
+def _guess(rows: Sequence[LeakageFigure], columns: Mapping[str, LeakageColumn]) -> float | None:
     guesses = [columns[row.column].guess if row.column in columns else None for row in rows]
     return None if None in guesses else guesses[0]
 
 
-def _bar(row: Got | None, guess: float) -> Markup:
+def _bar(row: LeakageFigure | None, guess: float) -> Markup:
     if row is None or row.value is None:
         return Markup("")
     whisker = row.interval or (row.value, row.value)

@@ -22,7 +22,7 @@ PARTS = (
 )
 
 
-class Part(NamedTuple):
+class TimePart(NamedTuple):
     """One part of a run's time; its share is from 0 to 1."""
 
     key: str
@@ -32,11 +32,11 @@ class Part(NamedTuple):
     share: float
 
 
-def parts(result: Result) -> list[Part]:
+def parts(result: Result) -> list[TimePart]:
     """Where the time of a run went; empty for a run whose nodes were in its own process."""
     known = [(*part, result.link.get(part[0]) or 0.0) for part in PARTS]
     total = sum(seconds for *_, seconds in known)
-    return [Part(key, name, says, time, time / total) for key, name, says, time in known if time > 0]
+    return [TimePart(key, name, says, time, time / total) for key, name, says, time in known if time > 0]
 
 
 def message_cost(result: Result) -> str | None:

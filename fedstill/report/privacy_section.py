@@ -18,7 +18,7 @@ from fedstill.privacy.events import from_text
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
-from fedstill.report.run_files import Audited, Traffic
+from fedstill.report.run_files import AuditSums, Traffic
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
 
@@ -96,7 +96,7 @@ def tells_sizes(result: Result) -> bool:
     return any(event.rate < 1 for node in result.protected for event in from_text(node.events))
 
 
-def section(result: Result, audit: Audited | None) -> dict[str, Any]:
+def section(result: Result, audit: AuditSums | None) -> dict[str, Any]:
     """Everything that the page's part on privacy names; ``audit`` is None where the log is not there."""
     nodes = result.protected
     differing = [
@@ -160,7 +160,7 @@ def odds(epsilon: float, delta: float) -> float:
 # --- node by node -------------------------------------------------------------------------------------
 
 
-def _table(result: Result, audit: Audited | None) -> Table:
+def _table(result: Result, audit: AuditSums | None) -> Table:
     rows = []
     for node in result.protected:
         left = None if audit is None else _kinds(audit.nodes.get(node.name, Traffic()).up)

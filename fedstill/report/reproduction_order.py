@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from fedstill.compare.reproduction import Row
+from fedstill.compare.reproduction import ReproducedFigure
 from fedstill.report.paired import Gap, difference
 from fedstill.runs.config import PaperFigure
 
@@ -34,7 +34,7 @@ class Order:
         return f"{self.alike} of {self.pairs}; told apart: {clear}"
 
 
-def in_order(rows: Sequence[Row], published: Sequence[PaperFigure], seeds: int) -> Order:
+def in_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperFigure], seeds: int) -> Order:
     """The order of a record of some seeds.
 
     >>> theirs = [PaperFigure(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
@@ -43,7 +43,7 @@ def in_order(rows: Sequence[Row], published: Sequence[PaperFigure], seeds: int) 
     >>> print(in_order(rows, theirs, 3))
     2 of 3; told apart: 1 of 1
     """
-    groups: dict[tuple[str, str], list[tuple[float, Row]]] = {}
+    groups: dict[tuple[str, str], list[tuple[float, ReproducedFigure]]] = {}
     for row in (row for row in rows if row.spread()[0] is not None):
         for paper in published:
             if (paper.method, paper.figure) == (row.method, row.figure) and paper.setting in (
@@ -62,14 +62,14 @@ def in_order(rows: Sequence[Row], published: Sequence[PaperFigure], seeds: int) 
     return Order(len(found), sum(alike), sum(told), sum(map(bool.__and__, alike, told)))
 
 
-def _apart(one: Row, other: Row, seeds: int) -> Gap:
+def _apart(one: ReproducedFigure, other: ReproducedFigure, seeds: int) -> Gap:
     """The difference of two rows: seed by seed, where these were kept."""
     if one.values and one.values.keys() == other.values.keys():
         return difference([value - other.values[seed] for seed, value in one.values.items()])
     return _unpaired(one, other, seeds)
 
 
-def _unpaired(one: Row, other: Row, seeds: int) -> Gap:
+def _unpaired(one: ReproducedFigure, other: ReproducedFigure, seeds: int) -> Gap:
     """Of means and deviations alone, by Student's t with a pooled variance."""
     from scipy.stats import t
 

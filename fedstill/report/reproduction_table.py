@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fedstill.compare.comparison import COSTS, Comparison
 from fedstill.compare.comparison_file import read_folder
-from fedstill.compare.reproduction import Record, Reproduction, Row
+from fedstill.compare.reproduction import Record, ReproducedFigure, Reproduction
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted
 from fedstill.report import table_formats
-from fedstill.report.compare_entry import LOCAL, Run
+from fedstill.report.compare_entry import LOCAL, FinishedRun
 from fedstill.report.compare_files import summarise, write_comparison
 from fedstill.report.compare_summary import Summary
 from fedstill.report.reproduction_order import in_order
@@ -20,7 +20,7 @@ from fedstill.report.table_formats import Row as Line
 from fedstill.runs.config import PaperFigure
 
 
-def compared(folder: Path, comparison: Comparison) -> tuple[list[Row], float]:
+def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedFigure], float]:
     """Write a comparison's pages and tables into its folder; its rows, and the seconds of its runs.
 
     Args:
@@ -33,7 +33,7 @@ def compared(folder: Path, comparison: Comparison) -> tuple[list[Row], float]:
     return rows_of(summary, comparison.paper), sum(run.figure("seconds") or 0.0 for run in runs)
 
 
-def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[Row]:
+def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[ReproducedFigure]:
     """What a comparison's methods are judged by, the nodes' own models too, what the paper has beside these,
     and what crossed.
     """
@@ -46,11 +46,11 @@ def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[Row]:
                 found = {run.seed: _figure(run, name) for run in entry.runs}
                 values = {seed: round(value, 4) for seed, value in found.items() if value is not None}
                 if values:
-                    rows.append(Row(setting.name, entry.label, name, values))
+                    rows.append(ReproducedFigure(setting.name, entry.label, name, values))
     return rows
 
 
-def _figure(run: Run, name: str) -> float | None:
+def _figure(run: FinishedRun, name: str) -> float | None:
     if name not in COSTS:
         return run.figure(name)
     up, down = run.figure("bytes up"), run.figure("bytes down")

@@ -40,7 +40,7 @@ class PublicData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sums:
+class ByteSums:
     """Bytes that left nodes and came to them."""
 
     up: int = 0
@@ -51,7 +51,7 @@ class Sums:
 class BytesRecord:
     up: int | None = None
     down: int | None = None
-    by_kind: Mapping[str, Sums] | None = None
+    by_kind: Mapping[str, ByteSums] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ class Traffic:
 
 
 @dataclass
-class Audited:
+class AuditSums:
     """The sums of a run's audit log."""
 
     nodes: dict[str, Traffic] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Audited:
     mechanisms: set[str] = field(default_factory=set)
 
     @classmethod
-    def read(cls, path: Path) -> Audited | None:
+    def read(cls, path: Path) -> AuditSums | None:
         """From a file; None where there is none.
 
         Raises:
@@ -156,9 +156,9 @@ class RunFiles:
         return kept["judged"].astype(np.float64) if "judged" in kept else None
 
     @cached_property
-    def audited(self) -> Audited | None:
+    def audited(self) -> AuditSums | None:
         """What left the nodes; None where there is no such file."""
-        return Audited.read(self.folder / FILE)
+        return AuditSums.read(self.folder / FILE)
 
 
 def read_tensors(path: Path) -> dict[str, Array] | None:

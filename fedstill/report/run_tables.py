@@ -14,7 +14,7 @@ from fedstill.report.bars import bar
 from fedstill.report.metric_text import bare, head, spread_text, told
 from fedstill.report.result import CENTRAL, OverNodes, Result
 from fedstill.report.result_parts import NodeRecord, StudentRecord
-from fedstill.report.run_files import Audited, Traffic
+from fedstill.report.run_files import AuditSums, Traffic
 from fedstill.report.run_levels import Level, comparison, interval_text
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
@@ -165,7 +165,7 @@ class Crossed(NamedTuple):
     agrees: bool | None
 
 
-def traffic(result: Result, audit: Audited | None) -> Crossed:
+def traffic(result: Result, audit: AuditSums | None) -> Crossed:
     """What left each node and what came to it, by kind where the audit log tells, else as sums."""
     ways = ("up", "down")
     by_kind = result.bytes.by_kind or {}

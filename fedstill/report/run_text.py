@@ -5,13 +5,13 @@ from __future__ import annotations
 from fedstill.core.text_format import MISSING, counted, human_bytes, human_seconds, listed
 from fedstill.report import privacy_section
 from fedstill.report.result import Result
-from fedstill.report.run_files import Audited
+from fedstill.report.run_files import AuditSums
 from fedstill.report.table_formats import Fact
 
 SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
-def plain_sentence(result: Result, audit: Audited | None = None, made_up: bool = False) -> str:
+def plain_sentence(result: Result, audit: AuditSums | None = None, made_up: bool = False) -> str:
     """What happened, as far as the bytes by kind bear it out.
 
     ``made_up``: the server generated the inputs itself; ``audit`` tells which questions were about inputs.
@@ -43,7 +43,7 @@ def plain_sentence(result: Result, audit: Audited | None = None, made_up: bool =
     return f"{who} {what} {how}{end}. {_what_left(result)}"
 
 
-def _about_inputs(result: Result, asked: int, audit: Audited | None, made_up: bool) -> str:
+def _about_inputs(result: Result, asked: int, audit: AuditSums | None, made_up: bool) -> str:
     sent = (result.bytes.by_kind or {}).get("inputs")
     if sent is None or not sent.down:
         return ""

@@ -74,7 +74,7 @@ def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool, listeners: 
         try:
             listeners.start(out, config.method.title)
             job = _begin(admin, config, run, out)
-            heard = Heard(out / "metrics.jsonl", listeners)
+            heard = ServerMetrics(out / "metrics.jsonl", listeners)
             try:
                 with bars:
                     status = _waited(admin, job, bars, in_lines, heard)
@@ -89,7 +89,7 @@ def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool, listeners: 
         return result
 
 
-class Heard:
+class ServerMetrics:
     """What the server has measured so far: in the run's folder, for its page, and told to its listeners.
 
     Args:
@@ -166,7 +166,7 @@ def _end_jobs(admin: Admin, run: str) -> None:
                 admin.wait(str(job["job_id"]), ENDING)
 
 
-def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool, heard: Heard) -> str:
+def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool, heard: ServerMetrics) -> str:
     """Wait for a job, and say how it does, ``in_lines`` where no bars are seen; whoever stops waiting ends
     it."""
     since, said, asked, told = time.monotonic(), "", 0.0, 0.0

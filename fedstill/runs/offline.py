@@ -23,7 +23,7 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
 from fedstill.data.public import Public, load_public
 from fedstill.federation.offline_files import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
-from fedstill.federation.offline_link import Files
+from fedstill.federation.offline_link import AnswerFiles
 from fedstill.federation.replies import Hello, read
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import Plan, fingerprint
@@ -105,7 +105,7 @@ def distil(
     given = read_questions(questions, methods=[method_name(config.method)], tasks=[config.task.called])
     _same_questions(config, given, questions)
     read = [read_answers(path, given, keys) for path in answers]
-    files = Files(given, read)
+    files = AnswerFiles(given, read)
     told = {
         "questions": {
             "sha256": given.sha256,

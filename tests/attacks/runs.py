@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedstill.attacks.membership_scores import Seen
-from fedstill.attacks.rerun import Replay
+from fedstill.attacks.rerun import RepeatedRun
 from fedstill.attacks.updates import Observed, Part, Schedule, gradients, shared
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
@@ -75,8 +75,8 @@ def released(
     return Observed(model, {name: found[name].detach() for name in shared(model, part)}, how)
 
 
-def replay(method: dict[str, Any], **changes: Any) -> Replay:
-    return Replay.of(config(method, **changes))
+def replay(method: dict[str, Any], **changes: Any) -> RepeatedRun:
+    return RepeatedRun.of(config(method, **changes))
 
 
 def made(folder: Path, method: dict[str, Any], **changes: Any) -> Path:

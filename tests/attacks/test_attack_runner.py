@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedstill.attacks.attack import Attack, Found, Pictures, Row, Strip, Target
+from fedstill.attacks.attack import Attack, AttackResult, LeakageFigure, Pictures, Strip, Target
 from fedstill.attacks.attack_runner import attack
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.gradient_inversion import GradientInversion
-from fedstill.attacks.heard import Release
+from fedstill.attacks.heard import HeardRelease
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.report import write_report
@@ -147,19 +147,21 @@ class Keeper(Attack):
     title: ClassVar[str] = "How often nodes were heard"
     odd: bool = False
 
-    def keeps(self, release: Release) -> bool:
+    def keeps(self, release: HeardRelease) -> bool:
         return release.question == "examine" and release.part == "answer"
 
-    def run(self, target: Target) -> Found:
+    def run(self, target: Target) -> AttackResult:
         if self.odd:
-            return Found({"student": target.student})
+            return AttackResult({"student": target.student})
         count = Counter(release.node for release in target.releases)
         same = all(set(release.kinds) == set(release.tensors) for release in target.releases)
-        return Found({"heard": count, "same": same}, {"first": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)})
+        return AttackResult(
+            {"heard": count, "same": same}, {"first": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)}
+        )
 
-    def rows(self, part: Any) -> Iterator[Row]:
+    def rows(self, part: Any) -> Iterator[LeakageFigure]:
         for node, count in part["heard"].items():
-            yield Row(who=node, figure="releases", value=count, without="none")
+            yield LeakageFigure(who=node, figure="releases", value=count, without="none")
 
     def pictures(self, part: Any) -> tuple[Pictures]:
         return (Pictures(title="one", heads=("a",), strips=(Strip(head="first", stack="first"),)),)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstill.attacks import generated_images as module
-from fedstill.attacks.attack import Found
+from fedstill.attacks.attack import AttackResult
 from fedstill.attacks.attack_runner import described
 from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.data_copying import DataCopying, looked_at
@@ -75,7 +75,7 @@ def run() -> Simulation:
     return experiment
 
 
-def spaces(found: Found) -> list[dict[str, Any]]:
+def spaces(found: AttackResult) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = found.part["spaces"]
     return told
 

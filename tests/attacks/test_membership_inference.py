@@ -18,7 +18,7 @@ from fedstill.attacks.heard import Heard
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import MembershipInference, best_of
 from fedstill.attacks.outsider import federation, outsider
-from fedstill.attacks.rerun import Overheard, Replay
+from fedstill.attacks.rerun import Overheard, RepeatedRun
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.node.local_training import predict
 from fedstill.protocol.summing import SUM
@@ -32,14 +32,14 @@ LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
 HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
 
 
-def done(again: Replay, most: int = 0) -> tuple[Overheard, Heard]:
+def done(again: RepeatedRun, most: int = 0) -> tuple[Overheard, Heard]:
     experiment, heard = again.experiment(), Heard(most)
     experiment.listen(lambda release: heard.take(release, experiment.public))
     return experiment, heard
 
 
 def section(
-    again: Replay, experiment: Overheard, heard: Heard, how: MembershipInference
+    again: RepeatedRun, experiment: Overheard, heard: Heard, how: MembershipInference
 ) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = how.run(Target(again, experiment, heard)).part["targets"]
     return told

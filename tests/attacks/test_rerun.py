@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedstill.attacks.heard import Heard, Release
+from fedstill.attacks.heard import Heard, HeardRelease
 from fedstill.attacks.rerun import Enough, Overheard, hear, replay
 from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, RunFolderError
@@ -67,7 +67,7 @@ def test_an_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Pat
 
 
 def test_the_last_questions_and_answers_are_kept(fediod: Path) -> None:
-    releases: list[Release] = []
+    releases: list[HeardRelease] = []
     replay(fediod).experiment().listen(releases.append)
     experiment, seen, _ = heard(fediod, most=40)
     asked = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
@@ -126,8 +126,8 @@ THREE_STEPS = FedIOD(
 OUTPUTS = {"policies": [PolicyConfig()] * 3}
 
 
-def listened(method: Any, **changes: Any) -> tuple[Overheard, list[Release]]:
-    releases: list[Release] = []
+def listened(method: Any, **changes: Any) -> tuple[Overheard, list[HeardRelease]]:
+    releases: list[HeardRelease] = []
     experiment = Overheard(setting(method, **changes))
     assert experiment.listen(releases.append)
     return experiment, releases
@@ -189,10 +189,10 @@ def test_what_is_heard_does_not_change_later() -> None:
 
 
 def test_a_listener_ends_the_run_when_it_has_heard_enough() -> None:
-    releases: list[Release] = []
+    releases: list[HeardRelease] = []
     experiment = Overheard(setting(FEDAVG))
 
-    def hear(release: Release) -> None:
+    def hear(release: HeardRelease) -> None:
         releases.append(release)
         if release.question == "train":
             raise Enough

@@ -10,7 +10,7 @@ import torch
 
 from fedstill.attacks.gradient_inversion import GradientInversion, inverted
 from fedstill.attacks.recovered_images import Pixels
-from fedstill.attacks.rerun import Replay
+from fedstill.attacks.rerun import RepeatedRun
 from fedstill.attacks.victims import Victim, attacked, victims
 from fedstill.core.errors import ArgumentError
 from tests.attacks.runs import FEDAVG, FEDKD, SGD, replay
@@ -19,7 +19,7 @@ ONE = GradientInversion(victims=2, attacks=("idlg",))
 LG, PER = {"name": "lg-fedavg", "rounds": 2}, {"name": "fedper", "rounds": 2}
 
 
-def held(again: Replay, count: int) -> list[Victim]:
+def held(again: RepeatedRun, count: int) -> list[Victim]:
     return victims(again, 0, count=count, images=1, round=0)
 
 

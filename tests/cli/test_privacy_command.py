@@ -18,7 +18,7 @@ from fedstill.attacks.mechanism_audits import AUDITS
 from fedstill.cli import privacy_plan
 from fedstill.cli.main import main
 from fedstill.cli.privacy_plan import _at_node, _simulated, _solve
-from fedstill.cli.privacy_plan_tables import Place, Plan
+from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import audit_file, owner_folder
@@ -101,7 +101,7 @@ CASES = {
 }
 
 
-def charged(path: Path) -> tuple[Simulation, dict[str, Plan], list[Place]]:
+def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNode]]:
     """A run, the plans of its nodes, and where these are; its audit log holds the events of the plans."""
     run, places = _simulated("tiny", load_toml(path))
     plans = {place.name: _solve(run, place) for place in places}

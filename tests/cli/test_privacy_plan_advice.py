@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.cli.privacy_plan_advice import MODEL, RECORDED, Recorded, advice
+from fedstill.cli.privacy_plan_advice import MODEL, RECORDED, RecordedAccuracy, advice
 from fedstill.runs import config
 from fedstill.tasks import TASKS
 
@@ -29,7 +29,7 @@ DIGITS, FASHION = RECORDED
     ],
 )
 def test_a_node_is_held_against_what_was_recorded_with_no_more(
-    records: int, epsilon: float, of: Recorded, row: int, budget: float, word: str
+    records: int, epsilon: float, of: RecordedAccuracy, row: int, budget: float, word: str
 ) -> None:
     told = " ".join(advice(TASKS["classification"](), records, epsilon))
     assert f"{word} {of.percent[row][budget]:.0f} % on {of.data}" in told
@@ -38,7 +38,7 @@ def test_a_node_is_held_against_what_was_recorded_with_no_more(
 
 
 @pytest.mark.parametrize("one", RECORDED)
-def test_presets_have_the_model_that_is_recommended(one: Recorded) -> None:
+def test_presets_have_the_model_that_is_recommended(one: RecordedAccuracy) -> None:
     run = config.load(one.preset)
     assert list(run.nodes.models) == [MODEL]
     assert run.nodes.privacy.called == "dp-sgd"

@@ -9,7 +9,7 @@ import pytest
 
 from fedstill.cli.main import main
 from fedstill.compare import reproduction
-from fedstill.compare.reproduction import Record, Row
+from fedstill.compare.reproduction import Record, ReproducedFigure
 from fedstill.report.reproduction_table import markdown
 
 FILE = """
@@ -170,7 +170,7 @@ def test_a_table_is_run_recorded_and_goes_on(
     assert Path("runs/reproduce/x-fig1/seed1/drawn.svg").exists()
     drawn = Record.read(papers / "records" / "x_fig1.json")
     assert drawn is not None
-    assert drawn.rows == (Row("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
+    assert drawn.rows == (ReproducedFigure("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
 
 
 def test_a_figure_makes_only_the_runs_that_it_shows(papers: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_program_without_runs_is_told_where_the_data_lie(papers: Path) -> None
     reproduced("x-fig2", "--data.root=there", "--record")
     record = Record.read(papers / "records" / "x_fig2.json")
     assert record is not None
-    assert record.rows == (Row("", "there", "seed", {0: 0.0}),)
+    assert record.rows == (ReproducedFigure("", "there", "seed", {0: 0.0}),)
     assert record.changed == ()
 
 

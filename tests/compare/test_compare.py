@@ -19,7 +19,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.cli.main import main
 from fedstill.compare import comparison_file as compare
 from fedstill.compare import comparison_runner as comparing
-from fedstill.compare.comparison_file import Comparison, Place
+from fedstill.compare.comparison_file import Comparison, ComparisonRun
 from fedstill.core.config_tables import options
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.run_writer import holding
@@ -102,10 +102,10 @@ def test_a_file_with_everything(tmp_path: Path) -> None:
         "alpha-0.1/standalone-seed5",
     ]
     assert len(plan.places()) == 2 * 2 * 3
-    first = plan.config(Place("alpha 0.1", "fedavg-short", 5))
+    first = plan.config(ComparisonRun("alpha 0.1", "fedavg-short", 5))
     assert (first.split.nodes, first.split.alpha, first.seed) == (4, 0.1, 5)
     assert (first.method, first.evaluation.every) == (METHODS["fedavg"](rounds=2), 1)
-    other = plan.config(Place("wide", "fedavg", 3))
+    other = plan.config(ComparisonRun("wide", "fedavg", 3))
     assert (other.split.alpha, other.student.model) == (0.5, "small-cnn:64")
     assert other.method == METHODS["fedavg"]()
     assert other.evaluation.every != 1
@@ -137,7 +137,7 @@ def test_some_methods_or_settings_alone(tmp_path: Path) -> None:
     plan = compare.read(a_file(tmp_path, FILE))
     (method, *_), (_, setting, *_) = plan.methods, plan.settings
     assert [place.folder for place in plan.places([method, setting])] == [
-        Place(setting, method, seed).folder for seed in plan.seeds
+        ComparisonRun(setting, method, seed).folder for seed in plan.seeds
     ]
     assert plan.places([setting]) == [place for place in plan.places() if place.setting == setting]
     with pytest.raises(UnknownName, match="unknown method or setting 'fedov'"):
@@ -197,7 +197,7 @@ def test_settings_may_differ_in_the_budget_and_methods_in_the_mechanism(tmp_path
 
 def test_all_methods_share_everything_but_their_options() -> None:
     plan = compare.plan(list(METHODS), seeds=2, base="fashion-fediod-skewed")
-    tables = [config.to_dict(plan.config(Place("", label, 1))) for label in plan.methods]
+    tables = [config.to_dict(plan.config(ComparisonRun("", label, 1))) for label in plan.methods]
     for table in tables:
         for own in ("method", "name"):
             del table[own]
@@ -210,7 +210,7 @@ def test_all_methods_share_everything_but_their_options() -> None:
 
 def test_a_preset_gives_only_its_methods_options() -> None:
     plan = compare.plan(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
-    preset, plain = (plan.config(Place("", label, 0)) for label in plan.methods)
+    preset, plain = (plan.config(ComparisonRun("", label, 0)) for label in plan.methods)
     assert preset.method == config.load("digits-fediod-paper").method
     assert plain.method == METHODS["fediod"]()
     assert preset.nodes.local == plain.nodes.local
@@ -220,7 +220,7 @@ def test_a_preset_gives_only_its_methods_options() -> None:
 def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) -> None:
     plan = compare.read(a_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0})
     for setting in plan.settings:
-        ours = plan.config(Place(setting, "fedavg", 3))
+        ours = plan.config(ComparisonRun(setting, "fedavg", 3))
         assert (ours.split.alpha, ours.nodes.local.epochs) == (7.0, 2.0)
     assert plan.changed == ("nodes.local.epochs", "split.alpha")
 
@@ -228,7 +228,7 @@ def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) 
 def test_another_split_keeps_the_settings_skew(tmp_path: Path) -> None:
     text = 'methods = ["fedavg"]\n[[settings]]\nname = "skewed"\nsplit = { alpha = 0.1 }\n'
     plan = compare.read(a_file(tmp_path, text), changes={"split.how": "balanced-dirichlet"})
-    split = plan.config(Place("skewed", "fedavg", 0)).split
+    split = plan.config(ComparisonRun("skewed", "fedavg", 0)).split
     assert (split.called, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
 
 
@@ -237,7 +237,7 @@ def test_a_setting_has_options_of_its_own_for_a_method(tmp_path: Path) -> None:
     plan = compare.read(a_file(tmp_path, text), changes={"split.nodes": 3})
 
     def rounds(setting: str, label: str) -> int:
-        ours = plan.config(Place(setting, label, 3))
+        ours = plan.config(ComparisonRun(setting, label, 3))
         assert ours.split.nodes == 3
         method = ours.method
         assert isinstance(method, FedAvg)
@@ -252,11 +252,13 @@ def test_a_setting_has_options_of_its_own_for_a_method(tmp_path: Path) -> None:
 def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
     plan = compare.plan(list(METHODS))
     for label in plan.methods:
-        ours = plan.config(Place("", label, 0))
+        ours = plan.config(ComparisonRun("", label, 0))
         lifted = bool(no_outputs(compare.what_leaves(ours)))
         assert ours.nodes.policy.outputs_only is not lifted, label
     lifted_for = [
-        label for label in plan.methods if not plan.config(Place("", label, 0)).nodes.policy.outputs_only
+        label
+        for label in plan.methods
+        if not plan.config(ComparisonRun("", label, 0)).nodes.policy.outputs_only
     ]
     assert {"fedavg", "centralised"} <= set(lifted_for)
     assert not {"fediod", "standalone", "ensemble"} & set(lifted_for)
@@ -269,7 +271,9 @@ def test_label_maps_are_let_out_for_those_that_ask_for_them_only() -> None:
     ]
     plan = compare.plan([*names, "standalone"], base=names[0])
     assert plan.base["nodes"]["policy"]["label_maps"] is True
-    out = [label for label in plan.methods if plan.config(Place("", label, 0)).nodes.policy.label_maps]
+    out = [
+        label for label in plan.methods if plan.config(ComparisonRun("", label, 0)).nodes.policy.label_maps
+    ]
     assert out == ["mri-segmentation-fediod", "mri-segmentation-asyndgan"]
 
 
@@ -461,7 +465,7 @@ def test_a_whole_comparison(
         assert int(row["bytes_up"]) == result["bytes"]["up"]
         assert row["judged_by"] == result["central"]
         assert row["leaves"] == "; ".join(result["leaves"])
-        assert config.load_toml(folder / "config.toml") == plan.config(Place("", label, 0))
+        assert config.load_toml(folder / "config.toml") == plan.config(ComparisonRun("", label, 0))
         assert (folder / "report.html").exists()
     assert compare.read_folder(out) == plan
     assert comparing.command_of(out) == "fedstill compare something"

@@ -14,7 +14,7 @@ import torch
 
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import ArgumentError, DataError, UnknownName
-from fedstill.data import DATA, ArrayData, Digits, Files, Targets, load, named, node_data
+from fedstill.data import DATA, ArrayData, Digits, Targets, UserFiles, load, named, node_data
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.text_data import Labelled, TextData
 from fedstill.runs.config import from_dict, to_dict
@@ -143,7 +143,7 @@ def test_what_is_wrong_with_ones_own_is_one_line(name: str, said: str) -> None:
 
 def test_a_name_that_nothing_has_is_a_path() -> None:
     run = from_dict({"method": {"name": "fedavg"}, "data": {"name": "scans/mine.npz", "patch": 64}})
-    assert run.data == Files(name="scans/mine.npz", patch=64)
+    assert run.data == UserFiles(name="scans/mine.npz", patch=64)
     assert to_dict(run)["data"]["name"] == "scans/mine.npz"
     assert from_dict(to_dict(run)) == run
     assert as_table(Digits())["name"] == "digits"
@@ -165,7 +165,7 @@ def test_a_path_keeps_what_a_preset_says_of_options_that_it_has() -> None:
         text = f'extends = "{PRESETS}/{preset}.toml"\n[data]\nname = "{other}"\n'
         data = from_dict(parse(text, kind=type(from_dict({"method": {"name": "fedavg"}})))).data
         assert {name: getattr(data, name) for name in kept} == kept
-        assert isinstance(data, Files)
+        assert isinstance(data, UserFiles)
 
 
 @pytest.mark.parametrize(("kind", "task"), [("Scans", "classification"), ("Masks", "segmentation")])

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import Files, load, named
+from fedstill.data import UserFiles, load, named
 from fedstill.data.instance_images import Picture, cases_of, cut, data_set
 from fedstill.data.public import PublicConfig, held_out
 from fedstill.tasks.instance_classes import three_classes
@@ -65,7 +65,7 @@ def test_pictures_of_one_patient_stay_together() -> None:
     pictures = [picture(n, site="ab"[n // 3 % 2], patient=f"p{n // 3}") for n in range(18)]
     pictures.append(picture(18, site="a"))
     for seed in range(5):
-        config = Files(name="mine", patch=8, seed=seed, train_limit=100)
+        config = UserFiles(name="mine", patch=8, seed=seed, train_limit=100)
         data = data_set(pictures, config, "mine", "", "site")
         assert data.unit == "patient"
         owners = lambda inputs: {n // 3 for n in pixels(inputs)[:, 2, 0, 0].tolist()}  # noqa: E731
@@ -82,7 +82,7 @@ def test_pictures_of_one_patient_stay_together() -> None:
 def test_an_official_split_is_kept_and_the_rest_is_drawn() -> None:
     fixed = [picture(n, test=n < 2, site="x") for n in range(4)]
     open_ones = [picture(n, site="y") for n in range(10, 20)]
-    data = data_set([*fixed, *open_ones], Files(name="mine", patch=8), "both", "", "site")
+    data = data_set([*fixed, *open_ones], UserFiles(name="mine", patch=8), "both", "", "site")
     assert data.test.cases is not None
     names = {data.test.cases.names[n] for n in data.test.cases.present()}
     assert {"n0", "n1"} <= names
@@ -92,7 +92,7 @@ def test_an_official_split_is_kept_and_the_rest_is_drawn() -> None:
 
 def test_half_the_scale_is_half_the_picture() -> None:
     pictures = [picture(n) for n in range(4)]
-    data = data_set(pictures, Files(name="mine", patch=8, scale=0.5), "mine", "", "site")
+    data = data_set(pictures, UserFiles(name="mine", patch=8, scale=0.5), "mine", "", "site")
     assert data.test.cases is not None
     assert data.test.cases.sizes[0] == (10, 13)
     assert set(np.unique(data.test.cases.instances[0])) == {0, 40, 700}
@@ -102,9 +102,9 @@ def test_half_the_scale_is_half_the_picture() -> None:
 
 def test_sites_that_are_not_there() -> None:
     with pytest.raises(ArgumentError, match="some of a, b"):
-        data_set([picture(0), picture(1)], Files(name="mine", sites=("c",)), "mine", "", "site")
+        data_set([picture(0), picture(1)], UserFiles(name="mine", sites=("c",)), "mine", "", "site")
     with pytest.raises(DataError, match="has one picture"):
-        data_set([picture(0)], Files(name="mine"), "mine", "", "site")
+        data_set([picture(0)], UserFiles(name="mine"), "mine", "", "site")
 
 
 # One's own
@@ -125,7 +125,7 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert data.unit == "patient"
     assert set(data.columns["patient"]) == {"p"}
     expected = data_set(
-        [picture(n, test=n > 1) for n in range(4)], Files(name="mine", patch=8), "mine", "", "site"
+        [picture(n, test=n > 1) for n in range(4)], UserFiles(name="mine", patch=8), "mine", "", "site"
     )
     for part, other in ((data.train, expected.train), (data.test, expected.test)):
         assert torch.equal(part.inputs, other.inputs)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import DataConfig, Files, named
+from fedstill.data import DataConfig, UserFiles, named
 from fedstill.data.loader import load
 from fedstill.data.public import PublicConfig, held_out
 from fedstill.data.split_base import split
@@ -30,9 +30,9 @@ def load_text(config: DataConfig, *, train_needed: bool = True) -> DataSet:
     return load(config, TextConfig(), train_needed=train_needed)
 
 
-def table(folder: Path, content: str = ROWS, name: str = "reviews.csv") -> Files:
+def table(folder: Path, content: str = ROWS, name: str = "reviews.csv") -> UserFiles:
     (folder / name).write_text(content, encoding="utf-8")
-    return Files(name=str(folder / name), length=3)
+    return UserFiles(name=str(folder / name), length=3)
 
 
 def ids_of(sentences: list[str], vocabulary: str = "") -> list[list[int]]:

@@ -30,7 +30,7 @@ from fedstill.federation.offline_files import (
     read_questions,
     write_questions,
 )
-from fedstill.federation.offline_link import Files
+from fedstill.federation.offline_link import AnswerFiles
 from fedstill.federation.remote import Remote
 from fedstill.federation.summed import Sent
 from fedstill.methods import fedkd
@@ -108,8 +108,8 @@ class World:
     def read(self, name: str = "node-0", keys: Mapping[str, str] | None = None) -> NodeAnswers:
         return read_answers(self.path(name), self.questions, keys)
 
-    def files(self) -> Files:
-        return Files(self.questions, [self.read(name) for name in NAMES])
+    def files(self) -> AnswerFiles:
+        return AnswerFiles(self.questions, [self.read(name) for name in NAMES])
 
     def federation(self) -> Remote:
         plan, declared = self.questions.plan, self.questions.declared()
@@ -341,9 +341,9 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
         copy = name.with_name(name.name.replace("node-0", "again"))
         copy.write_bytes(name.read_bytes())
     with pytest.raises(BundleError, match=r"node-0\.safetensors and .*again\.safetensors are both of node"):
-        Files(world.questions, [world.read(), world.read("again")])
+        AnswerFiles(world.questions, [world.read(), world.read("again")])
     with pytest.raises(BundleError, match="there are no answers"):
-        Files(world.questions, [])
+        AnswerFiles(world.questions, [])
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from fedstill import figures
-from fedstill.attacks.leakage_rows import Column
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import compare_figures, drawing, run_figures
 from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_points import Spot
-from fedstill.report.compare_summary import Line
+from fedstill.report.compare_summary import MethodLine
 from tests.report.test_report_compare import folder as _comparison
 from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
 
 folder = _comparison  # three methods finished in the first setting, nothing in the second
-AUC = Column(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
+AUC = LeakageColumn(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
 
 
 def lines_of(figure: object) -> dict[str, list[tuple[float, float]]]:
@@ -121,7 +121,7 @@ def test_a_comparison_shows_means_over_seeds(folder: Path) -> None:
 
 def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
     reached = {1.0: Spread(70.0, 2.0), 8.0: Spread(80.0), math.inf: Spread(90.0)}
-    figure = compare_figures.against_epsilon([Line(1, "one", reached), Line(2, "none", {})])
+    figure = compare_figures.against_epsilon([MethodLine(1, "one", reached), MethodLine(2, "none", {})])
     assert lines_of(figure)["one"] == [(1.0, 70.0), (8.0, 80.0)]
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "\u221e"]
@@ -182,7 +182,7 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
 
 def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
     hostile = '"><script>$x^2$</script> \u6771'
-    curves = [Line(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two marks alike
+    curves = [MethodLine(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two marks alike
 
     def drawn() -> str:
         with drawing.style():

@@ -20,7 +20,7 @@ from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
 from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarise, write_comparison
-from fedstill.report.compare_summary import Setting, Summary
+from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page, refuse_loading
 
@@ -351,7 +351,7 @@ def drawn(folder: Path, run: str, draws: list[float], cases: int = 20) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "intervals": kept}))
 
 
-def two_methods(folder: Path, first: list[float], second: list[float]) -> Setting:
+def two_methods(folder: Path, first: list[float], second: list[float]) -> ComparedSetting:
     for seed, values in enumerate(zip(first, second, strict=True)):
         for label, value in zip(("fedavg", "fediod"), values, strict=True):
             a_run(folder, f"{label}-seed{seed}", (value, value, 1, 1), {1: 50.0})

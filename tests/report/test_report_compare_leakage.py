@@ -12,12 +12,12 @@ import pytest
 
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage_file import Leakage, skipped
-from fedstill.attacks.leakage_rows import Column
+from fedstill.attacks.leakage_rows import LeakageColumn
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import load
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_entry import Entry, Spread
+from fedstill.report.compare_entry import ComparedMethod, Spread
 from fedstill.report.compare_files import markdown, summarise, write_comparison
 from fedstill.report.compare_page import strength
 from tests import leaked
@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def strongest(entry: Entry, column: Column) -> str | None:
+def strongest(entry: ComparedMethod, column: LeakageColumn) -> str | None:
     found = entry.leak(column)
     return None if found is None else found[1].text(column.digits)
 

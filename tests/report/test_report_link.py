@@ -75,9 +75,9 @@ def test_a_refused_question_is_no_traffic(tmp_path: Path) -> None:
     released = {"node": "north", "number": 0, "question": "examine", "part": "answer", "up": {"logits": 8}}
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "most_rows: 10, and x has 11"}
     audited.write(tmp_path, [released, refused])
-    from fedstill.report.run_files import Audited
+    from fedstill.report.run_files import AuditSums
 
-    audit = Audited.read(tmp_path / "audit.sqlite")
+    audit = AuditSums.read(tmp_path / "audit.sqlite")
     assert audit is not None
     assert audit.nodes["north"].questions == {0}
     assert audit.total("up") == {"logits": 8}

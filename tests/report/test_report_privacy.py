@@ -12,7 +12,7 @@ import pytest
 from fedstill.core.errors import RunFolderError
 from fedstill.report.privacy_section import guaranteed, in_words, odds, of_pictures
 from fedstill.report.result import Result
-from fedstill.report.run_files import Audited
+from fedstill.report.run_files import AuditSums
 from tests import audited
 from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of, read
 from tests.report.test_report_table import printed
@@ -208,7 +208,7 @@ def test_prices_are_read_from_the_audit_log(tmp_path: Path) -> None:
         {"node": "north", "part": "refused", "rule": "a rule"},
     ]
     audited.write(tmp_path, lines)
-    audit = Audited.read(tmp_path / "audit.sqlite")
+    audit = AuditSums.read(tmp_path / "audit.sqlite")
     assert audit is not None
     assert audit.nodes["north"].price == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
     assert audit.nodes["north"].bare == 1

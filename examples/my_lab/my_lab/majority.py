@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.attacks.attack import Attack, Column, Found, Row, Target
+from fedstill.attacks.attack import Attack, AttackResult, LeakageColumn, LeakageFigure, Target
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.questions import NodeSide
 
@@ -18,8 +18,8 @@ class MajorityClass(Attack):
     """A model that saw a class most often leans towards it: the server takes the mean of its softmax."""
 
     title: ClassVar[str] = "Which class each node has most of"
-    columns: ClassVar[tuple[Column, ...]] = (
-        Column(
+    columns: ClassVar[tuple[LeakageColumn, ...]] = (
+        LeakageColumn(
             name="majority_right",
             head="majority class",
             says="Majority class: of how many nodes the class with most records is named, in percent.",
@@ -37,7 +37,7 @@ class MajorityClass(Attack):
         scored = any(kind.of == "scores" for kind in side.leaves())
         return None if scored else "no class scores leave the nodes"
 
-    def run(self, target: Target) -> Found:
+    def run(self, target: Target) -> AttackResult:
         if target.experiment.task.kind != "class":
             raise ArgumentError("task", target.experiment.task.name, "one with a class for each input")
         nodes, classes = [], list(target.replay.data.classes)
@@ -47,14 +47,16 @@ class MajorityClass(Attack):
                 guess = heard[1][-self.answers :].softmax(1).mean(0).argmax()
                 true = torch.bincount(node.data.targets).argmax()
                 nodes.append({"node": node.name, "guess": classes[guess], "true": classes[true]})
-        return Found({"nodes": nodes, "classes": len(classes)})
+        return AttackResult({"nodes": nodes, "classes": len(classes)})
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[Row]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
         nodes = part["nodes"]
         right = sum(node["guess"] == node["true"] for node in nodes)
         share, by_chance = 100 * right / max(len(nodes), 1), f"{100 / part['classes']:.0f}%"
         text, who = f"{share:.0f}%", f"{len(nodes)} nodes"
-        yield Row(who=who, figure="right", value=share, text=text, without=by_chance, column="majority_right")
+        yield LeakageFigure(
+            who=who, figure="right", value=share, text=text, without=by_chance, column="majority_right"
+        )
         for node in nodes:
-            yield Row(who=node["node"], figure="guess", text=node["guess"], detail=True)
-            yield Row(who=node["node"], figure="most", text=node["true"], detail=True)
+            yield LeakageFigure(who=node["node"], figure="guess", text=node["guess"], detail=True)
+            yield LeakageFigure(who=node["node"], figure="most", text=node["true"], detail=True)
