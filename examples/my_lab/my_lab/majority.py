@@ -52,11 +52,9 @@ class MajorityClass(Attack):
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
         nodes = part["nodes"]
         right = sum(node["guess"] == node["true"] for node in nodes)
-        share, by_chance = 100 * right / max(len(nodes), 1), f"{100 / part['classes']:.0f}%"
-        text, who = f"{share:.0f}%", f"{len(nodes)} nodes"
-        yield LeakageFigure(
-            who=who, figure="right", value=share, text=text, without=by_chance, column="majority_right"
-        )
+        share, column = 100 * right / max(len(nodes), 1), "majority_right"
+        text, who, chance = f"{share:.0f}%", f"{len(nodes)} nodes", f"{100 / part['classes']:.0f}%"
+        yield LeakageFigure(who=who, figure="right", value=share, text=text, without=chance, column=column)
         for node in nodes:
             yield LeakageFigure(who=node["node"], figure="guess", text=node["guess"], detail=True)
             yield LeakageFigure(who=node["node"], figure="most", text=node["true"], detail=True)
