@@ -16,7 +16,7 @@ from annotated_types import Ge
 
 from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.copy_tests import copying
-from fedstill.attacks.generated_images import Sample, apart, closest, scores, spaces
+from fedstill.attacks.generated_images import Sample, apart, closest, distinct, scores, spaces
 from fedstill.attacks.generative_metrics import Extractor
 from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, Pictures, Strip, in_percent
 from fedstill.core.checked import PositiveInt
@@ -57,7 +57,8 @@ class DataCopying(Attack):
     )
 
     images: Annotated[int, Ge(2)] = 1000
-    """Of the inputs that the server made last, how many are looked at."""
+    """Of the inputs that the server made last, how many are looked at; an image that it asked about more than
+    once, or moved by next to nothing, counts once."""
     drawings: PositiveInt = 999
     """Of who is private, for the p-value, which is at least 1 / (drawings + 1)."""
     pairs: PositiveInt = 10
@@ -136,7 +137,9 @@ def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, se
     shape = tuple(experiment.task.pictured(experiment.test).shape[1:])
     if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
         raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
-    images = inputs[-how.images :].detach().cpu().float()
+    images = distinct(inputs[-how.images :].detach().cpu().float())
+    if len(images) < 2:
+        raise ArgumentError("generated inputs", "all one image", "2 or more different ones")
     skipped: list[tuple[str, str]] = []
     known = spaces(images, experiment, skipped)
     sample = Sample(experiment, seed)

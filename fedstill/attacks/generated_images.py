@@ -131,10 +131,13 @@ def apart(
         own[node.name] = task.pictured(_subset(node.data, some)).float()
     if not own:
         return None
-    made, real = space(images), {name: space(those) for name, those in own.items()}
-    # Real images that are nobody's, as many or all there are, spread over all of them, lest they be sorted.
-    spread = torch.linspace(0, len(test) - 1, min(len(test), len(images))).long()
-    others = space(task.pictured(test).float()[spread]) if len(test) > 1 else None
+    # Real images that are nobody's, spread over all of them, lest they be sorted; and as many generated ones,
+    # as FID falls with their number.
+    many = len(test) > 1
+    count = min(len(test), len(images)) if many else len(images)
+    made = space(_spread(images, count))
+    others = space(_spread(task.pictured(test).float(), count)) if many else None
+    real = {name: space(those) for name, those in own.items()}
 
     def far(from_: torch.Tensor) -> dict[str, dict[str, Any]]:
         return {
@@ -146,7 +149,7 @@ def apart(
     return {
         "extractor": space.name,
         "dimensions": dimensions,
-        "generated": len(images),
+        "generated": len(made),
         "average": fmean(of["fid"] for of in nodes.values()),
         "average_held_out": fmean(of["fid"] for of in held_out.values()) if held_out else None,
         # Vectors enough for all covariances to be known in every direction.
@@ -154,6 +157,31 @@ def apart(
         "nodes": nodes,
         "held_out": held_out,
     }
+
+
+def _spread(images: torch.Tensor, count: int) -> torch.Tensor:
+    """So many of images ``(N, C, H, W)``, evenly over all of them; all where these are no more."""
+    return images[torch.linspace(0, len(images) - 1, count).long()]
+
+
+def distinct(images: torch.Tensor) -> torch.Tensor:
+    """Of images ``(N, C, H, W)`` those that are no later one asked about again, or moved a little.
+
+    Methods that difference answers ask about each image and its surroundings, others about one batch several
+    times; who counts all of them counts one image often, and takes chance for evidence. What lies nearer to a
+    later image than a tenth of the median distance between two is that one again.
+
+    >>> x = torch.tensor([0.0, 5.0, 9.0, 0.01]).view(4, 1, 1, 1)
+    >>> distinct(x).flatten()
+    tensor([5.0000, 9.0000, 0.0100])
+    """
+    flat = images.flatten(1)
+    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")  # (N, N), 0 of what is equal
+    near = apart <= apart[torch.ones_like(apart, dtype=torch.bool).triu(1)].median() / 10
+    kept = torch.zeros(len(images), dtype=torch.bool)
+    for place in reversed(range(len(images))):
+        kept[place] = not bool((near[place] & kept).any())
+    return images[kept]
 
 
 def scores(

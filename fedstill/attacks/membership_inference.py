@@ -38,6 +38,7 @@ from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 from fedstill.protocol.summing import SUM
+from fedstill.runs.simulation import Simulation
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")
@@ -205,6 +206,12 @@ def _tried(target: Mapping[str, Any]) -> str:
     )
 
 
+def private(experiment: Simulation, node: Node) -> TensorData:
+    """What a node holds itself: where methods train on labelled public data, these stand beside it."""
+    names = [each.name for each in experiment.nodes]
+    return experiment.setting.parts[names.index(node.name)]
+
+
 def _central(target: Target, how: MembershipInference) -> dict[str, Any]:
     """The central model, or what stands for it."""
     again, experiment, seed = target.replay, target.experiment, target.seed
@@ -212,7 +219,9 @@ def _central(target: Target, how: MembershipInference) -> dict[str, Any]:
     if not teaching:
         reason = "no node's records came to the central model"
         raise MethodRefused(experiment.method.title, "every node", reason)
-    asked = candidates(merged([node.data for node in teaching]), again.data.test, how.records, seed)
+    asked = candidates(
+        merged([private(experiment, node) for node in teaching]), again.data.test, how.records, seed
+    )
     inside = halves(len(asked.records), how.shadows, seed)
     told = [outsider(experiment, asked.all)]
     if how.trained == "federations":
@@ -243,7 +252,9 @@ def _answers(
     place = [each.name for each in target.nodes].index(node.name)
     names, local = again.config.nodes.models, again.config.nodes.local
     own, make = derive(target.seed, node.name), _made(again, names[place % len(names)])
-    asked = candidates(merged([node.data]), again.data.test, how.records, target.seed, alike=True)
+    asked = candidates(
+        merged([private(target.experiment, node)]), again.data.test, how.records, target.seed, alike=True
+    )
     inside = halves(len(asked.records), how.shadows, own)
     shadows = together(make, asked.records, inside, task, local, own, compute=compute)
     inputs, answers = (part[-how.answers :] for part in answered)

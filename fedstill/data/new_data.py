@@ -81,7 +81,9 @@ def measured(name: str, spec: InputSpec, how: Reading) -> TensorData:
         table = (read_folder if place.is_dir() else read_rows)(place, spec.schema)
         data, columns = table.data, table.columns
     elif targets == "instances":
-        pictures = [one for one in read_pictures(place) if not how.sites or one.site in how.sites]
+        all_of = read_pictures(place)
+        check_sites(how.sites, sorted({one.site for one in all_of if one.site}))
+        pictures = [one for one in all_of if not how.sites or one.site in how.sites]
         cases = cases_of(pictures, spec.shape[1])
         return _checked(cut(pictures, cases, np.arange(len(cases.of)), spec.shape[1]), spec, what)
     else:
@@ -116,11 +118,16 @@ def _named(name: str, spec: InputSpec, how: Reading) -> TensorData:
     if not same or (data.mean, data.std, data.vocabulary) != (spec.mean, spec.std, spec.vocabulary):
         told = "classes, shape or normalisation are not those of the student"
         raise DataError(f"data {name!r}: {told}: allowed is a path to data that can be brought into them")
-    return data.test if data.test.cases is not None else _of_sites(data.test, data.test_columns, how.sites)
+    return _of_sites(data.test, data.test_columns, how.sites)
 
 
 def _of_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str, ...]) -> TensorData:
-    """Examples of some sites, or all, with the cases that columns tell: patients, or examples of a site."""
+    """Examples of some sites, or all, with their cases, as they have them or as columns tell: patients, or
+    examples of a site."""
+    if (known := data.cases) is not None:
+        check_sites(sites, sorted({site for site in known.sites if site}))
+        rows = [known.of_site(site) for site in sites]
+        return data.subset(torch.cat(rows).sort().values) if sites else data
     places = columns.get(SITE)
     here = [] if places is None else sorted(set(map(str, places.tolist())))
     check_sites(sites, here)

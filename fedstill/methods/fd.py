@@ -113,6 +113,6 @@ def others(F_sum: torch.Tensor, told: Tensors, round: int) -> torch.Tensor:
         F_sum: the sum of what nodes told in the round before.
         told: F, what this one told last, and in which round; of another round it is no part of the sum.
     """
-    rest = (F_sum - told["F"] * (told["round"] == round - 1)).clamp(min=0)
+    rest = F_sum - told["F"] * (told["round"] == round - 1)
     count = rest.sum(1, keepdim=True)  # as many as hold the label, but for the noise of a mechanism
-    return torch.where(count > 0.5, rest / count.clamp_min(0.5), 0.0)
+    return torch.where(count > 0.5, rest.clamp(min=0) / count.clamp_min(0.5), 0.0)

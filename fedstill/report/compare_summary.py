@@ -37,11 +37,14 @@ class ComparedSetting:
 
     def best(self, figure: Figure) -> set[str]:
         """Labels that are above all others judged by the same kind of model, by more than chance explains."""
-        return {
-            first.label
-            for first, *others in self.ranked(figure)
-            if all(self.above(first, other, figure).told for other in others)
-        }
+
+        def ahead(first: ComparedMethod, second: ComparedMethod) -> bool:
+            # Seeds that both have may say the opposite of all seeds that each has.
+            gap = self.above(first, second, figure)
+            return gap.told and _ahead(figure, gap) > 0
+
+        ranked = self.ranked(figure)
+        return {first.label for first, *others in ranked if all(ahead(first, other) for other in others)}
 
     def ranked(self, figure: Figure) -> list[list[ComparedMethod]]:
         """Those judged by the same kind of model, by their means, the best first; of each kind two or more.

@@ -63,8 +63,6 @@ class Prepared(Run, ABC):
                 strict=True,
             )
         ]
-        learned = {node.name: node.data for node in self.nodes}
-        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
         kind = signature(self.student)
         check_networks(
             self.method.title,
@@ -90,6 +88,10 @@ class Prepared(Run, ABC):
                 protect(node, privacy, self.side, self.method, self.at_nodes, secret=key)
         self.learners = [learner for node in self.nodes for learner in node.learners]
         prepare(self.side, self.nodes)
+        learned = {
+            node.name: node.data for node in self.nodes
+        }  # public data among it, where these have labels
+        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
         for node in self.nodes:
             check_priced(node)
             for module in node.modules.values():

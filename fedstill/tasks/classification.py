@@ -3,6 +3,7 @@ classes that exclude each other, one or one a pixel."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -124,17 +125,24 @@ class Classification(SoftmaxTask):
     ) -> Mapping[str, float]:
         """In percent, as :mod:`fedstill.tasks.classification_metrics`; each example counts by itself."""
         p, true = _told(outputs, targets)
-        return {figure.key: classification_metrics.OF[figure.key](p, true) for figure in self.figures}
+        by = dict.fromkeys(classification_metrics.RANKED, _log_odds(outputs))
+        of = classification_metrics.OF
+        return {figure.key: of[figure.key](by.get(figure.key, p), true) for figure in self.figures}
 
     def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
         """See :meth:`Task.leading`."""
-        return classification_metrics.OF[self.metric](*_told(outputs, targets))
+        return classification_metrics.OF[self.metric](*self._leading(outputs, targets))
 
     def resampled(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
     ) -> Floats:
         """See :meth:`Task.resampled`."""
-        return classification_metrics.weighted(self.metric, *_told(outputs, targets), weights)
+        return classification_metrics.weighted(self.metric, *self._leading(outputs, targets), weights)
+
+    def _leading(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
+        """What the leading figure is of."""
+        p, true = _told(outputs, targets)
+        return (_log_odds(outputs) if self.metric in classification_metrics.RANKED else p), true
 
     def guess(self, targets: torch.Tensor) -> torch.Tensor:
         """Log-shares of the classes in ``targets``, for every input: the majority guess, ``(N, C)``."""
@@ -168,6 +176,18 @@ def _told(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
     """Probabilities of logits, and true classes."""
     logits = outputs.detach().cpu().double().clamp(-1e300, 1e300)  # of infinity there is no softmax
     return logits.softmax(1).numpy(), targets.cpu().numpy()
+
+
+def _log_odds(outputs: torch.Tensor) -> Floats:
+    """Log-odds of each class against all others, ``(N, C)``: in the order of probabilities, and of those that
+    are 1 to the last digit, too."""
+    logits = outputs.detach().cpu().double().clamp(-1e300, 1e300)
+    best, top = logits.max(1, keepdim=True)
+    logits = logits - best
+    log_p = logits.log_softmax(1)
+    rest = logits.scatter(1, top, -math.inf).logsumexp(1, keepdim=True)
+    odds: Floats = (log_p - torch.log1p(-log_p.exp())).scatter(1, top, -rest).numpy()
+    return odds.clip(-1e12, 1e12).round(10)  # the same odds may be computed in two orders, and are to tie
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+RANKED = ("auc", "auprc")  # figures of how inputs are ranked: any scores will do
 BINS = 15  # of confidence, as in Guo et al., "On Calibration of Modern Neural Networks", ICML 2017
 
 
@@ -25,11 +26,15 @@ def accuracy(p: Floats, true: Ints) -> float:
     >>> accuracy(np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 0]))
     50.0
     """
+    if np.isnan(p).any():
+        return math.nan
     return 100.0 * float((p.argmax(1) == true).mean())
 
 
 def balanced_accuracy(p: Floats, true: Ints) -> float:
     """The mean over classes of the share of a class's inputs that are taken for it."""
+    if np.isnan(p).any():
+        return math.nan
     hit = p.argmax(1) == true
     return 100.0 * float(np.mean([hit[true == c].mean() for c in np.unique(true)]))
 
@@ -99,8 +104,6 @@ def calibration(p: Floats, true: Ints) -> list[dict[str, float]]:
 
 def _area(metric: str, p: Floats, true: Ints) -> float:
     """An area under a curve where each input counts once."""
-    if np.isnan(p).any():
-        return math.nan
     return float(weighted(metric, p, true, np.ones((1, len(true))))[0])
 
 
@@ -112,11 +115,13 @@ def weighted(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
 
     Args:
         metric: a key of :data:`OF`, but not ece.
-        p, true: ``(N, C)`` and ``(N,)``.
+        p, true: ``(N, C)`` and ``(N,)``; for :data:`RANKED` any scores in the order of probabilities.
         weights: how often each input counts, ``(R, N)``.
     """
     classes = p.shape[1]
-    if metric in ("auc", "auprc"):
+    if np.isnan(p).any():
+        return np.full(len(weights), math.nan)
+    if metric in RANKED:
         ranked = np.arange(1, 2) if metric == "auprc" and classes == 2 else np.arange(classes)
         scores, positive = p.T[ranked], true == ranked[:, None]  # (C, N)
         if len(weights) == 1:

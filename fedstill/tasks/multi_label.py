@@ -142,6 +142,8 @@ class MultiLabel(Task):
     ) -> Floats:
         """See :meth:`Task.resampled`."""
         p, truth = outputs.detach().double().cpu().numpy(), targets.cpu().numpy()
+        if np.isnan(p[truth != UNKNOWN]).any():
+            return np.full(len(weights), math.nan)
         each = [
             areas("auc", p[rows, label][None], truth[rows, label][None] == 1, weights[:, rows])
             for label, rows in enumerate((truth != UNKNOWN).T)

@@ -64,10 +64,11 @@ def integrated_brier(survival: Floats, time: Floats, event: Floats) -> float:
     for end, predicted in enumerate(survival.T, start=1):
         if not (time > end).any():
             break
-        gone = (time <= end) & (event == 1)
+        # An event at the end of an interval is the next one's, as models learn it.
+        gone, there = (time < end) & (event == 1), time >= end
         lost = np.zeros(len(time))
         lost[gone] = predicted[gone] ** 2 / uncensored.before(time[gone])
-        lost[time > end] = (1 - predicted[time > end]) ** 2 / uncensored.at(end)
+        lost[there] = (1 - predicted[there]) ** 2 / uncensored.before(np.full(1, float(end)))
         scores.append(float(lost.mean()))
     area = float(sum(scores)) - scores[-1] / 2
     return area / (len(scores) - 1) if len(scores) > 1 else math.nan

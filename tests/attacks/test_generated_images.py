@@ -147,6 +147,23 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
     assert found.skipped == []
 
 
+def test_an_image_that_is_asked_about_again_counts_once(run: Simulation) -> None:
+    moved = FRESH[:20] + 1e-3 * torch.randn(3, 20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    again = looked_at(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
+    assert again.part == looked_at(FRESH[:20], run, FEW, 3).part
+    assert again.part["images"] == 20
+    with pytest.raises(ArgumentError, match="generated inputs is 'all one image'"):
+        looked_at(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
+
+
+def test_held_out_and_generated_images_are_as_many_in_fid(run: Simulation) -> None:
+    images = torch.cat([PARTS[0].inputs, PARTS[1].inputs, PARTS[2].inputs, FRESH[:60]])
+    found = looked_at(images, run, replace(FEW, images=len(images)), 3)
+    count = min(len(TEST), found.part["images"])
+    assert count < found.part["images"]
+    assert {apart["generated"] for apart in found.part["distances"]} == {count}
+
+
 def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 90)
     monkeypatch.setattr(module, "MOST_OF_A_NODE", 40)

@@ -154,6 +154,16 @@ def test_members_are_those_whose_nodes_took_part() -> None:
     assert 0 < int(learned.sum()) < len(row) / 2
 
 
+def test_labelled_public_data_that_nodes_learn_from_are_no_members() -> None:
+    again = replay({"name": "fedkd", "epochs": 1, "labelled": True}, public={"name": "held-out"})
+    experiment, heard = done(again)
+    held = sum(len(part) for part in again.parts)
+    assert sum(len(node.data) for node in experiment.nodes) > held, "they stand beside what nodes hold"
+    (central, *answers) = section(again, experiment, heard, replace(FEW, records=1000))
+    assert central["members"] == held
+    assert all(each["members"] <= held for each in answers)
+
+
 def test_no_node_took_part_in_a_student_of_public_data() -> None:
     again = replay({"name": "public-only"}, public={"name": "held-out"})
     experiment, heard = done(again)

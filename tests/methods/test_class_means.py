@@ -70,6 +70,12 @@ def test_fd_learns_from_the_mean_of_those_others_that_hold_the_label() -> None:
     close(others(F_sum, memory(here.nodes[2], "told"), 2)[2], told[2][2])
 
 
+def test_fd_counts_holders_before_what_noise_made_negative_is_cut_off() -> None:
+    told = {"F": torch.zeros(2, 2), "round": torch.tensor(-1)}
+    F_sum = torch.tensor([[0.9, -0.7], [1.4, -0.4]])  # 0.2 and 1.0 hold the labels
+    close(others(F_sum, told, 1), torch.tensor([[0.0, 0.0], [1.4, 0.0]]))
+
+
 def test_fd_a_round_at_a_node_by_hand() -> None:
     """phi(F, y) + gamma phi(F, F_hat), phi the cross-entropy, on the node's own batches."""
     config = FD(rounds=2, gamma=0.7)

@@ -384,6 +384,7 @@ def test_who_is_first_by_mean_and_behind_in_every_common_seed_is_not_called_firs
     [setting] = summarise(folder, plan).settings
     [told] = setting.verdicts()
     assert told.startswith("Accuracy: FedIOD is level with FedAvg (-2.0 [")
+    assert setting.best(setting.metric) == set(), "nor is it bold"
 
 
 def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:

@@ -21,6 +21,7 @@ from fedstill.methods.fedad import FedAD
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
+from fedstill.methods.fedkd import FedKD
 from fedstill.methods.fedmd import FedMD
 from fedstill.methods.fedper import FedPer
 from fedstill.methods.fl_mrcm import FLMRCM
@@ -108,6 +109,22 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
             aucs = MultiLabel(3).per_class(one.models[node](one.test.inputs[rows]), truth[rows])
         assert aucs is not None
         assert share == pytest.approx(sum(auc for label, auc in enumerate(aucs) if label != node) / 2)
+
+
+def test_nodes_are_measured_on_findings_that_public_data_taught_them() -> None:
+    inputs = blobs(30, 7)
+    parts = []
+    for node in range(3):
+        targets = torch.nn.functional.one_hot(blobs(30, node).targets, 3)
+        targets[:, node] = -1
+        parts.append(TensorData(blobs(30, node).inputs, targets))
+    public = Public("public", inputs.inputs, torch.nn.functional.one_hot(inputs.targets, 3))
+    test = TensorData(blobs(40, 9).inputs, torch.nn.functional.one_hot(blobs(40, 9).targets, 3))
+    for labelled in (True, False):
+        method = FedKD(epochs=1, batch=10, levels=0, labelled=labelled)
+        one = setting(method, task=MultiLabel(3), parts=parts, public=public)
+        told = Simulation(replace(one, test=test)).run()["labels"]["nodes"].values()
+        assert [aucs.count(None) for aucs in told] == [0 if labelled else 1] * 3
 
 
 # --- what stands for a central model ---------------------------------------------------------------

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedstill
+from fedstill.core.dataset import Cases, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
-from fedstill.data import load, named
+from fedstill.data import load, named, new_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.new_data import Reading, measured, unlabelled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
@@ -239,6 +240,20 @@ def test_one_class_of_a_student_counts_by_its_name(tmp_path: Path) -> None:
     assert data.cases.sites == ("x", "y")
     with pytest.raises(ArgumentError, match=r"data\.sites is 'z': allowed is some of x, y"):
         measured(str(tmp_path / "dogs.npz"), PIXELS, Reading(sites=("z",)))
+
+
+def test_a_data_set_with_a_name_is_measured_at_the_sites_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = torch.zeros(4, *PIXELS.shape)
+    cases = Cases(torch.arange(4), ("p", "q", "r", "s"), ("north", "south", "north", "south"))
+    data = TensorData(images, torch.tensor([0, 1, 1, 0]), cases=cases)
+    whole = DataSet("four", data, data, PIXELS.classes, PIXELS.mean, PIXELS.std)
+    monkeypatch.setattr(new_data, "load", lambda *_, **__: whole)
+    assert measured("digits", PIXELS, Reading(sites=("south",))).targets.tolist() == [1, 0]
+    assert len(measured("digits", PIXELS, Reading())) == 4
+    with pytest.raises(ArgumentError, match=r"data\.sites is 'east': allowed is some of north, south"):
+        measured("digits", PIXELS, Reading(sites=("east",)))
 
 
 def test_maps_are_brought_to_a_size_as_a_run_brings_its_own(tmp_path: Path) -> None:

@@ -119,6 +119,17 @@ def test_of_two_classes_auprc_is_of_the_second() -> None:
     assert told["auc"] == pytest.approx(75.0)
 
 
+def test_inputs_are_ranked_where_probabilities_are_1_to_the_last_digit() -> None:
+    task, targets = Classification(2), torch.tensor([0, 1, 1, 0])
+    margins = torch.tensor([40.0, 60.0, 80.0, 45.0])
+    for beside in (0.0, 1e4):
+        told = task.metrics(torch.stack([torch.full((4,), beside), beside + margins], 1), targets)
+        assert (told["auc"], told["auprc"]) == (100.0, 100.0)
+    # What is as far apart ties, wherever it lies.
+    alike = torch.tensor([[0.0, 1.5], [7.25, 8.75], [-3.5, -2.0], [0.0, 1.5]])
+    assert task.metrics(alike, targets)["auc"] == 50.0
+
+
 def test_what_cannot_be_said_is_nan() -> None:
     one_class = TASK.metrics(OUTPUTS, torch.zeros(4, dtype=torch.int64))
     assert math.isnan(one_class["auc"])
@@ -127,6 +138,14 @@ def test_what_cannot_be_said_is_nan() -> None:
     broken = TASK.metrics(torch.full((4, 3), math.nan), TARGETS)
     assert math.isnan(broken["auc"])
     assert math.isnan(broken["ece"])
+    assert all(map(math.isnan, broken.values()))
+    for metric in ("accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"):
+        drawn = Classification(
+            3, metric
+        ).resampled(  # type: ignore[arg-type]
+            torch.cat([OUTPUTS[:3], torch.full((1, 3), math.nan)]), TARGETS, None, np.ones((2, 4))
+        )
+        assert np.isnan(drawn).all()
     assert TASK.metrics(torch.tensor([[math.inf, 0.0, 0.0]]), torch.tensor([0]))["accuracy"] == 100.0
 
 
@@ -137,7 +156,7 @@ def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric
     assert (task.metric, len(task.figures)) == (metric, 6)
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.integers(-1, 2, (40, classes))).double()  # few values, so that scores tie
-    p, true = logits.softmax(1).numpy(), rng.integers(0, classes, 40)
+    p, true = logits.softmax(1).numpy().round(12), rng.integers(0, classes, 40)
     assert task.leading(logits, torch.from_numpy(true)) == classification_metrics.OF[metric](p, true)
     weights = rng.integers(0, 3, (5, 40))
     weights[0, true == 0] = 0  # a draw without a class

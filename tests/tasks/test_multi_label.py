@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -210,6 +211,7 @@ def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
     assert each is not None
     assert (each[0], math.isnan(each[1]), each[2]) == (100.0, True, 100.0)
     assert math.isnan(TASK.metrics(outputs, targets)["auc"]), "not a mean over what is left"
+    assert np.isnan(TASK.resampled(outputs, targets, None, np.ones((2, 2)))).all()
 
 
 def test_it_is_made_by_name() -> None:

@@ -97,14 +97,23 @@ def test_the_integrated_brier_score_is_that_of_its_definition(seed: int) -> None
     for end in [end for end in range(1, 9) if max(time) > end]:
         total = 0.0
         for s, t, e in zip(survival[:, end - 1], time, event, strict=True):
-            if t <= end and e:
+            if t < end and e:
                 total += s**2 / uncensored(t, including=False)
-            elif t > end:
-                total += (1 - s) ** 2 / uncensored(end, including=True)
+            elif t >= end:
+                total += (1 - s) ** 2 / uncensored(end, including=False)
         scores.append(total / 30)
     expected = sum((a + b) / 2 for a, b in pairwise(scores)) / (len(scores) - 1)
     assert len(scores) > 5
     assert integrated_brier(survival, time, event) == pytest.approx(expected)
+
+
+def test_who_knows_all_has_no_brier_score_where_events_are_where_intervals_meet() -> None:
+    time, event = np.arange(0.0, 6.0), np.ones(6)  # an event at t is in interval t
+    known = torch.from_numpy(np.stack([time, event], 1))
+    hazards = torch.where(by_interval(known, 6) == 1, 99.0, -99.0).double()
+    survival = (-hazards).sigmoid().cumprod(1).numpy()
+    assert integrated_brier(survival, time, event) < 1e-12
+    assert integrated_brier(np.full((6, 6), 0.5), time, event) > 0.1
 
 
 def test_figures_of_hazards() -> None:
