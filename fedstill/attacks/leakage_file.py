@@ -88,7 +88,7 @@ def lines(rows: Iterable[LeakageFigure]) -> list[TableLine]:
 def tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
     """Lines as tables: those that follow each other and have a figure in common.
 
-    >>> right, auc = (Row(who="student", figure=name) for name in ("right", "AUC"))
+    >>> right, auc = (LeakageFigure(who="student", figure=name) for name in ("right", "AUC"))
     >>> figures = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
     >>> [len(table) for table in tables([TableLine("LiRA", "student", each) for each in figures])]
     [3, 1]

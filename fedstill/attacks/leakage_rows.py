@@ -41,7 +41,7 @@ class LeakageFigure:
     def written(self) -> str:
         """The figure as it is written, without its small print.
 
-        >>> Row(who="node-0", figure="right", value=0.51236).written
+        >>> LeakageFigure(who="node-0", figure="right", value=0.51236).written
         '0.5124'
         """
         return self.text or ("-" if self.value is None else f"{self.value:.4g}")

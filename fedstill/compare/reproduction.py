@@ -60,7 +60,7 @@ class ReproducedFigure:
     Args:
         count: the seeds behind a mean, where they are fewer than the record's.
 
-    >>> Row("", "fedkd", "accuracy", {0: 80.0, 1: 82.0}).spread()
+    >>> ReproducedFigure("", "fedkd", "accuracy", {0: 80.0, 1: 82.0}).spread()
     (81.0, 1.4142135623730951)
     """
 

@@ -39,7 +39,7 @@ def in_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperFigure],
 
     >>> theirs = [PaperFigure(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
     >>> ours = {"a": (9.0, 9.2, 9.1), "b": (7.0, 7.1, 7.3), "c": (8.0, 5.0, 9.0)}
-    >>> rows = [Row("", name, "accuracy", dict(enumerate(found))) for name, found in ours.items()]
+    >>> rows = [ReproducedFigure("", m, "accuracy", dict(enumerate(of))) for m, of in ours.items()]
     >>> print(in_order(rows, theirs, 3))
     2 of 3; told apart: 1 of 1
     """
