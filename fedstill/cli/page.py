@@ -23,21 +23,28 @@ def page(given: Given) -> None:
 
     from fedstill.report.page_server import PageServer
 
-    with PageServer(_pages(folder), port) as server:
+    with contextlib.ExitStack() as ending:
+        pages = _pages(folder, ending)
+        try:
+            server = ending.enter_context(PageServer(pages, port))
+        except OSError as error:
+            allowed = f"one that is free on this machine ({error.strerror})"
+            raise ArgumentError("--port", port, allowed) from error
         print(
             f"{server.address}\nThis address is for you alone, on this machine; Ctrl+C ends it.", flush=True
         )
         server.serve_forever()
 
 
-def _pages(folder: Path) -> Page:
-    """What is shown of a folder, by what it is the folder of."""
+def _pages(folder: Path, ending: contextlib.ExitStack) -> Page:
+    """What is shown of a folder, by what it is the folder of; what is to be closed in the
+    end goes to ``ending``."""
     from fedstill.federation.provision import FEDERATION
     from fedstill.node.owner_folder import FILE
 
     if (folder / FILE).is_file():
         return partial(_node, folder)
-    return _server(folder) if (folder / FEDERATION).is_file() else partial(_runs, folder)
+    return _server(folder, ending) if (folder / FEDERATION).is_file() else partial(_runs, folder)
 
 
 def _node(folder: Path, path: str, nonce: str) -> str | None:
@@ -52,11 +59,12 @@ def _node(folder: Path, path: str, nonce: str) -> str | None:
     return None if path else node_page.page(overview(folder), folder, process, nonce)
 
 
-def _server(folder: Path) -> Page:
+def _server(folder: Path, ending: contextlib.ExitStack) -> Page:
     from fedstill.federation.server_view import ServerWatch
     from fedstill.report import runs_page
 
     watch = ServerWatch(folder)
+    ending.callback(watch.close)  # else its session keeps the process alive
 
     def pages(path: str, nonce: str) -> str | None:
         if path:

@@ -193,7 +193,11 @@ class Items:
         odd = np.flatnonzero(column != column[first][self.of])
         if len(odd):
             parted = str(self.unit[odd[0]])
-            raise DataError(f"split.column {name!r}: its values part the examples of {parted!r}")
+            raise DataError(
+                f"split.column {name!r}: its values part the examples of {parted!r}: allowed is one value "
+                "for all of a patient's; where hospitals count patients each by itself, write the hospital "
+                "into the column patient, too"
+            )
         return column[first]
 
     def _column(self, name: str) -> npt.NDArray[Any]:

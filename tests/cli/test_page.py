@@ -11,11 +11,12 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from fedstill.cli.main import main
 from fedstill.cli.page import _pages
 from fedstill.core.errors import QuestionRefused
 from fedstill.federation import server_view
@@ -36,7 +37,8 @@ Reply = tuple[int, Mapping[str, str], str]
 
 @contextmanager
 def serving(folder: Path) -> Iterator[PageServer]:
-    with PageServer(_pages(folder)) as server:
+    with ExitStack() as ending:
+        server = ending.enter_context(PageServer(_pages(folder, ending)))
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield server
@@ -204,6 +206,10 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
             def jobs(self) -> list[dict[str, object]]:
                 return [{"name": "one", "status": "RUNNING", "submit_time": 1.0, "job_id": "x1"}]
 
+            def close(self) -> None:
+                closed.append(self)
+
+        closed: list[Admin] = []
         monkeypatch.setattr(server_view, "Admin", Admin)
         monkeypatch.setattr(server_view.flare_kit, "server", lambda folder: folder)
         monkeypatch.setattr(server_view.flare_site, "running", lambda site: 77)
@@ -211,6 +217,8 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
             page = Page(ask(server)[2])
             assert ask(server, f"/{server.token}/run/one")[0] == 200
             assert ask(server, f"/{server.token}/run/two")[0] == 404
+            assert not closed
+        assert len(closed) == 1, "or its session would keep the process alive after Ctrl+C"
     assert "It runs as process 77." in page.text
     assert "north 3.0 s ago" in page.text
     assert "one FedIOD running, waits for north for " in page.text
@@ -280,3 +288,12 @@ def test_a_browser_runs_its_script_and_nobody_elses(clinic: Path, tmp_path: Path
         shown = subprocess.run([*words, server.address], capture_output=True, text=True, timeout=100)
     assert '<button type="button">Pause</button>' in shown.stdout  # which the script shows
     assert "<img" not in shown.stdout
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            main(["page", str(tmp_path), "--port", str(port)])
+    assert ended.value.code == 2
+    assert f"--port is {port}: allowed is one that is free on this machine (" in capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_a_column_that_parts_a_patient_is_refused() -> None:
     patient, targets = np.array(["p", "p", "q"]), torch.zeros(3, dtype=torch.int64)
     config = ByColumn(nodes=0, column="slice", minimum=1)
     columns = {"slice": np.array([1, 2, 1]), "site": np.array(["a", "a", "b"])}
-    with pytest.raises(DataError, match=r"'slice'.* part the examples of 'p'"):
+    with pytest.raises(DataError, match=r"'slice'.* part the examples of 'p': .*one value for all"):
         split(targets, 1, config, np.random.default_rng(0), columns, patient)
     by_site = ByColumn(nodes=0, column="site", minimum=1)
     parts = split(targets, 1, by_site, np.random.default_rng(0), columns, patient)
