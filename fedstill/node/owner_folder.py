@@ -21,13 +21,14 @@ from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
 from fedstill.core.registry import looking_in
+from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTS
 from fedstill.node.audit_file import spent
 from fedstill.node.gate import forbidden
-from fedstill.node.kit_faults import kit_faults
+from fedstill.node.kit_faults import kit_faults, stranger
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_named, make_model, perceptual
 from fedstill.node.policy_checks import policy_faults, privacy_faults
@@ -247,7 +248,9 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
             f"policy.minimum_records is {file.policy.minimum_records}, and here are {len(data)} examples"
         )
     if file.online:
-        found += kit_faults(folder, None if "name" in spoilt else file.name)
+        found += (faults := kit_faults(folder, None if "name" in spoilt else file.name))
+        if not faults and "policy" not in spoilt:
+            found += stranger(file.policy, StartupKit(folder / KIT).authority_fingerprint)
     own = schema or NO_SCHEMA
     return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold), own)
 

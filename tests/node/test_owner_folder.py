@@ -443,6 +443,14 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     kit = StartupKit(folder / "kit")
     assert (kit.name, kit.target("client")) == ("other", "uni.example:8002")
     make_kit(folder)
+    own, toml = kit.authority_fingerprint, 'name = "clinic"\n[policy]\nallowed_servers = ["{}"]\n'
+    (folder / "node.toml").write_text(toml.format("a" * 32), encoding="utf-8")
+    (fault,) = owner_folder.examine(folder, quick=True).faults
+    assert fault.startswith("policy.allowed_servers is ")
+    assert f"allowed is a list with {own}, the authority of the startup kit" in fault
+    (folder / "node.toml").write_text(toml.format(own), encoding="utf-8")
+    assert owner_folder.examine(folder, quick=True).faults == ()
+    (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     for file, text, wanted in (
         ("rootCA.pem", "x", "rootCA.pem is no certificate"),
         ("fed_client.json", "{}", "fed_client.json does not say servers: copy the startup kit anew"),
