@@ -176,8 +176,8 @@ def distinct(images: torch.Tensor) -> torch.Tensor:
     tensor([5.0000, 9.0000, 0.0100])
     """
     flat = images.flatten(1)
-    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")  # (N, N), 0 of what is equal
-    near = apart <= apart[torch.ones_like(apart, dtype=torch.bool).triu(1)].median() / 10
+    between = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")  # (N, N), 0 of equal ones
+    near = between <= between[torch.ones_like(between, dtype=torch.bool).triu(1)].median() / 10
     kept = torch.zeros(len(images), dtype=torch.bool)
     for place in reversed(range(len(images))):
         kept[place] = not bool((near[place] & kept).any())

@@ -37,8 +37,7 @@ def page(given: Given) -> None:
 
 
 def _pages(folder: Path, ending: contextlib.ExitStack) -> Page:
-    """What is shown of a folder, by what it is the folder of; what is to be closed in the
-    end goes to ``ending``."""
+    """What is shown of a folder, by what it is the folder of; ``ending`` closes what it opens."""
     from fedstill.federation.provision import FEDERATION
     from fedstill.node.owner_folder import FILE
 

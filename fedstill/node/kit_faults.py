@@ -11,7 +11,7 @@ from fedstill.node.admission import require_server
 from fedstill.node.policy import PolicyConfig
 
 
-def stranger(policy: PolicyConfig, authority: str) -> list[str]:
+def server_faults(policy: PolicyConfig, authority: str) -> list[str]:
     """The fault of a policy that lets in no run of the kit's own server; none: it does."""
     try:
         require_server("", policy, authority)

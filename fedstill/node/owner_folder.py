@@ -28,7 +28,7 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTS
 from fedstill.node.audit_file import spent
 from fedstill.node.gate import forbidden
-from fedstill.node.kit_faults import kit_faults, stranger
+from fedstill.node.kit_faults import kit_faults, server_faults
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_named, make_model, perceptual
 from fedstill.node.policy_checks import policy_faults, privacy_faults
@@ -250,7 +250,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
     if file.online:
         found += (faults := kit_faults(folder, None if "name" in spoilt else file.name))
         if not faults and "policy" not in spoilt:
-            found += stranger(file.policy, StartupKit(folder / KIT).authority_fingerprint)
+            found += server_faults(file.policy, StartupKit(folder / KIT).authority_fingerprint)
     own = schema or NO_SCHEMA
     return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold), own)
 

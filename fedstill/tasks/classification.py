@@ -124,10 +124,9 @@ class Classification(SoftmaxTask):
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         """In percent, as :mod:`fedstill.tasks.classification_metrics`; each example counts by itself."""
-        p, true = _told(outputs, targets)
-        by = dict.fromkeys(classification_metrics.RANKED, _log_odds(outputs))
-        of = classification_metrics.OF
-        return {figure.key: of[figure.key](by.get(figure.key, p), true) for figure in self.figures}
+        (p, true), odds = _told(outputs, targets), _log_odds(outputs)
+        of, ranked = classification_metrics.OF, classification_metrics.RANKED
+        return {each.key: of[each.key](odds if each.key in ranked else p, true) for each in self.figures}
 
     def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
         """See :meth:`Task.leading`."""

@@ -68,7 +68,7 @@ def integrated_brier(survival: Floats, time: Floats, event: Floats) -> float:
         gone, there = (time < end) & (event == 1), time >= end
         lost = np.zeros(len(time))
         lost[gone] = predicted[gone] ** 2 / uncensored.before(time[gone])
-        lost[there] = (1 - predicted[there]) ** 2 / uncensored.before(np.full(1, float(end)))
+        lost[there] = (1 - predicted[there]) ** 2 / uncensored.before(end)
         scores.append(float(lost.mean()))
     area = float(sum(scores)) - scores[-1] / 2
     return area / (len(scores) - 1) if len(scores) > 1 else math.nan
@@ -86,10 +86,6 @@ class _Uncensored:
         left = 1 - np.divide(censored, there, out=np.zeros(len(there)), where=there > 0)
         self._share = np.concatenate([[1.0], left.cumprod()])
 
-    def at(self, time: Floats | float) -> Floats:
-        share: Floats = self._share[np.searchsorted(self._times, time, side="right")]
-        return share
-
-    def before(self, time: Floats) -> Floats:
+    def before(self, time: Floats | float) -> Floats:
         share: Floats = self._share[np.searchsorted(self._times, time, side="left")]
         return share
