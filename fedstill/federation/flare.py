@@ -19,7 +19,9 @@ from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.federation.node_order import natural
 from fedstill.federation.transport import LinkError, Silent, Unreachable
 
-RUNS, NODE, NODES = "FEDSTILL_RUNS", "FEDSTILL_NODE", "FEDSTILL_NODES"  # environment variables
+# Environment variables: the server's folder, a node's, and that of all nodes of a simulation.
+SERVER_FOLDER, NODE, NODES = "FEDSTILL_SERVER", "FEDSTILL_NODE", "FEDSTILL_NODES"
+RUNS = "runs"  # in a server's folder
 
 
 class NodeProgram:

@@ -61,8 +61,8 @@ def run(site: Site) -> NoReturn:
     _settle(site)
     until = f"{site.kit.valid_until:%Y-%m-%d}"
     logger.info("started as process %d; certificate valid until %s", os.getpid(), until)
-    told = ("FEDSTILL_RUNS", "runs") if site.role == SERVER else ("FEDSTILL_NODE", "")
-    environment = {**_environment(os.environ), told[0]: str(site.folder / told[1])}
+    told = "FEDSTILL_SERVER" if site.role == SERVER else "FEDSTILL_NODE"
+    environment = {**_environment(os.environ), told: str(site.folder)}
     os.set_inheritable(lock.fileno(), True)
     os.execve(sys.executable, _command(site), environment)
 

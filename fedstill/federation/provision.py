@@ -8,6 +8,7 @@ Layout of a federation's folder, which belongs to whoever runs the server:
     server/         kit of the server
     nodes/NAME/     kit of a node: hand it over, then delete it here
     admin/          kit of the person who starts runs
+    server.toml     what a run may use at the server (:mod:`fedstill.federation.server_rules`)
     provision/      the root certificate authority: its key lets in whom it signs, so keep it secret
 """
 
@@ -24,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core import file_permissions
+from fedstill.core.commented_toml import commented
 from fedstill.core.errors import ArgumentError, DeployError
+from fedstill.federation import server_rules
 from fedstill.federation.flare_permissions import (
     ANSWER_WITHIN,
     write_json,
@@ -90,6 +93,7 @@ def provision(
     port = port or free_port()
     federation = {"name": name, "host": host, "port": port, "heartbeat": heartbeat, "dead_after": dead_after}
     write_json(folder / FEDERATION, {**federation, "nodes": list(nodes)})
+    (folder / server_rules.FILE).write_text(commented(server_rules.ServerRules()), encoding="utf-8")
     made = _make(folder, nodes, admin=True)
     _take(made / _server_name(host), folder / "server")
     _take(made / ADMIN, folder / "admin")

@@ -30,6 +30,9 @@ FOLDER = "requests"
 WAITS, APPROVED, USED, REJECTED = "waits", "approved", "used", "rejected"
 MOST_WAITING = 100  # a server could fill the disk with them
 LARGEST = 1_000_000  # bytes of a description
+# Digits of a SHA-256 that name a request, and that approve it: a server can make a description that agrees
+# with another in few of them.
+NAMES, APPROVES = 8, 32
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class Requests:
         if found is None or found.state == REJECTED:
             return WAITS if found is None else REJECTED
         granted = found.state == APPROVED and found.server == server
+        if self._file.policy.approve == EACH_RUN:  # it was said of this one
+            granted = granted and found.run == run
         if not granted and _begun(run, server) not in found.runs:
             return WAITS
         return APPROVED if found.protection == self._protection() else WAITS
@@ -146,7 +151,7 @@ class Requests:
         """The owner approves or rejects a request; also one that was decided otherwise before.
 
         Args:
-            sha256: of the description, or its beginning, at least eight digits.
+            sha256: of the description, or its beginning: at least eight digits, and 32 to approve it.
 
         Returns:
             The whole SHA-256 and the request.
@@ -157,7 +162,7 @@ class Requests:
         """
         with self._alone():
             known = self._all()
-            name = one_of(known, sha256)
+            name = one_of(known, sha256, APPROVES if approved else NAMES)
             before = known[name]
             state = APPROVED if approved else REJECTED
             # What began under another protection has to ask anew: it may be another server's than this one.
@@ -212,11 +217,16 @@ def asks(file: NodeFile) -> bool:
     return file.policy.approve != POLICY
 
 
-def one_of(known: Iterable[str], sha256: str) -> str:
-    """The one of some descriptions that begins so; ArgumentError where there is none, or are several."""
+def one_of(known: Iterable[str], sha256: str, least: int = NAMES) -> str:
+    """The one of some descriptions that begins so; ArgumentError where there is none, or are several.
+
+    Args:
+        least: digits that are needed.
+    """
     wanted = digits(sha256)
-    found = [name for name in known if len(wanted) >= 8 and name.startswith(wanted)]
+    found = [name for name in known if len(wanted) >= least and name.startswith(wanted)]
     if len(found) != 1:
-        allowed = "the SHA-256 of one request, or its first digits, eight or more: `fedstill node requests`"
+        those = "`fedstill node requests`"
+        allowed = f"the SHA-256 of one request, or its first digits, {least} or more: {those}"
         raise ArgumentError("HASH", sha256, allowed)
     return found[0]

@@ -15,7 +15,8 @@ from typing import Literal
 from fedstill.core.errors import ArgumentError
 
 LARGEST = 1e12  # noise; with more, accountants meet their own rounding
-MOST = 2**31  # records of a unit, and times of an event in one price
+MOST = 2**31  # times of an event in one price
+LARGEST_GROUP = 10_000  # of more, losses take minutes to work out, and others name what is worked out here
 
 _FORM = re.compile(r"(gaussian|laplace|pure)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
 
@@ -31,7 +32,7 @@ class Event:
             statistic (in L2, in L1), above 0, up to 1e12. Of ``pure``, one over its epsilon.
         rate: at which records are drawn into the statistic, each by itself (Poisson sampling); 1 is all.
         group: records of one protected unit (a patient, say), each of which may move a sampled statistic
-            by that much. At rate 1 that is a smaller ``noise``, and said so.
+            by that much, up to 10,000. At rate 1 that is a smaller ``noise``, and said so.
 
     Raises:
         ArgumentError: a value outside its range; a rate for other than Gaussian noise.
@@ -54,8 +55,8 @@ class Event:
             raise ArgumentError("rate of an event", self.rate, "above 0, up to 1")
         if self.kind != "gaussian" and self.rate < 1:
             raise ArgumentError("rate of an event", self.rate, f"1 for {self.kind}")
-        if not 1 <= self.group <= (1 if self.rate == 1 else MOST):
-            allowed = f"1, or up to {MOST} for a sampled statistic"
+        if not 1 <= self.group <= (1 if self.rate == 1 else LARGEST_GROUP):
+            allowed = f"1, or up to {LARGEST_GROUP} for a sampled statistic"
             raise ArgumentError("group of an event", self.group, allowed)
 
     def __str__(self) -> str:

@@ -44,6 +44,7 @@ def epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
     """What the events, one or more, compose to at delta, on a grid of that step."""
     total: Any = None
     for event, times in spent.items():
+        deadline.check()
         losses = _repeated(_one(event, step), times)
         total = losses if total is None else total.compose(losses)
     return float(total.get_epsilon_for_delta(delta))

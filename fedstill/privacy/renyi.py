@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstill.core import deadline
 from fedstill.privacy.events import Event
 
 Curve = NDArray[np.float64]
@@ -94,6 +95,7 @@ def _mixture(event: Event) -> Curve:
     x = np.arange(-12 * noise, ends[usable].max() - 12 * noise, step)
     ratio = np.full_like(x, -math.inf)
     for i in range(k + 1):
+        deadline.check()
         shifted = (2 * i * x - i**2) / (2 * noise**2) + binom.logpmf(i, k, event.rate)
         ratio = np.logaddexp(ratio, shifted)
     density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))

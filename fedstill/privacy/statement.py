@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedstill.core import deadline
 from fedstill.core.checked import Checked, Fraction
 from fedstill.core.registry import OURS
 from fedstill.privacy.accounting import epsilon
@@ -99,6 +100,10 @@ SEVERAL = (
     "it is of one record alone: who has several here, as a patient may, is protected less, since "
     "privacy.group_size is 1"
 )
+COMPOSED_WITHIN = (
+    120.0  # seconds for one node's prices, which are its own word: no node is to hold the server
+)
+LATE = f"no epsilon was worked out: the prices that it told take more than {COMPOSED_WITHIN:g} s to compose"
 FOREIGN = "what {origin} says of its own mechanism: nothing here proves that it keeps to its prices"
 
 
@@ -119,10 +124,13 @@ def summary(
     for name, (events, bare) in spent.items():
         said = statements.get(name, Statement())
         kept = said.mechanism != "none" and not bare and bool(events)
-        reached = epsilon(from_text(events), said.delta, said.accountant) if kept else None
+        reached = _epsilon(said, events) if kept else None
+        late, kept = kept and reached is None, reached is not None
         left = None if said.budget is None or reached is None else max(said.budget - reached, 0.0)
         row = {"name": name, "guarantee": kept, "epsilon": reached, "left": left, "events": dict(events)}
         row["assumes"] = _rests_on(said, events)
+        if late:
+            row["rules"] = [*said.rules, LATE]
         nodes.append({**said.to_dict(), **row, "releases_without_guarantee": bare})
     every = bool(nodes) and all(node["guarantee"] for node in nodes)
     text = NO_GUARANTEE
@@ -132,6 +140,15 @@ def summary(
         names = ", ".join(node["name"] for node in nodes if not node["guarantee"])
         text = f"no guarantee for {names}"
     return {"guarantee": every or None, "text": text, "nodes": nodes}
+
+
+def _epsilon(said: Statement, events: Mapping[str, int]) -> float | None:
+    """What a node's releases cost; None where it tells prices that take too long to compose."""
+    try:
+        with deadline.within(COMPOSED_WITHIN, lambda: TimeoutError(LATE)):
+            return epsilon(from_text(events), said.delta, said.accountant)
+    except TimeoutError:
+        return None
 
 
 def _rests_on(said: Statement, events: Mapping[str, int]) -> list[str]:

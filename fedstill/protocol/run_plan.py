@@ -21,6 +21,16 @@ PROTOCOL = 7  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 
+def check_run_name(name: str) -> None:
+    """Refuse what is no name of a run: it names a folder at the server and at every node.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ArgumentError("run", name, "up to 100 letters, digits, '.', '_' and '-'")
+
+
 @dataclass(frozen=True)
 class Plan:
     """A run as its nodes get to know it. It names no data, no model and no policy: those are the nodes'.
@@ -51,9 +61,7 @@ class Plan:
     sums: bool = False
 
     def __post_init__(self) -> None:
-        # It names a folder at every node.
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.run):
-            raise ArgumentError("run", self.run, "up to 100 letters, digits, '.', '_' and '-'")
+        check_run_name(self.run)
         if self.public and not re.fullmatch(r"[0-9a-f]{32}", self.public):
             raise ArgumentError("public", self.public, "a fingerprint of 32 hexadecimal digits")
         if self.sums and self.wire.gradients != "float32":

@@ -12,7 +12,7 @@ from fedstill.node.audit_cost import Cost
 from fedstill.node.audit_entries import ALL
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import facts, line_about
-from fedstill.node.requests import WAITS, Request, asks
+from fedstill.node.requests import APPROVES, WAITS, Request, asks
 from fedstill.privacy.budget_text import budgets, down, up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
@@ -78,7 +78,8 @@ def _asking(waiting: Mapping[str, Request], folder: Path) -> Section:
         "Each under the SHA-256 of its description: compare the digits with the server's people by phone. "
         "The command below a request lets it in; with reject in the place of approve it does not."
     )
-    commands = {name: shlex.join(["fedstill", "node", "approve", str(folder), name[:16]]) for name in waiting}
+    words = ["fedstill", "node", "approve", str(folder)]
+    commands = {name: shlex.join([*words, name[:APPROVES]]) for name in waiting}
     return Section(
         "Requests that wait", about if waiting else "", facts=_requests(waiting, commands), empty="None."
     )

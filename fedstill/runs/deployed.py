@@ -226,9 +226,10 @@ def job_of(config: RunConfig, run: str, there: Sequence[str], nodes: Sequence[st
 
 
 def servers_part(config: RunConfig) -> str:
-    """What of a run its server has to know, as TOML: nothing about nodes or trackers, and whole paths."""
+    """What of a run its server has to know, as TOML: nothing of nodes, trackers or folders with code, and
+    whole paths."""
     table = to_dict(config)
-    for theirs in ("nodes", "split", "paper", "track"):
+    for theirs in ("nodes", "split", "paper", "track", "plugins"):
         table.pop(theirs, None)
     table["engine"]["startup_kit"] = ""
     for part, key in (("data", "name"), ("data", "root"), ("public", "name"), ("public", "root")):

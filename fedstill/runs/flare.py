@@ -11,14 +11,18 @@ from typing import Any
 
 from nvflare.collab import collab
 
+from fedstill.core import toml
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.fingerprints import grouped
 from fedstill.core.locks import lock
 from fedstill.core.progress import PROGRESS, Note, Noted
 from fedstill.core.run_writer import write_text
-from fedstill.federation.flare import RUNS, FlareLink, environment
+from fedstill.core.user_functions import look_in
+from fedstill.federation import server_rules
+from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, environment
 from fedstill.federation.run_status import JOB, METRICS, PROGRESS_TOPIC, STOPPED
-from fedstill.runs.config import read_toml
+from fedstill.protocol.run_plan import check_run_name
+from fedstill.runs.config import RunConfig, read_toml
 from fedstill.runs.remote_run import Served
 
 logger = logging.getLogger("fedstill.server")
@@ -31,19 +35,24 @@ class ServerProgram:
     """The server's half of one run, as FLARE's job runs it.
 
     Args:
-        config: the run's configuration, as TOML.
+        config: the run's configuration, as TOML; what it may name at this server its owner says
+            (:mod:`fedstill.federation.server_rules`).
         run: its name; a run of this name that was stopped goes on.
         nodes: with which the run began, also those that are not in this job; none is those that are.
+
+    Raises:
+        ArgumentError: the run's name is no name.
     """
 
     def __init__(self, config: str, run: str, nodes: Sequence[str] = ()) -> None:
+        check_run_name(run)  # it names a folder
         self.config, self.run_name, self.nodes = config, run, list(nodes)
         self._at_work: Served | None = None
 
     @collab.main  # type: ignore[untyped-decorator,unused-ignore]
     def main(self) -> None:
         """Run, and leave the results in the job's workspace, from where they are fetched."""
-        folder = Path(environment(RUNS)) / self.run_name
+        folder = Path(environment(SERVER_FOLDER)) / RUNS / self.run_name
         engine = collab.fl_ctx.get_engine()
 
         def told(topic: str, asked: Mapping[str, int], fl_ctx: object) -> dict[str, Any]:
@@ -91,7 +100,7 @@ class ServerProgram:
         write_text(folder / STOPPED, json.dumps(told) + "\n")
 
     def _run(self, folder: Path) -> None:
-        config = read_toml(self.config)
+        config = self._read(folder.parent.parent)
         link = FlareLink(collab.clients, self.nodes)
 
         def tell(noted: Note) -> None:
@@ -104,3 +113,14 @@ class ServerProgram:
         figures = run.run(folder, bars=bars)
         run.finish({**run.about(), **figures}, keep_state=True)
         logger.info("run %s is done", self.run_name)
+
+    def _read(self, folder: Path) -> RunConfig:
+        """The run's configuration, once the server's rules let in what it names.
+
+        Args:
+            folder: the server's.
+        """
+        rules = server_rules.read(folder)
+        rules.check(toml.parse(self.config, "the run"), folder / server_rules.FILE)
+        look_in(rules.plugin_folders(folder))
+        return read_toml(self.config)

@@ -23,18 +23,18 @@ from typing import Any
 import tomli_w
 from safetensors.torch import save_file
 
-from fedstill.core import file_permissions
+from fedstill.core import file_permissions, toml
 from fedstill.core.checkpoint import load_state
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import DeployError
 from fedstill.core.progress import PROGRESS, Bars, following
-from fedstill.core.run_writer import holding
+from fedstill.core.run_writer import holding, write_text
 from fedstill.core.startup_kit import KIT
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.user_data import usual_folders
-from fedstill.federation import flare_kit, flare_site
+from fedstill.federation import flare_kit, flare_site, server_rules
 from fedstill.federation.admin import Admin
-from fedstill.federation.flare import NODES, RUNS
+from fedstill.federation.flare import NODES, SERVER_FOLDER
 from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.provision import provision, require_flare
 from fedstill.federation.run_status import STOPPED, over
@@ -46,7 +46,7 @@ from fedstill.node.run_folder import SALT
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.runs.assemble import node_models
 from fedstill.runs.config import RunConfig
-from fedstill.runs.deployed import job_of, raise_if_stopped, run_name
+from fedstill.runs.deployed import job_of, raise_if_stopped, run_name, servers_part
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
 
@@ -80,6 +80,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
             shutil.rmtree(part, ignore_errors=True)
             write_nodes(config, simulation, part)
             part.rename(home / "nodes")
+        _let_in(config, home)
         started = time.monotonic()
         served = home / "runs" / run
         if not (served / "result.json").exists():
@@ -92,6 +93,17 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
             raise_if_stopped(served, out)
         seconds = time.monotonic() - started
         return _looked_into(simulation, out, served, home / "nodes", run, seconds)
+
+
+def _let_in(config: RunConfig, folder: Path) -> None:
+    """Let a rehearsal's server use what the run names.
+
+    Args:
+        folder: the server's.
+    """
+    table = toml.parse(servers_part(config)) | {"plugins": config.plugins}
+    rules = server_rules.for_run(table)
+    write_text(folder / server_rules.FILE, tomli_w.dumps(as_table(rules)))
 
 
 def _show_metrics(served: Path, out: Path) -> None:
@@ -207,7 +219,7 @@ def _simulate(config: RunConfig, run: str, names: Sequence[str], home: Path) -> 
     job = job_of(config, run, names, names, work / "job")
     environment = {
         **_surroundings(),
-        RUNS: str((home / "runs").resolve()),
+        SERVER_FOLDER: str(home.resolve()),
         NODES: str((home / "nodes").resolve()),
         "PYTHONPATH": flare_site.python_path(os.environ.get("PYTHONPATH", "")),
     }
@@ -236,6 +248,7 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
             flare_site.stop(place)  # of a rehearsal that was killed
     shutil.rmtree(deployed, ignore_errors=True)
     provision(deployed, "localhost", list(names), heartbeat=2.0, dead_after=20.0)
+    shutil.copy2(home / server_rules.FILE, deployed / server_rules.FILE)
     for own in owners:
         shutil.rmtree(own / KIT, ignore_errors=True)
         shutil.move(deployed / "nodes" / own.name, own / KIT)

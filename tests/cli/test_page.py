@@ -168,7 +168,7 @@ def test_a_node_shows_who_waits_what_left_and_what_is_left(clinic: Path) -> None
         status, _, html = ask(server)
     page = Page(html)
     assert status == 200, page.text
-    assert f"fedstill node approve {clinic} {sha256[:16]}" in page.text
+    assert f"fedstill node approve {clinic} {sha256[:32]}" in page.text
     assert "Requests that wait 1" in page.text
     assert "Left the node 3.0 kB 2 runs" in page.text  # 3 x 1000 bytes, and 40
     assert re.search(r"trial-1 \d{4}-\d\d-\d\d 3 logits 3.0 kB none 1 ", page.text)

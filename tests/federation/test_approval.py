@@ -53,7 +53,7 @@ def test_a_run_needs_each_owner_and_is_what_they_approved(tmp_path: Path) -> Non
         (sha256,) = {found.replace(" ", "") for found in re.findall(r"run ((?:[0-9a-f]{4} ){16})waits", told)}
         assert len(sha256) == 64
         for node in here.names:
-            code, out = owner(here, node, "approve", sha256[:16])
+            code, out = owner(here, node, "approve", sha256[:32])
             assert (code, "approved" in out) == (0, True), out
         # The server changes one option: it is another run, and nobody has approved that.
         here.config = small(FEDKD.replace("epochs = 1", "epochs = 2") + OWNERS)

@@ -62,7 +62,7 @@ class ServerProgram:
     def main(self):
         time.sleep(60 if self.run == "slow" else 0)
         answers = sorted(collab.clients.hello(20))
-        Path(os.environ["FEDSTILL_RUNS"], self.run).write_text(repr(answers))
+        Path(os.environ["FEDSTILL_SERVER"], "runs", self.run).write_text(repr(answers))
 
 class NodeProgram:
     @collab.publish

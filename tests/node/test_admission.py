@@ -294,6 +294,28 @@ def test_an_approval_is_of_one_run_or_of_all_that_are_alike(tmp_path: Path) -> N
         assert joined(clinic) is again
 
 
+def test_what_was_said_of_one_run_lets_in_no_other_of_the_same_description(tmp_path: Path) -> None:
+    for name, policy, again in (("each", EACH, False), ("listed", LISTED, True)):
+        clinic = Clinic(tmp_path / name, policy)
+        refused(clinic)
+        decide(clinic)
+        clinic.plan = replace(PLAN, run="two")  # before the one that its owner was asked about
+        assert joined(clinic) is again
+
+
+def test_few_digits_name_a_request_and_do_not_approve_it(tmp_path: Path) -> None:
+    """Of 32 bits a server finds a description that agrees with another."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    sha256 = describe(PLAN, None).sha256
+    with pytest.raises(ArgumentError, match="its first digits, 32 or more"):
+        clinic.host.requests.decide(sha256[:31], True)
+    assert not joined(clinic)
+    clinic.host.requests.decide(sha256[:32], True)
+    assert joined(clinic)
+    assert clinic.host.requests.decide(sha256[:8], False)[0] == sha256
+
+
 def test_an_approved_run_whose_folder_was_moved_away_does_not_begin_anew(tmp_path: Path) -> None:
     for name, policy, again in (("each", EACH, False), ("listed", LISTED, True)):
         clinic = Clinic(tmp_path / name, policy)
@@ -488,8 +510,8 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
         assert told in " ".join(out.split())
     assert command("node", "requests", clinic.folder, found.sha256)[1] == found.text
     code, _, err = command("node", "approve", clinic.folder, found.sha256[:7])
-    assert (code, "eight or more" in err) == (2, True)
-    spoken = " ".join(found.sha256[place : place + 4].upper() for place in range(0, 16, 4))
+    assert (code, "32 or more" in err) == (2, True)
+    spoken = " ".join(found.sha256[place : place + 4].upper() for place in range(0, 32, 4))
     code, out, _ = command("node", "approve", clinic.folder, spoken, "--because", "board of 3 May")
     assert (code, "approved" in out) == (0, True)
     assert joined(clinic)

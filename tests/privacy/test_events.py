@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.events import MOST, Event, from_text
+from fedstill.privacy.events import LARGEST_GROUP, MOST, Event, from_text
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from fedstill.privacy.events import MOST, Event, from_text
     [
         ({"gaussian(1e300)": 1}, "above 0, up to 1e+12"),
         ({"laplace(nan)": 1}, "above 0, up to 1e+12"),
-        ({f"gaussian(1.0, rate=0.5, group={MOST + 1})": 1}, "for a sampled statistic"),
+        ({f"gaussian(1.0, rate=0.5, group={LARGEST_GROUP + 1})": 1}, "for a sampled statistic"),
         ({f"gaussian(1.0, rate=0.5, group={'9' * 5000})": 1}, "numbers in it"),
         ({"gaussian(1.0, group=2)": 1}, "for a sampled statistic"),
         ({"laplace(1.0, rate=0.5)": 1}, "1 for laplace"),

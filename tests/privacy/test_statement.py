@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedstill.federation.replies import LONGEST
+from fedstill.privacy import statement
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -98,3 +99,19 @@ def test_that_a_patient_has_several_records_is_said_where_one_alone_is_protected
     assert SEVERAL in state(one, {}, (), several=True).assumes
     assert SEVERAL not in state(one, {}, ()).assumes
     assert SEVERAL not in state(group, {}, (), several=True).assumes
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_a_nodes_prices_do_not_hold_the_server(accountant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that it makes up: of a group in a sample, losses are integrated and composed at length."""
+    monkeypatch.setattr(statement, "COMPOSED_WITHIN", 1e-9)
+    said = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant=accountant)
+    plain = {"gaussian(2.0)": 1}
+    made_up = {"gaussian(2.5, rate=0.5, group=97)": 3}
+    found = summary({"honest": said, "north": said}, {"honest": (plain, 0), "north": (made_up, 0)})
+    honest, north = found["nodes"]
+    assert [node["guarantee"] for node in (honest, north)] == [True, False]
+    assert (north["epsilon"], north["left"]) == (None, None)
+    assert statement.LATE in north["rules"]
+    assert statement.LATE not in honest["rules"]
+    assert found["text"] == "no guarantee for north"

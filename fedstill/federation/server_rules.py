@@ -1,0 +1,140 @@
+"""What a run may use at a deployed server beside what fedstill brings: what its owner's ``server.toml`` says.
+
+Whoever holds an admin's kit writes the configuration that the server reads, and need not be whoever owns the
+machine. So no run brings code, names code or names a file there unless the owner lets it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedstill.core import toml
+from fedstill.core.checked import Checked
+from fedstill.core.config_tables import read_table
+from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.user_functions import is_path
+from fedstill.data.config import DATA
+from fedstill.data.user_data import usual_folders
+
+FILE = "server.toml"  # in the server's folder
+HF = "hf:"  # before a folder, where a model is named
+FILES = ("data.", "public.", "student.")  # under which a text may name what lies in the current folder
+
+
+@dataclass(frozen=True)
+class ServerRules(Checked):
+    """What a run may use at this server."""
+
+    under: ClassVar[str] = "server"
+
+    data: tuple[str, ...] = ()
+    """Folders beneath which a run may name data and other files, relative to this file. What lies in ./data
+    or in the folders of FEDSTILL_DATA, a run may ask for in any case."""
+
+    modules: tuple[str, ...] = ()
+    """Methods, tasks, networks and data of your own that a run may name: ["my_methods:Prox"]. They run as the
+    server does."""
+
+    plugins: tuple[str, ...] = ()
+    """Folders in which these lie, relative to this file; what is installed is found without."""
+
+    def check(self, table: Mapping[str, Any], file: Path) -> None:
+        """Refuse a run's configuration that names what its server's owner has not let it use.
+
+        Args:
+            table: the configuration, as TOML has it.
+            file: where the rules stand.
+
+        Raises:
+            ArgumentError: code, a file, or folders with code that the rules do not let in.
+        """
+        if table.get("plugins"):
+            raise ArgumentError("plugins", table["plugins"], f"none here, but those of {file}")
+        if "extends" in table:
+            raise ArgumentError("extends", table["extends"], "nothing here: a run comes complete")
+        for name, text in texts(table):
+            if _is_code(text) and text not in self.modules:
+                raise ArgumentError(name, text, f"one of fedstill's own here, or of `modules` in {file}")
+            place = place_of(name, text)
+            if place is not None and not any(place.is_relative_to(each) for each in self._folders(file)):
+                raise ArgumentError(name, text, f"what lies in a folder that `data` of {file} lists")
+
+    def plugin_folders(self, folder: Path) -> list[str]:
+        """Those of ``plugins``, whole.
+
+        Args:
+            folder: the server's.
+        """
+        return [str((folder / Path(each).expanduser()).resolve()) for each in self.plugins]
+
+    def _folders(self, file: Path) -> list[Path]:
+        listed = [file.parent / Path(each).expanduser() for each in self.data]
+        return [folder.resolve() for folder in (*listed, *usual_folders())]
+
+
+def read(folder: Path) -> ServerRules:
+    """The rules in a server's folder; where there are none, nothing is let in.
+
+    Raises:
+        FedstillError: the file cannot be read, or says something that is not known.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return ServerRules()
+    try:
+        return read_table(ServerRules, toml.parse(file.read_text(encoding="utf-8"), str(file)))
+    except (OSError, UnicodeDecodeError, FedstillError) as error:
+        raise FedstillError(f"{file}: {error}") from error
+
+
+def for_run(table: Mapping[str, Any]) -> ServerRules:
+    """The rules that let in exactly what a run names: of a rehearsal, whose server is the researcher's."""
+    named = list(texts(table))
+    places = {str(place) for name, text in named if (place := place_of(name, text)) is not None}
+    modules = {text for _, text in named if _is_code(text)}
+    plugins = [str(Path(each).resolve()) for each in table.get("plugins", ())]
+    return ServerRules(tuple(sorted(places)), tuple(sorted(modules)), tuple(plugins))
+
+
+def place_of(name: str, text: str) -> Path | None:
+    """The file or folder, whole, that a text names outside the usual folders of data; None if it names none.
+
+    Args:
+        name: the text's place in a configuration.
+
+    >>> place_of("student.model", "small-cnn:16") is place_of("data.target", "mass/height") is None
+    True
+    >>> place_of("data.root", "/srv/../etc").as_posix(), place_of("student.model", "hf:/a/b").as_posix()
+    ('/etc', '/a/b')
+    """
+    path = Path(text.removeprefix(HF))
+    if len(text) > 4096 or "\0" in text or path == Path():  # which no file has for a name
+        return None
+    outside = path.is_absolute() or text.removeprefix(HF).startswith("~") or ".." in path.parts
+    if outside or (name.startswith(FILES) and text not in DATA and os.path.lexists(path)):
+        return Path(os.path.expanduser(path)).resolve()
+    return None
+
+
+def _is_code(text: str) -> bool:
+    return is_path(text) and not text.startswith(HF)
+
+
+def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a table, with the dotted name of its place.
+
+    >>> list(texts({"data": {"name": "a"}, "track": ["b"]}))
+    [('data.name', 'a'), ('track', 'b')]
+    """
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from texts(inner, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts(inner, path)

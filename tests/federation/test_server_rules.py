@@ -1,0 +1,117 @@
+"""What whoever holds an admin's kit can have a deployed server read and run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.federation import server_rules
+from fedstill.federation.server_rules import FILE, ServerRules
+from fedstill.runs.config import from_dict, read_toml
+from fedstill.runs.deployed import job_of, servers_part
+from fedstill.runs.flare import ServerProgram
+
+OWN = "class Boom:\n    open({!r}, 'w').close()\n"
+
+
+def stopped(program: ServerProgram, server: Path) -> str:
+    """Why a job's run stopped, in a server's folder."""
+    program._work(server / "runs" / program.run_name, server / "kept")
+    return str(json.loads((server / "kept/stopped.json").read_text())["text"])
+
+
+def test_a_job_brings_no_code_to_the_server(tmp_path: Path) -> None:
+    (tmp_path / "brought").mkdir()
+    (tmp_path / "brought" / "boom_of_a_job.py").write_text(OWN.format(str(tmp_path / "ran")))
+    named = f"plugins = [{str(tmp_path / 'brought')!r}]\n[method]\nname = 'boom_of_a_job:Boom'\n"
+    assert "plugins is [" in stopped(ServerProgram(named, "one"), tmp_path / "server")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("where", ["method", "task", "data", "public", "student"])
+def test_a_job_names_no_code_at_the_server_unless_its_owner_does(where: str, tmp_path: Path) -> None:
+    key = "model" if where == "student" else "name"
+    text = f"[method]\nname = 'fedkd'\n[{where}]\n{key} = 'os:system'\n"
+    if where == "method":
+        text = "[method]\nname = 'os:system'\n"
+    told = stopped(ServerProgram(text, "one"), tmp_path / "server")
+    assert told.startswith(f"{where}.{key} is 'os:system'")
+    assert str(tmp_path / "server" / FILE) in told
+
+
+def test_what_its_owner_lists_a_run_finds(tmp_path: Path) -> None:
+    server, code = tmp_path / "server", tmp_path / "code"
+    code.mkdir()
+    (code / "listed_at_server.py").write_text(OWN.format(str(tmp_path / "ran")))
+    (server / "runs").mkdir(parents=True)
+    (server / FILE).write_text("plugins = ['../code']\nmodules = ['listed_at_server:Boom']\n")
+    told = stopped(ServerProgram("[method]\nname = 'listed_at_server:Boom'\n", "one"), server)
+    assert told.startswith("method")  # it is none, as it turns out
+    assert FILE not in told
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("run", ["../provision", "/etc", "a/b", "..", "", "x" * 101, "a\n"])
+def test_a_runs_name_leads_nowhere_else(run: str) -> None:
+    with pytest.raises(ArgumentError, match="run is "):
+        ServerProgram("", run)
+
+
+def test_files_are_read_from_the_owners_folders_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("study", "ledgers", "usual", "here"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "here" / "secret.npz").touch()
+    (tmp_path / "study" / "link").symlink_to(tmp_path / "ledgers")
+    monkeypatch.setenv("FEDSTILL_DATA", str(tmp_path / "usual"))
+    monkeypatch.chdir(tmp_path / "here")
+    rules, file = ServerRules(data=("../study",)), tmp_path / "server" / FILE
+
+    def refused(part: str, key: str, text: str) -> bool:
+        try:
+            rules.check({"name": "here", part: {key: text}}, file)
+        except ArgumentError as error:
+            return error.name == f"{part}.{key}"
+        return False
+
+    study = tmp_path / "study"
+    inside = [str(study), str(study / "a.npz"), str(tmp_path / "usual"), "digits", "a.npz", "kg/m2"]
+    outside = [str(tmp_path / "ledgers"), str(study / "../ledgers/a.npz"), str(study / "link/a.npz")]
+    outside += [str(tmp_path / "study2"), "../ledgers", "~/a.npz", "secret.npz", "x/../../ledgers"]
+    for part, key in (("data", "root"), ("public", "name"), ("data", "schema")):
+        assert not any(refused(part, key, text) for text in inside)
+        assert all(refused(part, key, text) for text in outside)
+    assert refused("student", "model", f"hf:{tmp_path / 'ledgers'}")
+    assert refused("student", "model", "hf:secret.npz")
+    assert not refused("student", "model", f"hf:{study / 'vit'}")
+    (tmp_path / "here" / "digits").mkdir()  # a data set's name is no folder
+    assert not refused("data", "name", "digits")
+
+
+def test_a_run_comes_complete(tmp_path: Path) -> None:
+    assert "extends" in stopped(ServerProgram("extends = '/etc/x.toml'", "one"), tmp_path / "server")
+
+
+def test_what_is_no_rule_is_said(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("folders = ['/']\n")
+    with pytest.raises(FedstillError, match=f"{FILE}.*folders"):
+        server_rules.read(tmp_path)
+    (tmp_path / FILE).unlink()
+    assert server_rules.read(tmp_path) == ServerRules()
+
+
+def test_an_ordinary_run_needs_no_rules_and_a_rehearsal_lets_in_its_own(tmp_path: Path) -> None:
+    plain = servers_part(from_dict({"method": {"name": "fediod"}, "name": "digits-fediod"}))
+    job = job_of(read_toml(plain), "one", ["a"], ["a"], tmp_path / "job")
+    told = json.loads((job / "app/config/config_fed_server.json").read_text())["components"][0]["args"]
+    assert told["config"] == plain
+    table = {"method": {"name": "fedkd"}, "data": {"root": str(tmp_path)}, "track": ["a:B"]}
+    rules = server_rules.for_run({**table, "plugins": [str(tmp_path)]})
+    assert rules == ServerRules((str(tmp_path.resolve()),), ("a:B",), (str(tmp_path.resolve()),))
+    rules.check(table, tmp_path / FILE)
+    with pytest.raises(ArgumentError):
+        ServerRules().check(table, tmp_path / FILE)
