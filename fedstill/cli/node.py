@@ -28,9 +28,11 @@ usage:
                                             let it in; compare HASH with the server's people by phone
   fedstill node reject DIR HASH [--because TEXT]
                                             do not, or no more: also while it is at work
-  fedstill node log DIR [HASH] [--json]     the security log: who joined, was refused, approved or rejected;
+  fedstill node log DIR [HASH] [--json] [--archive FOLDER]
+                                            the security log: who joined, was refused, approved or rejected;
                                             and whether a line was changed, or the one is gone whose hash you
-                                            noted elsewhere: then the exit code is 2
+                                            noted elsewhere: then the exit code is 2. --archive moves its full
+                                            files away first
   fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
                                             answer questions that came as a file, into a file; `fedstill
                                             questions` explains

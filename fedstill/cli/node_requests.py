@@ -66,12 +66,15 @@ def log(given: Given) -> None:
     if not (folder / owner_folder.FILE).is_file():
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     kept = SecurityLog(folder)
+    if to := given.get("--archive"):
+        for path in kept.archive(Path(to)):
+            print(f"Moved to {path}.")
     lines = list(kept.lines())
     noted = given.places[1] if given.places[1:] else ""
     number = kept.holds(noted) if noted else None
     fault = kept.verify()
     if fault is None and noted and number is None:
-        told = "the folder was put back to before it, or this is another log"
+        told = "it was archived, the folder was put back to before it, or this is another log"
         fault = f"no line has the hash that you noted; {told}"
     if "--json" in given:
         print_json({"fault": fault, "lines": lines})
@@ -85,7 +88,7 @@ def log(given: Given) -> None:
     if fault is not None:
         leave_faulty(folder, [f"the security log of {folder}: {fault}"])
     first = (
-        f" from line {lines[0]['line']} on, as older files were moved away"
+        f" from line {lines[0]['line']} on, as those before were archived"
         if lines[:1] and lines[0]["line"] > 1
         else ""
     )

@@ -4,7 +4,8 @@ JSON lines in ``security.jsonl``. Each has its number, the hash ``before`` it an
 beside the file, as the audit log has one, says how far the log had come, so that a changed line, one that is
 missing and an end that was cut off are noticed. Whoever can write to the folder can write another log with
 another head. A full file is moved to ``security-NUMBER.jsonl``, named after its last line, and none is
-deleted here: its owner may move the oldest away.
+deleted here: its owner moves full ones away by :meth:`SecurityLog.archive`, of which a line tells, so that a
+beginning that was cut off is noticed, too.
 
 What left the node stands in the audit log. Nothing private is in either: of the node's own troubles a line
 says only that there are some.
@@ -17,6 +18,7 @@ import getpass
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +37,7 @@ REFUSALS = 1000  # lines of refusals by one process: a server could fill the dis
 LONGEST = 1000  # letters of a reason
 TEXTS = ("at", "before", "event", "hash", "who", "why")  # that each line has
 
-Event = Literal["joined", "waits", "approved", "rejected", "refused", "policy", "certificate"]
+Event = Literal["joined", "waits", "approved", "rejected", "refused", "policy", "certificate", "archived"]
 
 
 class SecurityLogError(FedstillError):
@@ -93,6 +95,35 @@ class SecurityLog:
                 news = ", ".join(f"{name} = {value}" for name, value in changed.items())
                 why = clip(news, LONGEST) if before else "first start"
                 self._append({"event": "policy", "who": account(), "why": why, "policy": now})
+
+    def archive(self, folder: Path) -> list[Path]:
+        """Move all full files elsewhere, and write down up to which line.
+
+        Args:
+            folder: where to; it is made if there is none.
+
+        Returns:
+            Where they are now, the oldest first.
+
+        Raises:
+            SecurityLogError: the log is not as it was written, a file of that name is there, or one cannot be
+                moved.
+        """
+        with self._alone():
+            if (fault := self._fault()) is not None:
+                raise SecurityLogError(fault)
+            older = [path for path in self._files() if path.name != FILE]
+            there = [folder / path.name for path in older]
+            if taken := [path for path in there if path.exists()]:
+                raise SecurityLogError(f"{taken[0]} is there already")
+            if older:
+                file_permissions.make_folder(folder)
+                through, policy = older[-1].stem.partition("-")[2], self._last_policy()
+                about = {"event": "archived", "who": account(), "why": f"lines up to {through}: {folder}"}
+                self._append({**about, "through": through} | ({"policy": policy} if policy else {}))
+            for path, place in zip(older, there, strict=True):
+                shutil.move(path, place)
+        return there
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """All lines that can be read, oldest first."""
@@ -192,26 +223,36 @@ class SecurityLog:
             head = self._head()
         except SecurityLogError as error:
             return str(error)
-        last: int | None = None  # without a first line the oldest files were moved away, and nothing is wrong
+        first, archived = 1, 0
+        last: int | None = None
         hashed, there = "", ""
         for path in self._files():
             *whole, _ = path.read_bytes().split(b"\n")
             for text in whole:
                 line, number = _parsed(text), 1 if last is None else last + 1
-                if line is None or (line["line"] != number and last is not None):
+                if last is None and line is not None:
+                    first = number = line["line"]
+                if line is None or line["line"] != number:
                     return f"{path.name}: line {number} is missing, or not as it was written; {self._cure()}"
                 own = text.decode().removesuffix(_hashed(line["hash"])) + "}"
                 follows = last is None or line["before"] == hashed
                 if not follows or line["hash"] != link(line["before"], line["line"], own):
                     return f"{path.name}: line {line['line']} is not as it was written; {self._cure()}"
                 last, hashed = line["line"], line["hash"]
+                if line["event"] == "archived":
+                    archived = _through(line)
                 if head is not None and last == head[0]:
                     there = hashed
         if head is None:
             return None if last is None else f"{HEAD} is missing; {self._cure()}"
         if last is None or last < head[0]:
             return f"it ends at line {last or 0}, and its head at {head[0]}; {self._cure()}"
-        return None if there == head[1] else f"line {head[0]} is not the one of its head; {self._cure()}"
+        if there != head[1]:
+            return f"line {head[0]} is not the one of its head; {self._cure()}"
+        if first > archived + 1:
+            told = "no line says that those before were archived"
+            return f"it begins at line {first}, and {told}; {self._cure()}"
+        return None
 
     def _last_policy(self) -> Mapping[str, str]:
         for path in reversed(self._files()):
@@ -240,6 +281,12 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
         return line if sound else None
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
+
+
+def _through(line: Mapping[str, Any]) -> int:
+    """Up to which line a line says that older ones were archived."""
+    told = str(line.get("through", ""))
+    return int(told) if re.fullmatch("[0-9]{1,19}", told) else 0
 
 
 def _hashed(chain: str) -> str:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.node import security_log
+from fedstill.node import owner_folder, security_log
 from fedstill.node.security_log import FILE, HEAD, SecurityLog, SecurityLogError
+
+Main = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -54,6 +56,8 @@ def test_lines_say_who_when_and_why(log: SecurityLog, tmp_path: Path) -> None:
         (change('"line":3', '"line": 3'), "line 3 is not as it was written"),
         (keep(0, 1, 3, 4), "line 3 is missing"),
         (keep(0, 1, 3, 2, 4), "line 3 is missing"),
+        (keep(1, 2, 3, 4), "begins at line 2, and no line says"),
+        (keep(4), "begins at line 5, and no line says"),
         (keep(0, 1, 2), "ends at line 3, and its head at 5"),
         (keep(), "ends at line 0, and its head at 5"),
         (lambda folder: (folder / FILE).unlink(), "ends at line 0, and its head at 5"),
@@ -92,14 +96,42 @@ def test_full_files_are_moved_and_the_chain_goes_on(tmp_path: Path, monkeypatch:
     assert len(older) > 2
     assert [line["why"] for line in log.lines()] == [str(number) for number in range(12)]
     assert log.verify() is None
-    first = min(older, key=lambda path: int(path.stem.partition("-")[2]))
-    first.unlink()  # as its owner may
-    assert log.verify() is None
     text = older[-1].read_text()
     older[-1].unlink()  # from the middle
     assert "is missing" in (log.verify() or "")
     older[-1].write_text(text.replace('"aa"', '"ab"', 1))
     assert "is not as it was written" in (log.verify() or "")
+
+
+def test_full_files_are_archived_and_others_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Main
+) -> None:
+    folder, away = tmp_path / "node", tmp_path / "away"
+    owner_folder.init(folder, "clinic")
+    monkeypatch.setattr(security_log, "MOST", 500)
+    log = SecurityLog(folder)
+    log.note_policy({"policy.most_bytes": 1})
+    for number in range(12):
+        log.write("joined", "aa", str(number))
+    older = sorted(folder.glob("security-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
+    text = older[0].read_text()
+    older[0].unlink()  # by hand
+    assert "no line says that those before were archived" in (log.verify() or "")
+    with pytest.raises(SecurityLogError, match="no line says"):
+        log.archive(away)
+    older[0].write_text(text)
+    code, out, _ = command("node", "log", folder, "--archive", away)
+    through = int(older[-1].stem.partition("-")[2])
+    assert (code, f"from line {through + 1} on, as those before were archived" in out) == (0, True)
+    assert {path.name: path.read_bytes() for path in away.iterdir()}.keys() == {path.name for path in older}
+    assert (away / older[0].name).read_text() == text
+    assert not list(folder.glob("security-*.jsonl"))
+    log.note_policy({"policy.most_bytes": 1})  # which is known still
+    assert [line["event"] for line in log.lines()][-1] == "archived"
+    assert log.archive(tmp_path / "again") == []
+    lines = (folder / FILE).read_text().splitlines(keepends=True)
+    (folder / FILE).write_text("".join(lines[1:]))
+    assert log.verify() is not None
 
 
 def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
