@@ -131,7 +131,9 @@ class Note:
         found = load(cls, table, source)
         done, total, first = (min(max(count, 0), MOST) for count in (found.done, found.total, found.first))
         phase, note = clip(found.phase), clip(found.note)
-        return replace(found, phase=phase, note=note, done=done, total=total, first=first)
+        found = replace(found, phase=phase, note=note, done=done, total=total, first=first)
+        waits_for, without = (tuple(map(clip, names)) for names in (found.waits_for, found.without))
+        return replace(found, waits_for=waits_for, without=without)
 
     def text(self) -> str:
         """As a file holds it."""

@@ -138,10 +138,11 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         if session is None:
             raise BundleError("the public data that the questions are about are not in their file")
         _admit(host, told["objections"], told["most_questions"], given.asks, session.audit, plan.run)
-        answers = _answers(session, told["learned"], given.asks, report)
+        answers = _answers(host, session, told["learned"], given.asks, report)
         privacy = [session.node.gate.told(number, ANSWER) for number in answers]
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
         blob = pack_answers(header, Replies(host.hello(), {**told, **READY}, privacy, answers))
+        host.require_still(session, QUESTIONS)
         # First the audit log: what is kept without an entry of its own does not leave.
         session.audit.charge(_letting_out(plan.run, blob, host.folder))
         file_permissions.replace(kept, blob, sync=True)
@@ -192,16 +193,21 @@ def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Rep
 
 
 def _answers(
-    session: Session, learned: bool, asks: Sequence[Ask], report: Callable[[int], None]
+    host: Host, session: Session, learned: bool, asks: Sequence[Ask], report: Callable[[int], None]
 ) -> Mapping[int, Tensors]:
-    """What the gate lets out, after the training that comes first; a refusal is written down."""
+    """What the gate lets out, after the training that comes first; a refusal is written down.
+
+    That takes hours at times: before each step the owner's word is asked for again.
+    """
     while not learned:
+        host.require_still(session, "learn")
         done = session.learn(SECONDS_BETWEEN)
         learned = done["learned"]
         report(done["percent"])
     answers = {}
     for number, ask in enumerate(asks):
         try:
+            host.require_still(session, ask.question)
             answers[number] = session.answer(ask.question, number, ask.tensors, False)
         except (FedstillError, *OWN) as error:
             session.note_refusal(ask.question, number, error)

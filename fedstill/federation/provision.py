@@ -27,7 +27,6 @@ from typing import Any
 from fedstill.core import file_permissions
 from fedstill.core.commented_toml import commented
 from fedstill.core.errors import ArgumentError, DeployError
-from fedstill.federation import server_rules
 from fedstill.federation.flare_permissions import (
     ANSWER_WITHIN,
     write_json,
@@ -82,6 +81,8 @@ def provision(
         ArgumentError: a name or number that cannot be used.
         DeployError: the folder is not empty, or FLARE refuses.
     """
+    from fedstill.federation import server_rules  # imports torch, which a site's own process does without
+
     require_flare()
     _check(host, nodes, name, port)
     if not 2 <= heartbeat < dead_after:

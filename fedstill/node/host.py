@@ -154,7 +154,7 @@ class Host:
         if what in ("remember", "recall", "leave") and self._late(header):
             return {}, {}
         if what in ("learn", "answer", "pull back", "agree", "reveal"):
-            self._require_still(self.session, str(what))
+            self.require_still(self.session, str(what))
         if what == "learn":
             return self.session.learn(_read(header, "seconds", float)), {}
         if what == "answer":
@@ -306,8 +306,12 @@ class Host:
                 logger.info("joined run %s: %s", plan.run, plan.method["name"])
             return self.session.about()
 
-    def _require_still(self, session: Session, question: str) -> None:
-        """Refuse what comes outside the owner's hours, or after the owner has taken an approval back."""
+    def require_still(self, session: Session, question: str) -> None:
+        """Refuse what comes outside the owner's hours, or after the owner has taken an approval back.
+
+        Raises:
+            QuestionRefused: naming the rule.
+        """
         admission.require_hour(self.name, self.file.policy, question)
         if session.approved is not None:
             self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, question)

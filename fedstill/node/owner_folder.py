@@ -40,6 +40,8 @@ from fedstill.tasks import TaskConfig
 T = TypeVar("T")
 
 FILE, SECRET = "node.toml", "secret"
+LEAST_SECRET = 2**96  # below which a number of 128 random bits is once in four thousand million times
+REHEARSAL = "rehearsal "  # before a secret that follows from a run's seed, and keeps nothing secret
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -75,7 +77,8 @@ def secret(folder: Path) -> int:
     """The number that seeds the noise at this node's gate.
 
     Raises:
-        FedstillError: there is none, it is no number, or others of this machine may read it.
+        FedstillError: there is none, it is no number, one that could be guessed, or others of this machine may
+            read it.
     """
     path = folder / SECRET
     try:
@@ -85,11 +88,15 @@ def secret(folder: Path) -> int:
         raise FedstillError(f"{path} is missing: {told}") from error
     except ValueError:
         text = ""
-    if not text.isdecimal():
+    number = text.removeprefix(REHEARSAL)
+    if not number.isdecimal():
         raise FedstillError(f"{path} holds no whole number from 0 up")
+    if number == text and int(number) < LEAST_SECRET:
+        told = f"delete it, and `fedstill node init {folder}` writes one of 128 random bits"
+        raise FedstillError(f"{path} holds a number that can be guessed, and with it the noise: {told}")
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise FedstillError(f"{path} can be read by others, who could take noise away: chmod 600 {path}")
-    return int(text)
+    return int(number)
 
 
 def make_compute(file: NodeFile) -> Compute:

@@ -39,6 +39,7 @@ from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, 
 from fedstill.federation.provision import provision, require_flare
 from fedstill.federation.run_status import STOPPED, over
 from fedstill.models.class_map import Mapped
+from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
@@ -156,7 +157,8 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             compute=ComputeConfig(engine.device, simulation.compute.precision, engine.channels_last, threads),
         )
         file_permissions.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
-        file_permissions.replace(own / "secret", f"{simulation.secret(node.name)}\n".encode())
+        secret = f"{owner_folder.REHEARSAL}{simulation.secret(node.name)}\n"
+        file_permissions.replace(own / owner_folder.SECRET, secret.encode())
         file_permissions.touch(own / SALT)  # the simulation has none
 
 

@@ -85,7 +85,7 @@ def make_nodes(folder: Path) -> Path:
         }
         (own / "node.toml").write_text(tomli_w.dumps(table))
         (own / "secret").touch(mode=0o600)
-        (own / "secret").write_text(str(derive(given.seed, name, "gate")))
+        (own / "secret").write_text(f"rehearsal {derive(given.seed, name, 'gate')}")
     return folder
 
 

@@ -292,7 +292,7 @@ def clinic(tmp_path: Path) -> Path:
     )
     secret = folder / "secret"
     secret.touch(mode=0o600)
-    secret.write_text("7\n")
+    secret.write_text("rehearsal 7\n")
     return folder
 
 

@@ -24,6 +24,7 @@ from fedstill.federation import offline_node, signed_files
 from fedstill.federation.offline_files import Questions, write_questions
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
+from fedstill.node.requests import Requests
 from fedstill.node.security_log import SecurityLog
 from fedstill.node.session import Session
 from fedstill.protocol.run_plan import Plan, fingerprint
@@ -48,6 +49,7 @@ epochs = 1
 batch = 8
 [policy]
 """
+ASKS = 3  # of a file: as many as it has questions
 METHOD = """
 from dataclasses import dataclass
 from fedstill.methods.fedkd import FedKD
@@ -65,7 +67,7 @@ def make_node(folder: Path, policy: str = "") -> Path:
     np.savez(folder / "data.npz", images=images, labels=draw.integers(0, 3, 30))
     (folder / "node.toml").write_text(NODE + policy)
     (folder / "secret").touch(mode=0o600)
-    (folder / "secret").write_text("7\n")
+    (folder / "secret").write_text("rehearsal 7\n")
     return folder
 
 
@@ -121,7 +123,7 @@ def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_pa
     blob = kept.read_bytes()
     tried = {hashlib.new(name, blob).hexdigest() for name in ("sha256", "blake2s", "sha3_256")}
     assert entry["content"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
-    (node / "secret").write_text("8\n")
+    (node / "secret").write_text("rehearsal 8\n")
     with pytest.raises(RunFolderError, match="is not what was let out"):
         offline_node.answer(node, questions, tmp_path / "again")
 
@@ -151,6 +153,39 @@ def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
         *("policy", "waits", "refused", "approved", "joined", "rejected", "refused")
     ]  # fmt: skip
     assert {who for event, who in told if event in ("waits", "joined")} == {signer}
+
+
+@pytest.mark.parametrize("at", ["training", "answers", "the end"])
+def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, out = make_node(tmp_path / "clinic", 'approve = "each run"\n'), tmp_path / "answers"
+    questions = make_questions(tmp_path / "questions.safetensors")
+    with pytest.raises(QuestionRefused):
+        offline_node.answer(node, questions, out)
+    requests = Requests(node, owner_folder.read(node))
+    ((sha256, _),) = requests.all().items()
+    requests.decide(sha256, True)
+    asked: list[str] = []
+
+    def reject(*_: object) -> None:
+        requests.decide(sha256, False)
+
+    plain = Session.answer
+
+    def answer(self: Session, name: str, *words: Any) -> Any:
+        asked.append(name)
+        if at == "answers" or len(asked) == ASKS:
+            reject()
+        return plain(self, name, *words)
+
+    if at != "training":
+        monkeypatch.setattr(Session, "answer", answer)
+    with pytest.raises(QuestionRefused, match="is rejected by its owner"):
+        offline_node.answer(node, questions, out, report=reject if at == "training" else lambda _: None)
+    assert len(asked) == {"training": 0, "answers": 1, "the end": ASKS}[at]
+    assert not out.exists()
+    assert not list(node.glob(f"runs/*/{offline_node.LET_OUT}"))
 
 
 def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:

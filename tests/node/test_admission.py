@@ -563,7 +563,7 @@ def test_a_log_that_was_put_back_is_noticed_by_a_hash_that_was_noted(tmp_path: P
 def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:
     """Neither what the data hold, nor how many there are, nor what an owner's own code says, nor a secret."""
     clinic = Clinic(tmp_path / "clinic", "minimum_records = 977\nmost_bytes = 400\n")
-    (clinic.folder / "secret").write_text("31415926535\n")
+    (clinic.folder / "secret").write_text("rehearsal 31415926535\n")
     assert refused(clinic) == "minimum_records: 977, and here are fewer"
     (clinic.folder / "node.toml").write_text(NODE.replace("data.npz", "patient-4711.npz"))
     np.savez(clinic.folder / "patient-4711.npz", images=np.full((40, 9, 9), 0.25), labels=np.zeros(40))

@@ -68,7 +68,7 @@ class Clinic:
         (folder / "node.toml").write_text(NODE + policy)
         secret = folder / "secret"
         secret.touch(mode=0o600)
-        secret.write_text("7\n")
+        secret.write_text("rehearsal 7\n")
         self.host = Host(folder)
 
     def again(self) -> None:

@@ -82,7 +82,7 @@ def node(folder: Path, text: str = "") -> Path:
     images = (digits.images[:40] * 255 / 16).astype(np.uint8)
     np.savez(folder / "data.npz", images=images, labels=digits.target[:40])
     (folder / "my_models.py").write_text(FACTORIES, encoding="utf-8")
-    (folder / "secret").write_text("5\n", encoding="ascii")
+    (folder / "secret").write_text("rehearsal 5\n", encoding="ascii")
     (folder / "secret").chmod(0o600)
     (folder / "node.toml").write_text(f'name = "clinic"\nonline = false\n{text}', encoding="utf-8")
     return folder
@@ -227,7 +227,9 @@ def test_the_file_is_read_strictly(tmp_path: Path, text: str, line: str) -> None
         ("-3", 0o600, "holds no whole number"),
         ("five", 0o600, "holds no whole number"),
         ("\xe4", 0o600, "holds no whole number"),
-        ("7", 0o644, "can be read by others, .* chmod 600"),
+        ("rehearsal", 0o600, "holds no whole number"),
+        (str(2**96 - 1), 0o600, "can be guessed, .* `fedstill node init .*` writes one of 128 random bits"),
+        (str(2**96), 0o644, "can be read by others, .* chmod 600"),
         (None, 0, "secret is missing: put it back, or `fedstill node init .*` makes a new one"),
     ],
 )

@@ -32,7 +32,7 @@ def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = F
     (path / "node.toml").write_text(f"{NODE}{rest}[privacy]\n{privacy}")
     secret = path / "secret"
     secret.touch(mode=0o600)
-    secret.write_text("7\n")
+    secret.write_text("rehearsal 7\n")
     return path
 
 
