@@ -77,8 +77,8 @@ def secret(folder: Path) -> int:
     """The number that seeds the noise at this node's gate.
 
     Raises:
-        FedstillError: there is none, it is no number, one that could be guessed, or others of this machine may
-            read it.
+        FedstillError: there is none, it is no number or one that can be guessed, or others of this machine
+            may read it.
     """
     path = folder / SECRET
     try:

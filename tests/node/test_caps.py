@@ -234,6 +234,8 @@ def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: 
     limit = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     assert GIB < limit < 3 * GIB
     flare = pytest.importorskip("fedstill.federation.flare")
+    # Connections that other tests of this process had are none of this site's.
+    monkeypatch.setattr("fedstill.federation.flare_component.guard_job", lambda site, folder: None)
     monkeypatch.setenv("FEDSTILL_NODE", str(clinic.folder))
     monkeypatch.setattr(flare, "collab", type("Site", (), {"site_name": "clinic"}))
     limited: list[str] = []
