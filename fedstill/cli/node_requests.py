@@ -107,10 +107,17 @@ def _requests(folder: Path) -> Requests:
 
 
 def _decide(given: Given, approved: bool) -> None:
-    sha256, request = _requests(Path(given.places[0])).decide(
-        given.places[1], approved, given.get("--because") or ""
-    )
+    from fedstill.core.registry import looking_in
+    from fedstill.node import owner_folder
+    from fedstill.node.request_text import refused_all_the_same
+
+    folder = Path(given.places[0])
+    sha256, request = _requests(folder).decide(given.places[1], approved, given.get("--because") or "")
     whose = request.server or "a server that nothing proves"
     print(f"Run {request.run} of {whose}, {grouped(sha256)}: {request.state}.")
     if approved:
         print("The server starts it again, or goes on with it, and it is let in.")
+        with looking_in(folder):
+            refused = refused_all_the_same(request, owner_folder.read(folder))
+        for question, rule in refused.items():
+            print(f"But {question} is refused all the same, as node.toml is: {rule}.")

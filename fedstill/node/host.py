@@ -304,7 +304,14 @@ class Host:
                     raise
                 self.session = session
                 logger.info("joined run %s: %s", plan.run, plan.method["name"])
+                self._foresee(session, plan.run)
             return self.session.about()
+
+    def _foresee(self, session: Session, run: str) -> None:
+        """Write down what a server is told beforehand that it is refused, as it will not ask."""
+        for question, rule in session.objections().items():
+            logger.warning("run %s: %s will be refused: %s", run, question, clip(rule, 1000))
+            self.note_refusal(question, QuestionRefused(self.name, question, rule), run)
 
     def require_still(self, session: Session, question: str) -> None:
         """Refuse what comes outside the owner's hours, or after the owner has taken an approval back.

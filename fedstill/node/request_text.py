@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedstill.core.compute import Compute
 from fedstill.core.config_tables import read_table
 from fedstill.core.fingerprints import grouped
 from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import clip, counted, human_bytes
+from fedstill.data.input_spec import InputSpec
+from fedstill.node.node_file import NodeFile
+from fedstill.node.owner_folder import objections
 from fedstill.node.requests import Request
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.method import METHODS, side_of
+from fedstill.protocol.questions import NodeSetting, stand_in
 
 
 def facts(request: Request) -> dict[str, str | list[str]]:
@@ -50,6 +57,19 @@ def facts(request: Request) -> dict[str, str | list[str]]:
         "seen by it": "sums of all nodes' answers" if table["sums"] else "each node's answers",
         "server says": f"student {student}; {goes_on}",
     }
+
+
+def refused_all_the_same(request: Request, file: NodeFile) -> dict[str, str]:
+    """The rules of ``node.toml`` by which some of what was asked is refused whatever its owner approves, by
+    question; what its budgets or its model refuse is not among them."""
+    table = request.about.table
+    spec, method = read_table(InputSpec, table["spec"], "spec."), dict(table["method"])
+    config = read_table(METHODS[method.pop("name")], method, "method.")
+    task = spec.make_task()
+    setting = NodeSetting(
+        task, LocalConfig(), Compute(), stand_in(task, spec.shape), sums=bool(table["sums"])
+    )
+    return objections(file, True, side_of(config, setting).questions)
 
 
 def line_about(line: Mapping[str, Any]) -> str:

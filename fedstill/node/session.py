@@ -189,7 +189,7 @@ class Session:
             "parameters": sum(parameter.numel() for parameter in self.node.model.parameters()),
             "architecture": architecture(self.node.model),
             "frozen": self.node.only_answers,
-            "objections": self._objections(),
+            "objections": self.objections(),
             "privacy": {} if gate.budgets is None else gate.budgets.mechanism.statement().to_dict(),
             "notes": list(self.side.notes),
             "most_questions": max(limit - self._elsewhere(), 0) if limit else None,
@@ -237,7 +237,7 @@ class Session:
             raise ArgumentError("question", clip(name), f"one of {', '.join(self.side.questions)}")
         if not self.training.done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
-        objection = self._objections().get(name)
+        objection = self.objections().get(name)
         if objection is not None:
             raise QuestionRefused(self.node.name, name, objection)
         if not 0 <= number < MOST:
@@ -314,7 +314,7 @@ class Session:
 
     # --- the rest -----------------------------------------------------------------------------------
 
-    def _objections(self) -> dict[str, str]:
+    def objections(self) -> dict[str, str]:
         """The rule by which each question that will never be answered here is refused."""
         limit = self.node.gate.policy.most_questions
         if limit and self._elsewhere() >= limit:

@@ -531,6 +531,23 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     assert "as they were written" in out
 
 
+def test_a_rule_beside_an_approval_is_said_when_it_is_given_and_written_down(
+    tmp_path: Path, command: Main, caplog: pytest.LogCaptureFixture
+) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH + 'questions = ["count_labels"]\n')
+    refused(clinic)
+    code, out, _ = command("node", "approve", clinic.folder, describe(clinic.plan, None).sha256)
+    assert code == 0
+    assert "But examine is refused all the same, as node.toml is: questions: count_labels." in out
+    assert "count_labels is refused" not in out
+    for _ in range(2):  # a server that joins again is told again, and nothing is written twice
+        assert joined(clinic)
+    *_, line = SecurityLog(clinic.folder).lines()
+    assert (line["event"], line["question"], line["why"]) == ("refused", "examine", "questions: count_labels")
+    assert caplog.text.count("run one: examine will be refused: questions: count_labels") == 1
+    assert events(clinic).count("refused") == 2
+
+
 def test_a_tampered_log_is_noticed_by_whoever_looks_and_by_the_node(tmp_path: Path, command: Main) -> None:
     clinic = Clinic(tmp_path / "clinic", "minimum_nodes = 4\n")
     refused(clinic)
