@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Event, Thread
 from typing import Any
 
 from nvflare.collab import collab
@@ -22,6 +24,7 @@ from fedstill.federation.transport import LinkError, Silent, Unreachable
 # Environment variables: the server's folder, a node's, and that of all nodes of a simulation.
 SERVER_FOLDER, NODE, NODES = "FEDSTILL_SERVER", "FEDSTILL_NODE", "FEDSTILL_NODES"
 RUNS = "runs"  # in a server's folder
+LOOKS = 0.5  # seconds between two looks whether a node is still waited for
 
 
 class NodeProgram:
@@ -66,20 +69,41 @@ class FlareLink:
     def __init__(self, clients: Sequence[Any], nodes: Sequence[str] = ()) -> None:
         self._clients = {str(client.name): client for client in clients}
         self.nodes: Sequence[str] = sorted({*self._clients, *nodes}, key=natural)
+        self._lost = {name: Event() for name in self._clients}
+
+    def lose(self, node: str) -> None:
+        """A node has ended its part of this job, and FLARE does not let it back in: nobody waits for it."""
+        if node in self._lost:
+            self._lost[node].set()
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
         """See :class:`fedstill.federation.remote.Link`."""
         if node not in self._clients:
             raise Unreachable("it was not connected when this part of the run began")
+        reply: Queue[bytes | Exception] = Queue()
+        # FLARE waits until the time is over, whatever it knows: so it waits beside, and is not waited for.
+        Thread(target=self._ask, args=(node, message, seconds, reply), daemon=True).start()
+        while not self._lost[node].is_set():
+            try:
+                told = reply.get(timeout=LOOKS)
+            except Empty:
+                continue
+            if isinstance(told, Exception):
+                raise told
+            return told
+        raise Unreachable("its process for this run has ended, and FLARE lets it back into a new job only")
+
+    def _ask(self, node: str, message: bytes, seconds: float, reply: Queue[bytes | Exception]) -> None:
         try:
-            reply: bytes = self._clients[node](timeout=seconds).serve(message)
+            reply.put(self._clients[node](timeout=seconds).serve(message))
         except CollabCallError as error:
-            if isinstance(error.cause, TimeoutError):
-                raise Silent("no answer in time") from error
-            raise LinkError(" ".join(str(error.cause).split())) from error
-        except RunAborted as error:
-            raise DeployError("FLARE ended the job") from error
-        return reply
+            late = isinstance(error.cause, TimeoutError)
+            why = Silent("no answer in time") if late else LinkError(" ".join(str(error.cause).split()))
+            reply.put(why)
+        except RunAborted:
+            reply.put(DeployError("FLARE ended the job"))
+        except Exception as error:
+            reply.put(error)
 
 
 def environment(name: str) -> str:

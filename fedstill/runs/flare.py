@@ -17,9 +17,11 @@ from fedstill.core.fingerprints import grouped
 from fedstill.core.locks import lock
 from fedstill.core.progress import PROGRESS, Note, Noted
 from fedstill.core.run_writer import write_text
+from fedstill.core.text_format import clip
 from fedstill.core.user_functions import look_in
 from fedstill.federation import server_rules
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, environment
+from fedstill.federation.flare_losses import listen
 from fedstill.federation.run_status import JOB, METRICS, PROGRESS_TOPIC, STOPPED
 from fedstill.protocol.run_plan import check_run_name
 from fedstill.runs.config import RunConfig, read_toml
@@ -48,6 +50,7 @@ class ServerProgram:
         check_run_name(run)  # it names a folder
         self.config, self.run_name, self.nodes = config, run, list(nodes)
         self._at_work: Served | None = None
+        self._link: FlareLink | None = None
 
     @collab.main  # type: ignore[untyped-decorator,unused-ignore]
     def main(self) -> None:
@@ -61,8 +64,15 @@ class ServerProgram:
             return {"note": "" if noted is None else noted.text(), METRICS: lines}
 
         engine.register_app_command(PROGRESS_TOPIC, told)
+        listen(engine, self._lose)
         kept = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
         self._work(folder, kept)
+
+    def _lose(self, node: str) -> None:
+        """Wait no longer for a node that FLARE does not let back into this job."""
+        if self._link is not None:
+            logger.warning("%s is there, and its process for this run is not", clip(node))
+            self._link.lose(node)
 
     def _work(self, folder: Path, kept: Path) -> None:
         """Run in a folder that is this job's alone meanwhile.
@@ -101,7 +111,7 @@ class ServerProgram:
 
     def _run(self, folder: Path) -> None:
         config = self._read(folder.parent.parent)
-        link = FlareLink(collab.clients, self.nodes)
+        link = self._link = FlareLink(collab.clients, self.nodes)
 
         def tell(noted: Note) -> None:
             logger.info("run %s: %s", self.run_name, noted.words())

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -203,11 +204,15 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
 
 
 def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path, unbroken: Unbroken) -> None:
-    config = small(nodes=2, wait=75.0, quorum=0.5)
+    """It is started anew, and FLARE lets it into no job that runs: nobody waits for ``link.wait`` then."""
+    config = small(nodes=2, wait=600.0, quorum=0.5)
     with started(tmp_path, config, "flare-poc") as run:
         until(lambda: len(run.left("node-1")) > 20, pause=0.02)
         since = time.monotonic()
-        kill(flare_kit.node(run.out / "federation/nodes/node-1"))
+        killed = flare_kit.node(run.out / "federation/nodes/node-1")
+        kill(killed)
+        until(lambda: flare_site.running(killed) is None, pause=0.1)
+        flare_site.start(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         before = len(run.left("node-0"))
         until(lambda: len(run.left("node-0")) > before + 4, pause=0.1)
         told_time("FLARE, node killed, quorum 0.5, until the other goes on", since)
@@ -218,6 +223,7 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
         # FedIOD lets nodes' own models be: what the one that is gone had learned is looked at too.
         assert result["local"] == unbroken.figures["local"]
         assert (event["node"], event["event"]) == ("node-1", "left out")
+        assert "its process for this run has ended" in event["reason"]
         answered = [line["number"] for line in run.left("node-1") if line["part"] == "answer"]
         assert event["number"] in (answered[-1], answered[-1] + 1)
         assert len([line for line in run.left("node-0") if line["part"] == "answer"]) == 1 + STEPS

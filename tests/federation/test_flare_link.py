@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("nvflare")
 
+from nvflare.apis.fl_constant import RunProcessKey
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.federation.flare import FlareLink
+from fedstill.federation.flare_losses import Losses, listen
 from fedstill.federation.transport import LinkError, Silent, Unreachable
 
 
@@ -58,3 +66,85 @@ def test_what_flare_says_becomes_an_error_of_ours(
 def test_who_was_not_there_when_it_began_is_out_of_reach() -> None:
     with pytest.raises(Unreachable, match="not connected when this part of the run began"):
         FlareLink([Client("node-0", b"")], ["node-1"]).call("node-1", b"", 1.0)
+
+
+def test_nobody_waits_for_a_node_that_flare_does_not_let_back() -> None:
+    began = threading.Event()
+
+    def silent(timeout: float) -> Any:
+        began.set()
+        time.sleep(timeout)
+        raise CollabCallError("node-0", "serve", TimeoutError("late"))
+
+    client = Client("node-0", b"")
+    client.__class__ = type("Silent", (Client,), {"__call__": lambda self, timeout: silent(timeout)})
+    link = FlareLink([client, Client("node-1", b"!")])
+    threading.Timer(0.2, lambda: (link.lose("nobody"), link.lose("node-0"))).start()
+    start = time.monotonic()
+    with pytest.raises(Unreachable, match="its process for this run has ended"):
+        link.call("node-0", b"", 60.0)
+    assert began.is_set()
+    assert time.monotonic() - start < 10
+    with pytest.raises(Unreachable):
+        link.call("node-0", b"", 60.0)
+    assert link.call("node-1", b"so", 1.0) == b"so!"
+
+
+class Cell:
+    """Stands for FLARE's end of its connections."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str, str, Any]] = []
+        self.filters: list[Any] = []
+
+    def add_incoming_request_filter(self, channel: str, topic: str, hear: Any) -> None:
+        self.filters.append((channel, hear))
+
+    def fire_and_forget(self, channel: str, topic: str, place: str, message: Any) -> None:
+        self.sent.append((channel, topic, place, message.payload))
+
+    def register_request_cb(self, channel: str, topic: str, hear: Any) -> None:
+        self.filters.append((channel, hear))
+
+
+def engine_of(jobs: dict[str, Any]) -> tuple[Any, Cell]:
+    cell = Cell()
+    return SimpleNamespace(run_processes=jobs, get_cell=lambda: SimpleNamespace(core_cell=cell)), cell
+
+
+@pytest.mark.parametrize(
+    ("signs", "told"),
+    [
+        ([("north", "new", [])], ["north"]),  # started anew
+        ([("north", "new", [])] * 3, ["north"]),  # said once
+        ([("north", "new", ["job"])], []),  # its link was cut, and its process goes on
+        ([("north", "old", [])], []),  # the job is about to reach it
+        ([("north", "old", ["job"]), ("north", "old", [])], ["north"]),  # its process has ended
+        ([("east", "old 2", ["job"]), ("north", "old", [])], []),
+        ([("south", "new", [])], []),  # has no part in it
+    ],
+)
+def test_the_server_tells_a_job_which_node_is_back_without_it(
+    signs: list[tuple[str, str, list[str]]], told: list[str]
+) -> None:
+    taking_part = {"old": Client("north", b""), "old 2": Client("east", b"")}
+    engine, cell = engine_of({"job": {RunProcessKey.PARTICIPANTS: taking_part}})
+    Losses(engine)
+    ((channel, hear),) = cell.filters
+    assert channel == CellChannel.SERVER_MAIN
+    for node, token, at_work in signs:
+        for topic in ("quit", CellChannelTopic.HEART_BEAT):
+            keys = CellMessageHeaderKeys
+            headers = {keys.CLIENT_NAME: node, keys.TOKEN: token, keys.JOB_IDS: at_work}
+            assert hear(new_cell_message({MessageHeaderKey.TOPIC: topic, **headers}, None)) is None
+    assert cell.sent == [("fedstill", "lost", "server.job", {"node": node}) for node in told]
+
+
+def test_a_job_hears_of_its_losses_from_the_server_alone() -> None:
+    engine, cell = engine_of({})
+    lost: list[str] = []
+    listen(engine, lost.append)
+    ((_, hear),) = cell.filters
+    for origin in ("north", "server", "server.other"):
+        hear(new_cell_message({MessageHeaderKey.ORIGIN: origin}, {"node": f"of {origin}"}))
+    assert lost == ["of server"]
