@@ -51,10 +51,10 @@ def attack(
     Raises:
         FedstillError: there is no finished run in the folder, or its data are not here.
     """
-    from rich.console import Console
+    from fedstill.core.safe_console import SafeConsole
 
     config = config or LeakageConfig()
-    console, start = Console(stderr=True, quiet=not progress, highlight=False), time.monotonic()
+    console, start = SafeConsole(stderr=True, quiet=not progress, highlight=False), time.monotonic()
     got: dict[str, AttackResult] = {}
     skipped: list[tuple[str, str]] = []
     with Bars(progress) as bars:

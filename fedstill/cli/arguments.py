@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.text_format import clip
-
-LONGEST = 20_000  # letters of an error
 
 HELPS = ("-h", "--help")
 OPTIONS = "--OPTION"  # stands for all options of a configuration
@@ -231,6 +228,6 @@ def number(
 
 
 def leave(message: str, code: int) -> NoReturn:
-    """End the command with one line on stderr; of what others sent in it, nothing moves the cursor."""
-    print(f"fedstill: {clip(message, LONGEST)}", file=sys.stderr)
+    """End the command with one line on stderr."""
+    print(f"fedstill: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)

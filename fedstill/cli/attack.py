@@ -45,11 +45,10 @@ def main(words: list[str]) -> None:
     if told and "--quiet" not in given:
         print(told, file=sys.stderr)
 
-    from rich.console import Console
-
     from fedstill.attacks.attack_runner import attack
     from fedstill.attacks.leakage_file import FILE, Leakage
     from fedstill.core.config_tables import load
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
 
     found = attack(folder, config, command=given.command, progress="--quiet" not in given)
@@ -57,7 +56,7 @@ def main(words: list[str]) -> None:
     if "--json" in given:
         print_json(found)
         return
-    print_leakage(load(Leakage, found, folder / FILE), Console())
+    print_leakage(load(Leakage, found, folder / FILE), SafeConsole())
     print(f"Report: {report}")
 
 

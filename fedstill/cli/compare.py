@@ -153,16 +153,15 @@ def changes_of(words: list[str], base: RunConfig, own: Given, prog: str) -> dict
 
 def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     """Print a comparison and write its files; leave with 1 where a method that was to run did not."""
-    from rich.console import Console
-
     from fedstill.compare import comparison_file as compare
     from fedstill.compare import comparison_runner
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report.compare_files import print_comparison, summarise, write_comparison
 
     comparison = compare.read_folder(folder)
     page = write_comparison(folder, comparison)
     summary = summarise(folder, comparison)
-    print_comparison(summary, Console())
+    print_comparison(summary, SafeConsole())
     print(f"Report: {page}")
     names = {entry.label: entry.name for entry in summary.entries}
     reasons = comparison_runner.not_run(folder)

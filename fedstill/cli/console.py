@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 def plain() -> Console:
     """A console that prints texts as they are."""
-    from rich.console import Console
+    from fedstill.core.safe_console import SafeConsole
 
-    return Console(highlight=False, markup=False, emoji=False)
+    return SafeConsole(highlight=False, markup=False, emoji=False)
 
 
 def whole_rows() -> Console:
     """A console for lists: in a pipe one row of a table is one line, unless COLUMNS says how wide it is."""
-    from rich.console import Console
+    from fedstill.core.safe_console import SafeConsole
 
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = 1000
     return console

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from fedstill.cli.arguments import dispatch, imported, leave
 from fedstill.core.errors import FedstillError
+from fedstill.core.safe_output import safe_output
 from fedstill.core.version import __version__
 
 CLOSED = 128 + signal.SIGPIPE  # as a shell says it of a command that wrote into a closed pipe
@@ -142,6 +143,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with 0, 1 (done, but not all of it), 2 (bad input, one line on stderr),
     130 (Ctrl-C) or 141 (whoever read what is printed has closed the pipe, as `head` does)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    with safe_output():
+        _main(words)
+
+
+def _main(words: list[str]) -> NoReturn:
     try:
         try:
             _do(words)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedstill.cli.arguments import LONGEST, Given
+from fedstill.cli.arguments import Given
 from fedstill.cli.console import columns, plain, print_facts, print_json, print_table
 from fedstill.core.errors import DataError, FedstillError
-from fedstill.core.text_format import clip
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +76,7 @@ def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
         raise FedstillError(faults[0])
     print(f"fedstill: {len(faults)} faults in {folder}:", file=sys.stderr)
     for fault in faults:
-        print(f"  {clip(fault, LONGEST)}", file=sys.stderr)
+        print(f"  {' '.join(fault.split())}", file=sys.stderr)
     sys.exit(2)
 
 

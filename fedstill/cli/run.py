@@ -116,15 +116,14 @@ def resumable(folder: Path, what: str = "run", again: str = "") -> Iterator[None
 
 def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
     """Write a run's report, and print its table, or its result as JSON."""
-    from rich.console import Console
-
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report import print_table, write_report
 
     report = write_report(folder)
     if as_json:
         print_json(result)
         return
-    print_table(result, Console())
+    print_table(result, SafeConsole())
     for note in result.get("notes", ()):
         print(f"Note: {note}")
     print(f"Report: {report}")

@@ -12,6 +12,7 @@ from fedstill.cli.arguments import Command, Given, dispatch, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, DeployError, nearest
 from fedstill.core.json_text import json_text
+from fedstill.core.run_names import is_run_name
 from fedstill.core.startup_kit import StartupKit
 from fedstill.core.text_format import human_seconds
 
@@ -190,7 +191,7 @@ def _admit(given: Given, *, command: str, done: str, nothing: str) -> None:
                 continue
             told = {"error": "NodeFault", "text": f"{node}, which had a part in it, was revoked"}
             run = folder / "runs" / str(job["name"])
-            if run.is_dir():  # what FLARE ended says nothing of why
+            if is_run_name(str(job["name"])) and run.is_dir():  # what FLARE ended says nothing of why
                 write_text(run / STOPPED, json_text(told, indent=None) + "\n")
             print(f"Ended run {job['name']}, in which it took part.")
             print("  `fedstill run --resume` goes on without it, where link.quorum allows that.")

@@ -36,14 +36,13 @@ def evaluate(given: Given) -> None:
     if "--json" in given:
         print_json(found)
         return
-    from rich.console import Console
-
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report.evaluation_table import evaluation_table, seen_text
     from fedstill.report.table_formats import print_rows
     from fedstill.tasks.task import Figure
 
     figures = tuple(Figure(**each) for each in found["measures"])
-    print_rows(evaluation_table(found, figures), Console())
+    print_rows(evaluation_table(found, figures), SafeConsole())
     print(seen_text(found))
     for note in found["notes"]:
         print(f"Note: {note}")

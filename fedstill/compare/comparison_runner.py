@@ -24,6 +24,7 @@ from fedstill.compare.comparison_file import FILE, Comparison, ComparisonRun, re
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.run_writer import holding, write_text
+from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import human_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loader import read_once
@@ -70,7 +71,7 @@ def compare(
     before = _check_folder(out, comparison)
     if before is not None and comparison.leakage is None:
         comparison = dataclasses.replace(comparison, leakage=before.leakage)
-    console, start = Console(stderr=True, quiet=quiet, highlight=False), time.monotonic()
+    console, start = SafeConsole(stderr=True, quiet=quiet, highlight=False), time.monotonic()
     places = comparison.places(only)
     with read_once(), ExitStack() as at_last:
         refused, data = _refusals(comparison, places, out, console)

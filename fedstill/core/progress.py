@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedstill.core.config_tables import load
 from fedstill.core.errors import FedstillError, RunFolderError
+from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import clip, human_seconds
 
 logger = logging.getLogger("fedstill.server")
@@ -30,7 +30,7 @@ class Bars:
     """Progress bars on the terminal's standard error; silent where that is no terminal, or if not wanted."""
 
     def __init__(self, wanted: bool) -> None:
-        console = Console(stderr=True)
+        console = SafeConsole(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=30),
@@ -131,9 +131,7 @@ class Note:
         found = load(cls, table, source)
         done, total, first = (min(max(count, 0), MOST) for count in (found.done, found.total, found.first))
         phase, note = clip(found.phase), clip(found.note)
-        found = replace(found, phase=phase, note=note, done=done, total=total, first=first)
-        waits_for, without = (tuple(map(clip, names)) for names in (found.waits_for, found.without))
-        return replace(found, waits_for=waits_for, without=without)
+        return replace(found, phase=phase, note=note, done=done, total=total, first=first)
 
     def text(self) -> str:
         """As a file holds it."""

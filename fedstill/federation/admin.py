@@ -86,7 +86,8 @@ class Admin:
         return [
             job
             for job in self.jobs()
-            if not str(job["status"]).startswith("FINISHED") and node in job["deploy_map"]["app"]
+            if not str(job["status"]).startswith("FINISHED")
+            and any(node in sites for sites in job["deploy_map"].values())
         ]
 
     def wait_for(self, nodes: Sequence[str], patience: float) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import DeployError
+from fedstill.core.run_names import is_run_name
 from fedstill.federation import flare_kit, flare_site, provision
 from fedstill.federation.admin import Admin
 from fedstill.federation.run_status import at_work, outcome
@@ -81,7 +82,7 @@ class ServerWatch:
 
 def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[ServerRun]:
     """All runs; of the jobs the newest comes first, and a resumed run has several."""
-    latest = {str(job["name"]): job for job in reversed(jobs)}
+    latest = {str(job["name"]): job for job in reversed(jobs) if is_run_name(str(job["name"]))}
     runs = []
     for name in {*(path.name for path in folder.glob("*") if path.is_dir()), *latest}:
         path, job = folder / name, latest.get(name)

@@ -18,7 +18,6 @@ import getpass
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -114,15 +113,17 @@ class SecurityLog:
                 raise SecurityLogError(fault)
             older = [path for path in self._files() if path.name != FILE]
             there = [folder / path.name for path in older]
-            if taken := [path for path in there if path.exists()]:
-                raise SecurityLogError(f"{taken[0]} is there already")
+            for path, place in zip(older, there, strict=True):  # of an earlier time that was cut short
+                if place.exists() and place.read_bytes() != path.read_bytes():
+                    raise SecurityLogError(f"{place} is there already, and is another")
             if older:
                 file_permissions.make_folder(folder)
-                through, policy = older[-1].stem.partition("-")[2], self._last_policy()
+                through, policy = _number(older[-1]), self._last_policy()
                 about = {"event": "archived", "who": account(), "why": f"lines up to {through}: {folder}"}
-                self._append({**about, "through": through} | ({"policy": policy} if policy else {}))
+                self._append({**about, "through": str(through)} | ({"policy": policy} if policy else {}))
             for path, place in zip(older, there, strict=True):
-                shutil.move(path, place)
+                file_permissions.replace(place, path.read_bytes(), sync=True)
+                path.unlink()
         return there
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -243,6 +244,8 @@ class SecurityLog:
                     archived = _through(line)
                 if head is not None and last == head[0]:
                     there = hashed
+            if path.name != FILE and last != _number(path):
+                return f"{path.name} does not end with the line that it is named after; {self._cure()}"
         if head is None:
             return None if last is None else f"{HEAD} is missing; {self._cure()}"
         if last is None or last < head[0]:
@@ -281,6 +284,11 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
         return line if sound else None
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
+
+
+def _number(path: Path) -> int:
+    """The last line of a full file, by which it is named."""
+    return int(path.stem.partition("-")[2])
 
 
 def _through(line: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from fedstill.core.errors import ArgumentError
 
 LARGEST = 1e12  # noise; with more, accountants meet their own rounding
 MOST = 2**31  # times of an event in one price
-LARGEST_GROUP = 10_000  # of more, losses take minutes to work out, and others name what is worked out here
+LARGEST_GROUP = 1000  # of more, losses take minutes to work out, and others name what is worked out here
 
 _FORM = re.compile(r"(gaussian|laplace|pure)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
 
@@ -32,7 +32,7 @@ class Event:
             statistic (in L2, in L1), above 0, up to 1e12. Of ``pure``, one over its epsilon.
         rate: at which records are drawn into the statistic, each by itself (Poisson sampling); 1 is all.
         group: records of one protected unit (a patient, say), each of which may move a sampled statistic
-            by that much, up to 10,000. At rate 1 that is a smaller ``noise``, and said so.
+            by that much, up to 1000. At rate 1 that is a smaller ``noise``, and said so.
 
     Raises:
         ArgumentError: a value outside its range; a rate for other than Gaussian noise.
@@ -123,15 +123,18 @@ def as_text(price: Mapping[Event, int]) -> dict[str, int]:
     return {str(event): times for event, times in sorted(price.items(), key=lambda item: str(item[0]))}
 
 
-def from_text(table: Mapping[str, int]) -> Price:
+def from_text(table: Mapping[str, int], most: int = MOST) -> Price:
     """The price that :func:`as_text` wrote.
+
+    Args:
+        most: times of one event; a sum of prices may have more.
 
     Raises:
         ArgumentError: it is none.
     """
     price = Price()
     for text, times in table.items():
-        if type(times) is not int or not 1 <= times <= MOST:
-            raise ArgumentError(f"times of {text}", times, f"1 to {MOST}")
+        if type(times) is not int or not 1 <= times <= most:
+            raise ArgumentError(f"times of {text}", times, f"1 to {most}")
         price[Event.parse(text)] += times
     return price

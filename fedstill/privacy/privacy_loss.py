@@ -19,6 +19,7 @@ from fedstill.privacy.events import Event
 
 FINENESS = 24  # grid points per typical loss of one event: within 0.1 % of the limit in all that was tried
 STAGE = 8192  # self-compositions in one transform
+MOST_POINTS = 2**20  # of the grid of one event
 LONGEST = 2**18  # grid points per epsilon: what the fast Fourier transforms of a composition may take
 
 
@@ -37,7 +38,17 @@ def interval(spent: Mapping[Event, int], epsilon: float) -> float:
     squares = sum(times * typical[event] ** 2 for event, times in spent.items())
     plain = sum(times * typical[event] for event, times in spent.items())
     wished = squares / plain / FINENESS if plain > 0 else 0.0
-    return float(2.0 ** math.floor(math.log2(max(wished, epsilon / LONGEST, 1e-12))))
+    # Of little noise one event alone could have more points than fit into memory.
+    least = max(epsilon / LONGEST, max(map(_range, spent)) / MOST_POINTS, 1e-12)
+    return float(2.0 ** math.floor(math.log2(max(wished, least))))
+
+
+def _range(event: Event) -> float:
+    """About how far apart the losses of an event lie that count: of Gaussian noise, 12 standard deviations
+    to either side."""
+    if event.kind != "gaussian":
+        return 2 / event.noise
+    return (event.group**2 / event.noise + 24 * event.group) / event.noise
 
 
 def epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:

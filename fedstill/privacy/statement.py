@@ -100,9 +100,8 @@ SEVERAL = (
     "it is of one record alone: who has several here, as a patient may, is protected less, since "
     "privacy.group_size is 1"
 )
-COMPOSED_WITHIN = (
-    120.0  # seconds for one node's prices, which are its own word: no node is to hold the server
-)
+LARGEST_SUM = 2**63  # times of an event over a run
+COMPOSED_WITHIN = 120.0  # seconds for the prices of one node, which are its own word
 LATE = f"no epsilon was worked out: the prices that it told take more than {COMPOSED_WITHIN:g} s to compose"
 FOREIGN = "what {origin} says of its own mechanism: nothing here proves that it keeps to its prices"
 
@@ -146,14 +145,14 @@ def _epsilon(said: Statement, events: Mapping[str, int]) -> float | None:
     """What a node's releases cost; None where it tells prices that take too long to compose."""
     try:
         with deadline.within(COMPOSED_WITHIN, lambda: TimeoutError(LATE)):
-            return epsilon(from_text(events), said.delta, said.accountant)
+            return epsilon(from_text(events, LARGEST_SUM), said.delta, said.accountant)
     except TimeoutError:
         return None
 
 
 def _rests_on(said: Statement, events: Mapping[str, int]) -> list[str]:
     """What a guarantee rests on, by what was paid: where each step takes all records, nothing is drawn."""
-    drawn = not events or any(event.rate < 1 for event in from_text(events))
+    drawn = not events or any(event.rate < 1 for event in from_text(events, LARGEST_SUM))
     return [line for line in said.assumes if drawn or line != POISSON]
 
 

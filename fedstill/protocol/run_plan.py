@@ -10,6 +10,7 @@ from typing import Any
 from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.run_names import check_run_name
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import Public
 from fedstill.data.tables import check_rows
@@ -19,16 +20,6 @@ from fedstill.protocol.wire_format import WireConfig
 
 PROTOCOL = 7  # of the messages between a server and a node
 PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
-
-
-def check_run_name(name: str) -> None:
-    """Refuse what is no name of a run: it names a folder at the server and at every node.
-
-    Raises:
-        ArgumentError: it is none.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise ArgumentError("run", name, "up to 100 letters, digits, '.', '_' and '-'")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from fedstill.core.fingerprints import grouped
 from fedstill.core.json_text import json_text
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, write_text
-from fedstill.core.text_format import clip
 from fedstill.data.loader import load
 from fedstill.data.public import load_public
 from fedstill.data.splits import Dirichlet
@@ -129,7 +128,7 @@ def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
     _say_what(config, run, len(names))
     job = admin.submit(job_of(config, run, taking_part, names, out / "job"))
-    print(f"Job {clip(job)} with {clip(', '.join(taking_part), 1000)}.", file=sys.stderr)
+    print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
     return job
 
 
@@ -161,7 +160,7 @@ def _end_jobs(admin: Admin, run: str) -> None:
     """
     for job in admin.jobs():
         if job["name"] == run and not str(job["status"]).startswith("FINISHED"):
-            print(f"Ending job {clip(job['job_id'])}, which nobody waited for.", file=sys.stderr)
+            print(f"Ending job {job['job_id']}, which nobody waited for.", file=sys.stderr)
             with contextlib.suppress(DeployError):  # not at work, whatever the server says
                 admin.abort(str(job["job_id"]))
                 admin.wait(str(job["job_id"]), ENDING)
@@ -183,7 +182,7 @@ def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool, heard: ServerMet
                     if in_lines and asked - told > RARELY:
                         now, told = f"{now}, {noted.words()}", asked
             if now not in (said, said.partition(",")[0]):
-                print(f"  {clip(now)}", file=sys.stderr)
+                print(f"  {now}", file=sys.stderr)
                 said = now
             time.sleep(1.0)
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.fingerprints import grouped
 from fedstill.core.locks import lock
 from fedstill.core.progress import PROGRESS, Note, Noted
+from fedstill.core.run_names import check_run_name
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import clip
 from fedstill.core.user_functions import look_in
@@ -23,13 +24,13 @@ from fedstill.federation import server_rules
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, environment
 from fedstill.federation.flare_losses import listen
 from fedstill.federation.run_status import JOB, METRICS, PROGRESS_TOPIC, STOPPED
-from fedstill.protocol.run_plan import check_run_name
 from fedstill.runs.config import RunConfig, read_toml
 from fedstill.runs.remote_run import Served
 
 logger = logging.getLogger("fedstill.server")
 DESCRIPTION = "description.json"  # in a run's folder: what nodes' owners were asked to approve
 MANY = 500  # lines of metrics in one answer to whoever waits for the run
+LONGEST = 20_000  # letters of why a run stopped
 UNFORESEEN = "it failed where it should not: the server's log says how"
 
 
@@ -105,8 +106,8 @@ class ServerProgram:
 
     def _stopped(self, folder: Path, error: Exception) -> None:
         """Leave word of why a run stopped."""
-        logger.error("run %s stopped: %s", self.run_name, error)
-        told = {"error": type(error).__name__, "text": " ".join(str(error).split())}
+        told = {"error": type(error).__name__, "text": clip(error, LONGEST)}
+        logger.error("run %s stopped: %s", self.run_name, told["text"])
         write_text(folder / STOPPED, json.dumps(told) + "\n")
 
     def _run(self, folder: Path) -> None:

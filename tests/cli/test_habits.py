@@ -16,11 +16,10 @@ import torch
 
 import fedstill
 from fedstill.cli import compare
-from fedstill.cli.arguments import leave, read
+from fedstill.cli.arguments import read
 from fedstill.cli.completion import completed
 from fedstill.cli.doctor import EXTRAS
 from fedstill.cli.main import COMMANDS, ROOMS
-from fedstill.cli.node_check import leave_faulty
 from fedstill.cli.run import out_folder
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.data.raw import from_arrays
@@ -46,23 +45,6 @@ def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
     assert plan.changed == ("fediod.steps", "fedmd-cg.rounds", "split.nodes")
     assert configs["fedavg"].method == METHODS["fedavg"]()
     assert configs["fediod"].method.tau == METHODS["fediod"]().tau
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda told: leave(told, 2),
-        lambda told: leave_faulty(Path("clinic"), [told, told]),
-    ],
-)
-def test_what_others_sent_moves_no_cursor(
-    end: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        end("a file of '\x1b]0;owned\x07\x1b[2J\x9b1A answers\r\nfedstill: let out'")
-    told = capsys.readouterr().err
-    assert "a file of ' ]0;owned [2J 1A answers fedstill: let out'" in told
-    assert all(sign.isprintable() for line in told.splitlines() for sign in line)
 
 
 @pytest.mark.parametrize(

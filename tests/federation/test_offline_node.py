@@ -171,6 +171,12 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     def reject(*_: object) -> None:
         requests.decide(sha256, False)
 
+    learned: list[float] = []
+
+    def learn(self: Session, seconds: float) -> dict[str, Any]:
+        learned.append(seconds)
+        return {"learned": len(learned) == 3, "percent": 30 * len(learned)}
+
     plain = Session.answer
 
     def answer(self: Session, name: str, *words: Any) -> Any:
@@ -179,11 +185,13 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
             reject()
         return plain(self, name, *words)
 
-    if at != "training":
-        monkeypatch.setattr(Session, "answer", answer)
+    if at == "training":
+        monkeypatch.setattr(Session, "learn", learn)
+    monkeypatch.setattr(Session, "answer", answer)
     with pytest.raises(QuestionRefused, match="is rejected by its owner"):
         offline_node.answer(node, questions, out, report=reject if at == "training" else lambda _: None)
     assert len(asked) == {"training": 0, "answers": 1, "the end": ASKS}[at]
+    assert len(learned) == (at == "training")
     assert not out.exists()
     assert not list(node.glob(f"runs/*/{offline_node.LET_OUT}"))
 

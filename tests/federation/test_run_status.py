@@ -11,6 +11,7 @@ import pytest
 
 from fedstill.core.progress import Noted
 from fedstill.federation.run_status import outcome
+from fedstill.federation.server_view import _runs
 
 COMPLETED = "FINISHED:COMPLETED"
 AGAIN = "; `fedstill run --resume` goes on with it, where it was started"
@@ -61,3 +62,13 @@ def test_only_a_job_that_holds_its_run_is_running(tmp_path: Path) -> None:
     assert outcome(tmp_path, "RUNNING") == outcome(tmp_path) == gone  # FLARE takes it for running for ever
     os.utime(tmp_path / "job.lock", (1000.0, 1000.0))  # an earlier job's
     assert outcome(tmp_path, "RUNNING", 1001.0) == "starting"
+
+
+def test_a_job_whose_name_is_no_runs_is_not_looked_for(tmp_path: Path) -> None:
+    """What hands it in may write any name into it."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "stopped.json").write_text(json.dumps({"error": "X", "text": "of another folder"}))
+    job = {"submit_time": 0.0, "status": "FINISHED:COMPLETED", "job_id": "1"}
+    found = _runs(tmp_path / "runs", [{**job, "name": name} for name in ("one", "../secret", "/etc")])
+    assert [run.folder.name for run in found] == ["one"]

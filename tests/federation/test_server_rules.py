@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fedstill.core import toml
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.federation import server_rules
 from fedstill.federation.server_rules import FILE, ServerRules
-from fedstill.runs.config import from_dict, read_toml
+from fedstill.runs import presets
+from fedstill.runs.config import from_dict, load, read_toml
 from fedstill.runs.deployed import job_of, servers_part
 from fedstill.runs.flare import ServerProgram
 
@@ -83,13 +85,41 @@ def test_files_are_read_from_the_owners_folders_alone(
     outside = [str(tmp_path / "ledgers"), str(study / "../ledgers/a.npz"), str(study / "link/a.npz")]
     outside += [str(tmp_path / "study2"), "../ledgers", "~/a.npz", "secret.npz", "x/../../ledgers"]
     for part, key in (("data", "root"), ("public", "name"), ("data", "schema")):
-        assert not any(refused(part, key, text) for text in inside)
+        assert not any(refused(part, key, text) for text in (inside if key != "root" else inside[:3]))
         assert all(refused(part, key, text) for text in outside)
+    monkeypatch.setenv("HOME", str(tmp_path / "ledgers"))
+    long = "/" + "./" * 2100 + str(tmp_path / "ledgers")[1:]
+    tricks = ["./~/a.npz", ".//~root/a.npz", "~", long, "/" * 5000 + "etc", ".", "./.", "/\0", "~nobody/x"]
+    for key in ("name", "root", "schema"):
+        assert [text for text in tricks if not refused("data", key, text)] == []
+    assert [text for text in tricks if not refused("student", "model", f"hf:{text}")] == []
+    assert [text for text in tricks[:6] if not refused("method", "weights", text)] == [
+        "."
+    ]  # no file's option
+    assert refused("data", "root", "new")  # where a download could go
     assert refused("student", "model", f"hf:{tmp_path / 'ledgers'}")
     assert refused("student", "model", "hf:secret.npz")
     assert not refused("student", "model", f"hf:{study / 'vit'}")
     (tmp_path / "here" / "digits").mkdir()  # a data set's name is no folder
     assert not refused("data", "name", "digits")
+    assert refused("data", "root", "digits")
+
+
+def test_nothing_is_downloaded_unless_the_owner_lets_it(tmp_path: Path) -> None:
+    hub = {"student": {"model": "hf:distilbert-base-uncased"}}
+    data = {"data": {"name": "cifar10", "download": True}}
+    for table in (hub, data, {"public": {"download": True}}, {"data": {"vocabulary": "hf:gpt2"}}):
+        with pytest.raises(ArgumentError, match="downloads = false"):
+            ServerRules().check(table, tmp_path / FILE)
+        ServerRules(downloads=True).check(table, tmp_path / FILE)
+    with pytest.raises(ArgumentError, match="`modules`"):  # which is a network's name there alone
+        ServerRules(downloads=True).check({"method": {"name": "hf:Boom"}}, tmp_path / FILE)
+
+
+@pytest.mark.parametrize("preset", presets.names())
+def test_no_preset_needs_a_rule(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ServerRules().check(toml.parse(servers_part(load(preset))), tmp_path / FILE)
 
 
 def test_a_run_comes_complete(tmp_path: Path) -> None:
@@ -111,7 +141,9 @@ def test_an_ordinary_run_needs_no_rules_and_a_rehearsal_lets_in_its_own(tmp_path
     assert told["config"] == plain
     table = {"method": {"name": "fedkd"}, "data": {"root": str(tmp_path)}, "track": ["a:B"]}
     rules = server_rules.for_run({**table, "plugins": [str(tmp_path)]})
-    assert rules == ServerRules((str(tmp_path.resolve()),), ("a:B",), (str(tmp_path.resolve()),))
+    assert rules == ServerRules(
+        (str(tmp_path.resolve()),), ("a:B",), (str(tmp_path.resolve()),), downloads=True
+    )
     rules.check(table, tmp_path / FILE)
     with pytest.raises(ArgumentError):
         ServerRules().check(table, tmp_path / FILE)

@@ -120,6 +120,14 @@ def test_full_files_are_archived_and_others_are_missed(
     with pytest.raises(SecurityLogError, match="no line says"):
         log.archive(away)
     older[0].write_text(text)
+    named = older[-1].rename(folder / "security-99999.jsonl")  # as if more had been archived
+    assert "does not end with the line that it is named after" in (log.verify() or "")
+    named.rename(older[-1])
+    away.mkdir()
+    (away / older[0].name).write_text("other")
+    with pytest.raises(SecurityLogError, match="is there already, and is another"):
+        log.archive(away)
+    (away / older[0].name).write_text(text)  # of an earlier time that was cut short
     code, out, _ = command("node", "log", folder, "--archive", away)
     through = int(older[-1].stem.partition("-")[2])
     assert (code, f"from line {through + 1} on, as those before were archived" in out) == (0, True)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
+from fedstill.core import deadline
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import accounting, privacy_loss, renyi
 from fedstill.privacy.accounting import calibrate, epsilon, most, within
-from fedstill.privacy.events import Event
+from fedstill.privacy.events import Event, from_text
 
 DPSGD = {Event("gaussian", 1.0, rate=0.01): 1000}
 LAPLACE = {Event("laplace", 50.0): 5000}
@@ -287,3 +288,23 @@ def test_pure_events_cost_what_randomised_response_does_and_hardly_more(each: fl
         assert exact <= cost <= 1.08 * exact
         assert cost >= epsilon({Event("laplace", 1 / each): times}, 1e-5, accountant)  # type: ignore[arg-type]
     assert epsilon({Event("pure", 1 / each): times}, 0.0) == pytest.approx(times * each)
+
+
+def test_little_noise_takes_no_grid_that_memory_does_not_hold() -> None:
+    """Of 17 GB, it was: a node can name any price, and the server works it out."""
+    price = {Event("gaussian", 0.3, rate=1e-9): 1}
+    bound = epsilon(price, 1e-5, "rdp")
+    step = privacy_loss.interval(price, bound)
+    # Its losses reach from about -1 / (2 noise^2) - 12 / noise to as much above.
+    assert 2 * (1 / (2 * 0.3**2) + 12 / 0.3) / step < 2**21
+    assert epsilon(price, 1e-5) <= bound
+
+
+@pytest.mark.parametrize("event", [Event("laplace", 10.0), Event("gaussian", 2.0, rate=0.1)])
+def test_composing_ends_where_its_time_does(event: Event) -> None:
+    with deadline.within(1e-9, lambda: TimeoutError("late")), pytest.raises(TimeoutError):
+        privacy_loss.epsilon({event: 1}, 1e-5, 0.01)
+
+
+def test_a_sum_of_prices_may_be_more_often_than_one() -> None:
+    assert from_text({"gaussian(1.0)": 2**40}, 2**63).total() == 2**40

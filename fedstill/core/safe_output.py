@@ -1,0 +1,47 @@
+"""Texts of others on a terminal: a server's, a node's, a file's. None of them moves the cursor, names the
+window or turns what stands beside it around; whatever prints them need not think of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def shown(text: str) -> str:
+    """A text with a space in place of each sign that is not printed, but for ends of lines and tabs.
+
+    >>> shown("two\\nlines \\x1b[31mred\\u202e")
+    'two\\nlines  [31mred '
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else " " for sign in text)
+
+
+class SafeStream:
+    """A stream of text that shows it safely; else it is the stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """See :meth:`io.TextIOBase.write`."""
+        self.stream.write(shown(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def safe_output() -> Iterator[None]:
+    """Within, all that is printed is shown safely; rich's own sequences pass by :mod:`safe_console`."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(SafeStream, before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
