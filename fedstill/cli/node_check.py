@@ -64,10 +64,24 @@ def check(given: Given) -> None:
         _print(plain(), told, found)
     if found.faults:
         leave_faulty(folder, found.faults)
+    if outside := _outside(found.file):
+        print(outside)
     if found.untold:
         print(f"Not checked: {found.untold}. Nothing else is wrong.")
         sys.exit(1)
     print("No faults.")
+
+
+def _outside(file: NodeFile) -> str:
+    """What is to be known of the hours of a node that is sound; empty: nothing."""
+    from fedstill.core.errors import QuestionRefused
+    from fedstill.node.admission import require_hour
+
+    try:
+        require_hour(file.name, file.policy, "join")
+    except QuestionRefused as refusal:
+        return f"Just now it refuses whatever is asked: {refusal.rule}."
+    return ""
 
 
 def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:

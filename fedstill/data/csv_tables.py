@@ -37,6 +37,9 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, delimiter="\t" if ".tsv" in path.suffixes else ",")
             header = [name.strip() for name in next(reader, [])]
+            if len(header) == 1 and ";" in header[0]:
+                told = "its cells are divided by ';': allowed are commas, or tabs in a .tsv"
+                raise DataError(f"{path}: {told}")
             yield 1, header
             empty = True
             for row in reader:
@@ -51,7 +54,10 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 raise DataError(
                     f"{path}: there are no examples: allowed is one line or more below the header"
                 )
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+    except UnicodeDecodeError as error:
+        told = "it is not UTF-8: a spreadsheet saves it so as 'CSV UTF-8'"
+        raise DataError(f"{path}: cannot be read as a table ({told})") from error
+    except (OSError, EOFError, csv.Error, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
 
 

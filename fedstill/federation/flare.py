@@ -101,7 +101,7 @@ class FlareLink:
             why = Silent("no answer in time") if late else LinkError(" ".join(str(error.cause).split()))
             reply.put(why)
         except RunAborted:
-            reply.put(DeployError("FLARE ended the job"))
+            reply.put(DeployError("its job was ended, by whoever began the run or by FLARE"))
         except Exception as error:
             reply.put(error)
 

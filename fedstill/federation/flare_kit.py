@@ -67,8 +67,10 @@ def node(folder: Path) -> Site:
     """The node in its owner's folder.
 
     Raises:
-        DeployError: it has no kit.
+        DeployError: there is no such folder, or it has no kit.
     """
+    if not folder.is_dir():
+        raise DeployError(f"there is no folder {folder}: `fedstill node init {folder}` makes one")
     hint = f"put the startup kit that you were given into {folder / KIT}"
     return _site(Site(CLIENT, folder.resolve()), "fed_client.json", hint)
 

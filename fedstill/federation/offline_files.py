@@ -245,6 +245,15 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
     return NodeAnswers(path, header, replies, signer, keys is not None, sha256)
 
 
+def answered_by(path: Path) -> str:
+    """The SHA-256 of the questions that a file of answers is for.
+
+    Raises:
+        BundleError: it is none.
+    """
+    return unpack_answers(path, path.read_bytes())[0].questions
+
+
 # --- both -------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedstill.core import file_permissions
-from fedstill.core.errors import BundleError, FedstillError, QuestionRefused, RunFolderError
+from fedstill.core.errors import ArgumentError, BundleError, FedstillError, QuestionRefused, RunFolderError
 from fedstill.core.registry import looking_in
 from fedstill.core.user_functions import OWN
 from fedstill.federation import signed_files
@@ -20,6 +20,7 @@ from fedstill.federation.offline_files import (
     AnswersHeader,
     Questions,
     Replies,
+    answered_by,
     pack_answers,
     read_questions,
     unpack_answers,
@@ -108,6 +109,7 @@ def _answer(
     key = signed_files.own_key(folder / "node.key")
     signer = signed_files.fingerprint(signed_files.public_of(key))
     signed_files.require_own(path, signer)
+    require_same(path, given)
     kept = folder / "runs" / plan.run / LET_OUT
     again = kept.exists()
     if again:
@@ -120,6 +122,12 @@ def _answer(
     mixed = "not one sum: runs were paid for by records and by groups of them"
     paid = mixed if len(spent.units) > 1 else cost(host.file.privacy, spent.events, spent.bare)
     return Answered(path, replies, signer, given, _left(given, replies), paid, again)
+
+
+def require_same(path: Path, given: Questions) -> None:
+    """Refuse to write over one's own answers to other questions, with ArgumentError."""
+    if path.exists() and answered_by(path) != given.sha256:
+        raise ArgumentError("--out", str(path), "another file: this one answers other questions")
 
 
 def _left(given: Questions, replies: Replies) -> dict[str, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import ipaddress
 import json
 import re
 import shutil
@@ -38,6 +39,7 @@ ADMIN = "admin@federation.local"  # FLARE wants the form of an e-mail address; n
 ROOT_DAYS = 3650  # the authority outlives the certificates it signs: they are for 360 days, fixed by FLARE
 
 FEDERATION = "provision/federation.json"  # in a federation's folder
+HOSTS = "a host name or an IPv4 address, without port"
 HEARTBEAT = 4.0  # seconds between two signs of life of a node; FLARE counts in steps of 2
 DEAD_AFTER = 30.0  # seconds without one until the server counts a node as gone
 
@@ -113,10 +115,10 @@ def add(folder: Path, nodes: Sequence[str]) -> None:
     require_flare()
     federation = read_federation(folder)
     _check(federation["host"], nodes, federation["name"], federation["port"])
-    there = {path.name.lower() for path in (folder / "nodes").glob("*")}
+    there = {path.name.lower(): path for path in (folder / "nodes").glob("*")}
     for node in nodes:
-        if node.lower() in there:
-            raise DeployError(f"{folder / 'nodes' / node} is there already: hand it over, or delete it first")
+        if (kit := there.get(node.lower())) is not None:
+            raise DeployError(f"{kit} is there already: hand it over, or delete it first")
     _hand_out(folder, _make(folder, nodes, admin=False), nodes, federation["heartbeat"])
     known = dict.fromkeys([*federation["nodes"], *nodes])
     write_json(folder / FEDERATION, {**federation, "nodes": list(known)})
@@ -170,7 +172,12 @@ def free_port() -> int:
 
 def _check(host: str, nodes: Sequence[str], name: str, port: int | None) -> None:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-        raise ArgumentError("host", host, "a host name or an IPv4 address, without port")
+        raise ArgumentError("host", host, HOSTS)
+    if re.fullmatch(r"[0-9.]+", host):
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError as error:
+            raise ArgumentError("host", host, HOSTS) from error
     if not nodes:
         raise ArgumentError("nodes", "", "one name or more")
     for node in nodes:

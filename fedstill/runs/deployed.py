@@ -33,7 +33,7 @@ from fedstill.track.listeners import Listeners
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
-SLOW = 15.0  # seconds until it is said that a job waits
+SLOW, LATE = 15.0, 10.0  # seconds until it is said that a job waits, and between two looks for whom
 EVERY, RARELY = 2.0, 60.0  # seconds between two looks how far it is, and two lines where no bars are seen
 
 
@@ -73,11 +73,11 @@ def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool, listeners: 
         _end_jobs(admin, run)
         try:
             listeners.start(out, config.method.title)
-            job = _begin(admin, config, run, out)
+            job, taking_part = _begin(admin, config, run, out)
             heard = ServerMetrics(out / "metrics.jsonl", listeners)
             try:
                 with bars:
-                    status = _waited(admin, job, bars, in_lines, heard)
+                    status = _waited(admin, job, taking_part, bars, in_lines, heard)
                 fetched = admin.download(job, out / "fetched")
             except DeployError as error:
                 raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
@@ -113,8 +113,8 @@ class ServerMetrics:
         self._listeners.log([json.loads(line) for line in lines[self.known :]])
 
 
-def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
-    """Hand in a run's job, for the nodes with which the run began."""
+def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> tuple[str, list[str]]:
+    """Hand in a run's job, for the nodes with which the run began; and which of them take part."""
     there = _connected(admin)
     names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", there)
     absent = [name for name in names if name not in there]
@@ -129,7 +129,7 @@ def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> str:
     _say_what(config, run, len(names))
     job = admin.submit(job_of(config, run, taking_part, names, out / "job"))
     print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
-    return job
+    return job, taking_part
 
 
 def _say_what(config: RunConfig, run: str, nodes: int) -> None:
@@ -166,14 +166,27 @@ def _end_jobs(admin: Admin, run: str) -> None:
                 admin.wait(str(job["job_id"]), ENDING)
 
 
-def _waited(admin: Admin, job: str, bars: Bars, in_lines: bool, heard: ServerMetrics) -> str:
+def _waits_for(admin: Admin, nodes: Sequence[str]) -> str:
+    """Why a job does not begin: a node may have left just before it was handed in."""
+    there = admin.nodes()
+    if absent := ", ".join(node for node in nodes if node not in there):
+        return f"waiting for {absent}, which has left: Ctrl+C ends this, and the run can be begun without"
+    return "waiting: FLARE begins once all these nodes are free"
+
+
+def _waited(
+    admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, in_lines: bool, heard: ServerMetrics
+) -> str:
     """Wait for a job, and say how it does, ``in_lines`` where no bars are seen; whoever stops waiting ends
     it."""
-    since, said, asked, told = time.monotonic(), "", 0.0, 0.0
+    since, said, asked, told, waits = time.monotonic(), "", 0.0, 0.0, ""
     try:
         while not (status := admin.status(job)).startswith("FINISHED"):
-            late = status == "SUBMITTED" and time.monotonic() - since > SLOW
-            now = "waiting: FLARE begins once all these nodes are there and free" if late else status.lower()
+            now = status.lower()
+            if status == "SUBMITTED" and time.monotonic() - since > SLOW:
+                if time.monotonic() - asked > LATE:
+                    waits, asked = _waits_for(admin, taking_part), time.monotonic()
+                now = waits
             if now == "running" and time.monotonic() - asked > EVERY:
                 (noted, lines), asked = admin.progress(job, heard.known), time.monotonic()
                 heard.take(lines)

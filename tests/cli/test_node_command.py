@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+
+from fedstill.node import admission
 
 Here = Callable[..., tuple[int, str, str]]
 
@@ -92,6 +95,20 @@ def test_check_says_what_a_node_is_and_what_each_method_would_be_told(clinic: Pa
     assert (said["fediod"], said["fedkd"], said["fedavg"], said["centralised"]) == ("yes", "yes", "no", "no")
     assert "refuses train (outputs_only: no" in out
     assert not (clinic / "runs").exists()
+
+
+def test_check_says_that_nothing_is_answered_at_this_hour(
+    clinic: Path, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(clinic, tmp_path / "clinic")
+    say(folder, ('hours = ""', 'hours = "00:00-00:01"'))
+    told = "Just now it refuses whatever is asked: hours: 00:00-00:01, by the clock of the node.\nNo faults."
+    for now, said in ((time(0, 0, 30), False), (time(12), True)):
+        clock = partial(time.replace, now)
+        monkeypatch.setattr(admission, "require_hour", partial(admission.require_hour, clock=clock))
+        code, out, _ = here("check", folder)
+        assert (code, told in out) == (0, said)
+        monkeypatch.undo()
 
 
 def test_check_of_a_run_says_each_question(clinic: Path, here: Here) -> None:

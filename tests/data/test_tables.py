@@ -16,7 +16,7 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, TooLarge
 from fedstill.core.seeds import torch_generator
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data import Dirichlet, named, node_data, split
+from fedstill.data import Dirichlet, csv_tables, named, node_data, split
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
 from fedstill.data.node_data_config import PrivateConfig
@@ -331,3 +331,18 @@ def test_a_spec_without_a_schema_or_with_another_is_refused(hospitals: Path) -> 
         replace(spec, schema=Schema())
     with pytest.raises(ArgumentError, match=r"spec\.schema .*one of 6 features"):
         replace(spec, shape=(6,))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"age;weight;ill\n41;70;0\n", "its cells are divided by ';': allowed are commas"),
+        ("age,größe,ill\n41,170,0\n".encode("latin-1"), "it is not UTF-8: a spreadsheet saves it so"),
+    ],
+)
+def test_what_a_spreadsheet_saved_otherwise_says_how_to_save_it(
+    content: bytes, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.csv").write_bytes(content)
+    with pytest.raises(DataError, match=told):
+        list(csv_tables.rows(tmp_path / "own.csv"))

@@ -44,6 +44,14 @@ def three(tmp_path: Path, config: RunConfig) -> Iterator[Sites]:
         yield made
 
 
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Sites]:
+    """The same where no node is lost: nothing hangs on how long a disk takes."""
+    with sites(tmp_path, small(wait=60.0), delay=0.01) as made:
+        made.start()
+        yield made
+
+
 def stopped(three: Sites, *why: str) -> None:
     """The run has stopped, and says why in one line."""
     text = three.end()
@@ -105,47 +113,47 @@ def test_a_node_killed_again_and_again_in_distillation_takes_up_its_own_state(
 
 
 @pytest.mark.parametrize("moment", ["local training", "before its first save", "late"])
-def test_a_server_that_is_killed_goes_on(three: Sites, unbroken: Unbroken, moment: str) -> None:
-    three.begin(every=60.0 if moment == "before its first save" else 0.3)
+def test_a_server_that_is_killed_goes_on(patient: Sites, unbroken: Unbroken, moment: str) -> None:
+    patient.begin(every=60.0 if moment == "before its first save" else 0.3)
     if moment == "local training":
-        until((three.own("node-1") / "learning.safetensors").exists)
+        until((patient.own("node-1") / "learning.safetensors").exists)
     elif moment == "before its first save":
-        until(questions(three, 10))
-        assert not marked(three)()
+        until(questions(patient, 10))
+        assert not marked(patient)()
     else:
-        until(marked(three))
-        until(questions(three, 30))
-    three.kill("server")
+        until(marked(patient))
+        until(questions(patient, 30))
+    patient.kill("server")
     since = time.monotonic()
-    three.begin()
-    same_figures(three, three.end(), unbroken)
+    patient.begin()
+    same_figures(patient, patient.end(), unbroken)
     told_time(f"server killed, {moment}", since)
 
 
 @pytest.mark.parametrize("save", [2])
 def test_a_server_killed_after_its_nodes_have_remembered_and_before_itself(
-    three: Sites, unbroken: Unbroken, save: int
+    patient: Sites, unbroken: Unbroken, save: int
 ) -> None:
-    three.begin(die_at_save=save)
-    assert three.server is not None
-    three.server.join(30)
-    assert three.server.exitcode == -signal.SIGKILL
-    assert len(list(three.own("node-0").glob("mark-*"))) == save
-    assert (three.served / "state.safetensors").exists() == (save == 2)
-    three.begin()
-    same_figures(three, three.end(), unbroken)
+    patient.begin(die_at_save=save)
+    assert patient.server is not None
+    patient.server.join(30)
+    assert patient.server.exitcode == -signal.SIGKILL
+    assert len(list(patient.own("node-0").glob("mark-*"))) == save
+    assert (patient.served / "state.safetensors").exists() == (save == 2)
+    patient.begin()
+    same_figures(patient, patient.end(), unbroken)
 
 
-def test_everything_is_killed_at_once(three: Sites, unbroken: Unbroken) -> None:
-    three.begin()
-    until(marked(three))
-    until(questions(three, 15))
-    for name in ("server", *three.names):
-        three.kill(name)
+def test_everything_is_killed_at_once(patient: Sites, unbroken: Unbroken) -> None:
+    patient.begin()
+    until(marked(patient))
+    until(questions(patient, 15))
+    for name in ("server", *patient.names):
+        patient.kill(name)
     since = time.monotonic()
-    three.start()
-    three.begin()
-    same_figures(three, three.end(), unbroken)
+    patient.start()
+    patient.begin()
+    same_figures(patient, patient.end(), unbroken)
     told_time("server and all nodes killed", since)
 
 

@@ -52,7 +52,7 @@ def test_a_message_goes_to_its_node_with_the_patience_that_is_left() -> None:
     [
         (CollabCallError("node-0", "serve", TimeoutError("late")), Silent, "no answer in time"),
         (CollabCallError("node-0", "serve", ValueError("no\n  such thing")), LinkError, "no such thing"),
-        (RunAborted("stopped"), DeployError, "FLARE ended the job"),
+        (RunAborted("stopped"), DeployError, "its job was ended"),
     ],
 )
 def test_what_flare_says_becomes_an_error_of_ours(

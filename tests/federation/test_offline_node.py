@@ -277,3 +277,14 @@ def test_a_folder_whose_name_is_no_text_is_one_line(
         assert (left.value.code, told.out) == (2, "")
         assert told.err.count("\n") == 1
         assert "allowed is one in UTF-8" in told.err
+
+
+def test_answers_to_other_questions_are_not_written_over(tmp_path: Path) -> None:
+    node, out = make_node(tmp_path / "clinic"), tmp_path / "answers"
+    first, second = (make_questions(tmp_path / name) for name in ("one.safetensors", "two.safetensors"))
+    offline_node.answer(node, first, out)
+    before = out.read_bytes()
+    with pytest.raises(ArgumentError, match="this one answers other questions"):
+        offline_node.answer(node, second, out)
+    assert out.read_bytes() == before
+    assert offline_node.answer(node, first, out).again  # the same may be written again
