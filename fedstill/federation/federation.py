@@ -200,7 +200,7 @@ class Federation(Summed):
             )
 
     def require(self, names: Sequence[str]) -> None:
-        """Refuse at the start what some node would refuse later.
+        """Refuse at the start what some node would refuse later; or go on without it, as the quorum says.
 
         Raises:
             QuestionRefused: naming all such nodes, with questions and rules.
@@ -215,8 +215,12 @@ class Federation(Summed):
             if total > limit and all(node != refusal.node for refusal in refusals):
                 rule = f"most_questions: {limit}, and the run asks {total}"
                 refusals.append(QuestionRefused(node, ", ".join(names), rule))
-        if refusals:
+        unwilling = {refusal.node: refusal for refusal in reversed(refusals)}  # by its first rule
+        needed = self.link.least(len(self.nodes))
+        if refusals and (needed == len(self.nodes) or len(self.present) - len(unwilling) < needed):
             raise refused_by(refusals)
+        for node, refusal in unwilling.items():
+            self.leave_out(node, refusal.question, f"refused: {refusal.rule}", back=False)
 
     def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
         if of is None or (self.link.sums and tuple(of) == (SUM,)):

@@ -81,7 +81,6 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
             shutil.rmtree(part, ignore_errors=True)
             write_nodes(config, simulation, part)
             part.rename(home / "nodes")
-        _let_in(config, home)
         started = time.monotonic()
         served = home / "runs" / run
         if not (served / "result.json").exists():
@@ -219,6 +218,7 @@ def _simulate(config: RunConfig, run: str, names: Sequence[str], home: Path) -> 
     work = home / "simulator"
     shutil.rmtree(work, ignore_errors=True)
     job = job_of(config, run, names, names, work / "job")
+    _let_in(config, home)
     environment = {
         **_surroundings(),
         SERVER_FOLDER: str(home.resolve()),
@@ -250,7 +250,7 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
             flare_site.stop(place)  # of a rehearsal that was killed
     shutil.rmtree(deployed, ignore_errors=True)
     provision(deployed, "localhost", list(names), heartbeat=2.0, dead_after=20.0)
-    shutil.copy2(home / server_rules.FILE, deployed / server_rules.FILE)
+    _let_in(config, deployed)
     for own in owners:
         shutil.rmtree(own / KIT, ignore_errors=True)
         shutil.move(deployed / "nodes" / own.name, own / KIT)

@@ -5,6 +5,7 @@ Nodes of one process answer over ``Loopback``; processes are killed in test_faul
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import threading
@@ -357,6 +358,29 @@ def test_a_sick_node_is_named_left_out_and_its_weight_taken_over(sickness: str) 
     alone = r"1 of 3 nodes are left, link\.quorum wants 2"
     with pytest.raises(NodeFault, match=f"{alone}|it is not known which"):  # of two that differ
         nodes.ask()
+
+
+@pytest.mark.parametrize(
+    ("quorum", "unwilling", "goes_on"), [(0.6, 1, True), (0.6, 2, False), (1.0, 1, False)]
+)
+def test_who_refuses_at_the_start_is_left_out_where_the_quorum_allows_it(
+    quorum: float, unwilling: int, goes_on: bool
+) -> None:
+    nodes = Scripted(quorum=quorum)
+    for node in nodes.nodes[:unwilling]:
+        about = nodes.federation.about[node]
+        nodes.federation.about[node] = dataclasses.replace(
+            about, objections={"weigh": "outputs_only: no logits"}
+        )
+    if not goes_on:
+        with pytest.raises(QuestionRefused, match="outputs_only: no logits"):
+            nodes.federation.require(["weigh"])
+        assert nodes.events() == []
+        return
+    nodes.federation.require(["weigh"])
+    assert nodes.events() == [("one", 0, "left out")]
+    assert nodes.federation.events[0]["reason"] == "refused: outputs_only: no logits"
+    assert nodes.ask().nodes == ("two", "three")
 
 
 def test_what_a_node_says_of_its_protection_is_known() -> None:
