@@ -15,11 +15,13 @@ from typing import Any
 
 import tomli_w
 
+from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError, DeployError, FedstillError
 from fedstill.core.fingerprints import grouped
 from fedstill.core.json_text import json_text
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, write_text
+from fedstill.data.config import DATA
 from fedstill.data.loader import load
 from fedstill.data.public import load_public
 from fedstill.data.splits import Dirichlet
@@ -142,8 +144,21 @@ def _say_what(config: RunConfig, run: str, nodes: int) -> None:
         _, public = load_public(config.public, data, config.task)
     except DataError:  # the server's log has it
         return
+    if told := untested(config, data):
+        print(told, file=sys.stderr)
     sha256 = describe(plan_of(config, data, public, run, nodes), public).sha256
     print(f"The run is {grouped(sha256)}: owners who approve runs see the same.", file=sys.stderr)
+
+
+def untested(config: RunConfig, data: DataSet) -> str:
+    """What of the server's own file it does not test on, which whoever wrote it may not expect; empty:
+    nothing."""
+    rest = len(data.train)
+    if not rest or config.data.called in DATA.own:
+        return ""
+    split = "data.test_fraction, or a column `split`, says which"
+    told = f"The run is tested on {len(data.test)} examples of {data.name}"
+    return f"{told}: the other {rest} are its training part, which a server does not use ({split})."
 
 
 def _connected(admin: Admin) -> list[str]:

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fedstill.core.dataset import DataSet
-from fedstill.data.config import DATA
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
 from fedstill.data.public import Public, load_public
@@ -36,7 +35,6 @@ from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
 from fedstill.runs.setting import check_networks
 
-SPLIT = "data.test_fraction, or a column `split`"
 LINK = ("messages", "seconds_each", "nodes", "waiting", "absent", "link")  # what is told on a run's way
 
 
@@ -144,7 +142,7 @@ class Served(Run):
 
     def figures(self) -> dict[str, Any]:
         """See :class:`~fedstill.runs.loop.Run`; and what the link cost."""
-        self.notes = [*self._said(), *self._untested()]
+        self.notes = self._said()
         figures = super().figures()
         total, training = figures["seconds"]["total"], figures["seconds"]["local_training"]
         return {**figures, "link": self.federation.meter.figures(total, training)}
@@ -168,14 +166,6 @@ class Served(Run):
             "label_counts": None if row is None else [round(float(count)) for count in row.counts[0]],
             "versions": dict(node.versions) or None,
         }
-
-    def _untested(self) -> list[str]:
-        """What of the server's own file it does not test on, which whoever wrote it may not expect."""
-        rest = len(self.data.train)
-        if not rest or self.config.data.called in DATA.own:
-            return []
-        tested = f"tested on {len(self.data.test)} examples of {self.data.name}"
-        return [f"{tested}: the other {rest} are its training part, which a server does not use ({SPLIT})"]
 
     def _said(self) -> list[str]:
         """What nodes said is switched off there, each once; by whom, unless all said it."""

@@ -474,7 +474,7 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
     )
     # node-0 was given examples of the classes that are left out here.
     assert {8, 9} & set(np.load("node-0/data.npz")["labels"].tolist())
-    text = refused(command("node", "answer", "node-0", "fewer.safetensors"))
+    text = refused(command("node", "answer", "node-0", "fewer.safetensors", "--out", "fewer-answers"))
     assert re.search(r"label|class", text), text
     assert len(list(Path("node-0/runs").glob("*/answers.safetensors"))) == 1  # the earlier ones
     kept = dict(np.load("node-0/data.npz"))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 
 pytest.importorskip("nvflare")
 
+from fedstill.data.loader import load
 from fedstill.federation.admin import Admin
-from fedstill.runs.deployed import _waits_for
+from fedstill.runs.config import from_dict
+from fedstill.runs.deployed import _waits_for, untested
 
 
 class Connected:
@@ -23,3 +27,17 @@ def test_a_node_that_left_before_the_job_began_is_named() -> None:
     admin = cast(Admin, Connected())
     assert _waits_for(admin, ["north", "east", "south", "west"]).startswith("waiting for east, west, which")
     assert _waits_for(admin, ["north"]) == "waiting: FLARE begins once all these nodes are free"
+
+
+def test_what_a_server_does_not_test_on_is_said(tmp_path: Path) -> None:
+    """Of a file of its own, four fifths: they would be the nodes' training examples in a simulation."""
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (50, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "study.npz", images=images, labels=np.arange(50) % 10)
+    said = {}
+    for name in ("digits", str(tmp_path / "study.npz")):
+        config = from_dict({"method": {"name": "fedkd"}, "data": {"name": name}})
+        said[name] = untested(config, load(config.data, config.task, train_needed=False))
+    line = said.pop(str(tmp_path / "study.npz"))
+    assert line.startswith("The run is tested on 10 examples of study: the other 40 are its training part")
+    assert said == {"digits": ""}

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -239,17 +238,3 @@ def test_a_run_that_stops_says_so_and_leaves_its_nodes(tmp_path: Path) -> None:
         live(config, link, tmp_path).run()
     assert not (tmp_path / "server/result.json").exists()
     assert hosts["node-0"].session is hosts["node-2"].session is None  # the one that failed is not told
-
-
-def test_what_a_server_does_not_test_on_is_said(tmp_path: Path) -> None:
-    """Of a file of its own, four fifths: they would be the nodes' training examples in a simulation."""
-    draw = np.random.default_rng(0)
-    images = draw.integers(0, 256, (50, 8, 8), dtype=np.uint8)
-    np.savez(tmp_path / "study.npz", images=images, labels=np.arange(50) % 10)
-    said = {}
-    for name in ("digits", str(tmp_path / "study.npz")):
-        table = {**to_dict(tiny("fedkd")), "data": {"name": name}, "public": {"name": "noise", "limit": 40}}
-        said[name] = Live(from_dict(table), Loopback({}), "one", tmp_path)._untested()
-    (line,) = said.pop(str(tmp_path / "study.npz"))
-    assert line.startswith("tested on 10 examples of study: the other 40 are its training part")
-    assert said == {"digits": []}
