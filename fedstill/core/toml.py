@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedstill.core.errors import FedstillError
@@ -31,3 +32,19 @@ def parse(text: str, source: str = "the text") -> Table:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # too long a number, too deep a list
         raise FedstillError(f"{source} is not TOML: {error}") from error
+
+
+def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a table, with the dotted name of its place.
+
+    >>> list(texts({"data": {"name": "a"}, "track": ["b"]}))
+    [('data.name', 'a'), ('track', 'b')]
+    """
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from texts(inner, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts(inner, path)

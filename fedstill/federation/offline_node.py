@@ -109,7 +109,7 @@ def _answer(
     key = signed_files.own_key(folder / "node.key")
     signer = signed_files.fingerprint(signed_files.public_of(key))
     signed_files.require_own(path, signer)
-    require_same(path, given)
+    _require_same(path, given)
     kept = folder / "runs" / plan.run / LET_OUT
     again = kept.exists()
     if again:
@@ -124,7 +124,7 @@ def _answer(
     return Answered(path, replies, signer, given, _left(given, replies), paid, again)
 
 
-def require_same(path: Path, given: Questions) -> None:
+def _require_same(path: Path, given: Questions) -> None:
     """Refuse to write over one's own answers to other questions, with ArgumentError."""
     if path.exists() and answered_by(path) != given.sha256:
         raise ArgumentError("--out", str(path), "another file: this one answers other questions")

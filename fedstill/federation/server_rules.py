@@ -7,7 +7,7 @@ machine. So no run brings code, names code or names a file there unless the owne
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,7 +60,7 @@ class ServerRules(Checked):
             raise ArgumentError("plugins", table["plugins"], f"none here, but those of {file}")
         if "extends" in table:
             raise ArgumentError("extends", table["extends"], "nothing here: a run comes complete")
-        for name, text in texts(table):
+        for name, text in toml.texts(table):
             if _is_code(name, text) and text not in self.modules:
                 raise ArgumentError(name, text, f"one of fedstill's own here, or of `modules` in {file}")
             place = place_of(name, text)
@@ -103,7 +103,7 @@ def read(folder: Path) -> ServerRules:
 
 def for_run(table: Mapping[str, Any]) -> ServerRules:
     """The rules that let in exactly what a run names: of a rehearsal, whose server is the researcher's."""
-    named = list(texts(table))
+    named = list(toml.texts(table))
     places = {str(place) for name, text in named if (place := place_of(name, text)) is not None}
     modules = {text for name, text in named if _is_code(name, text)}
     plugins = [str(Path(each).resolve()) for each in table.get("plugins", ())]
@@ -127,7 +127,7 @@ def place_of(name: str, text: str) -> Path | None:
     """
     told = text.removeprefix(HF) if _is_hub(name, text) else text
     path = Path(told)
-    outside = path.is_absolute() or "~" in "".join(path.parts[:1])[:1] or ".." in path.parts
+    outside = path.is_absolute() or str(path).startswith("~") or ".." in path.parts
     if not outside:
         known = name.endswith(".name") and text in DATA  # which no folder of that name stands for
         if not told or known or not name.startswith(FILES):
@@ -147,19 +147,3 @@ def _is_hub(name: str, text: str) -> bool:
 
 def _is_code(name: str, text: str) -> bool:
     return is_path(text) and not _is_hub(name, text)
-
-
-def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a table, with the dotted name of its place.
-
-    >>> list(texts({"data": {"name": "a"}, "track": ["b"]}))
-    [('data.name', 'a'), ('track', 'b')]
-    """
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from texts(inner, f"{path}.{key}".lstrip("."))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from texts(inner, path)

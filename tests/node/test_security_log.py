@@ -131,7 +131,7 @@ def test_full_files_are_archived_and_others_are_missed(
     code, out, _ = command("node", "log", folder, "--archive", away)
     through = int(older[-1].stem.partition("-")[2])
     assert (code, f"from line {through + 1} on, as those before were archived" in out) == (0, True)
-    assert {path.name: path.read_bytes() for path in away.iterdir()}.keys() == {path.name for path in older}
+    assert {path.name for path in away.iterdir()} == {path.name for path in older}
     assert (away / older[0].name).read_text() == text
     assert not list(folder.glob("security-*.jsonl"))
     log.note_policy({"policy.most_bytes": 1})  # which is known still

@@ -8,7 +8,6 @@ imports torch, so that listing and asking for help stay quick.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -139,14 +138,8 @@ def _beside(table: Table, folder: Path | None) -> list[str]:
     """The folder, if a table names ``module:Name`` that lies in it."""
     if folder is None:
         return []
-    there = (folder / name.partition(":")[0].partition(".")[0] for name in _texts(table) if is_path(name))
+    there = (
+        folder / name.partition(":")[0].partition(".")[0] for _, name in toml.texts(table) if is_path(name)
+    )
     found = any(place.is_dir() or place.with_suffix(".py").is_file() for place in there)
     return [str(folder.resolve())] if found else []
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)
