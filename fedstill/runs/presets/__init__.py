@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from fedstill.core import toml
 from fedstill.core.config_tables import layered
