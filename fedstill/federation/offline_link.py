@@ -9,6 +9,7 @@ from fedstill.core.errors import BundleError, QuestionMismatch
 from fedstill.federation.node_order import natural
 from fedstill.federation.offline_files import NodeAnswers, Questions
 from fedstill.protocol.digests import digest
+from fedstill.protocol.messages import AnswerQuestion, JoinRun, PullBack, SayHello, read_message
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 
 
@@ -36,15 +37,21 @@ class AnswerFiles:
         replies = self.bundles[node].replies
         told: Mapping[str, Any] = {}
         answer: Tensors = {}
-        if header["do"] == "hello":
-            told = replies.hello
-        elif header["do"] == "join":
-            told = replies.join
-        elif header["do"] in ("answer", "pull back"):
-            number, question = header["number"], header["question"]
-            if header.get("differentiable", True) or self._contents.get(number) != digest(question, tensors):
-                refusal = QuestionMismatch(node, question, number)
-                error = {"kind": "QuestionMismatch", "text": str(refusal), "question": question}
-                return pack({"error": {**error, "number": number}})
-            told, answer = {"privacy": replies.privacy[number]}, replies.tensors[number]
+        match read_message(header)[0]:
+            case SayHello():
+                told = replies.hello
+            case JoinRun():
+                told = replies.join
+            case PullBack(question=question, number=number):
+                return _mismatch(node, question, number)
+            case AnswerQuestion(question=question, number=number, differentiable=through):
+                if through or self._contents.get(number) != digest(question, tensors):
+                    return _mismatch(node, question, number)
+                told, answer = {"privacy": replies.privacy[number]}, replies.tensors[number]
         return pack({"told": told, "seconds": 0.0}, answer)
+
+
+def _mismatch(node: str, question: str, number: int) -> bytes:
+    refusal = QuestionMismatch(node, question, number)
+    error = {"kind": "QuestionMismatch", "text": str(refusal), "question": question, "number": number}
+    return pack({"error": error})

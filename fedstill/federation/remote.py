@@ -40,6 +40,17 @@ from fedstill.node.audit_entries import ANSWER, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
+from fedstill.protocol.messages import (
+    AnswerQuestion,
+    JoinRun,
+    Learn,
+    LeaveRun,
+    Message,
+    PullBack,
+    Recall,
+    Remember,
+    SayHello,
+)
 from fedstill.protocol.questions import Question
 from fedstill.protocol.run_plan import PROTOCOL, Plan, public_tensors
 from fedstill.protocol.summing import SumCall
@@ -118,19 +129,19 @@ class Remote(Federation):
 
     def remember(self, mark: int) -> None:
         """Have all nodes keep their state as it is before question ``mark``."""
-        self._tell_all("remember", mark)
+        self._tell_all(Remember(mark))
 
     def recall(self, mark: int) -> None:
         """Have all nodes go back to where they were before question ``mark``."""
-        self._tell_all("recall", mark)
+        self._tell_all(Recall(mark))
 
-    def _tell_all(self, do: str, mark: int) -> None:
-        self._each(self.present, do, lambda node: self._send.tell(node, {"do": do, "mark": mark}))
+    def _tell_all(self, message: Message) -> None:
+        self._each(self.present, message.do, lambda node: self._send.tell(node, message))
 
     def leave(self) -> None:
         """Tell all nodes that the run is over; who is not there need not know."""
         self._send.over.set()
-        message = self._send.pack({"do": "leave"})
+        message = self._send.pack(LeaveRun())
         calls = [self._pool.submit(self.carrier.call, node, message, PROBE) for node in self.present]
         wait(calls, timeout=PROBE + SPARE)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -158,11 +169,8 @@ class Remote(Federation):
     def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         self._welcome()
         question, number, call = sent.question, sent.number, sent.call
-        header: dict[str, Any] = {"do": "answer", "question": question, "number": number}
-        header["differentiable"] = sent.differentiable
-        if call is not None:
-            header["sum"] = call.to_dict()
-        message = self._send.pack(header, sent.tensors)
+        asking = AnswerQuestion(question, number, sent.differentiable, call)
+        message = self._send.pack(asking, sent.tensors)
         down = sizes(sent.tensors, self.questions[question].sends)
         content = digest(question, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
         replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
@@ -174,10 +182,8 @@ class Remote(Federation):
         self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
     ) -> Mapping[str, Tensors]:
         require_finite(pulls, question)  # else each node would refuse it, and be left out
-        header: dict[str, Any] = {"do": "pull back", "number": number, "question": "gradient"}
-        if call is not None:
-            header["sum"] = call.to_dict()
-        messages = {node: self._send.pack(header, pull) for node, pull in pulls.items()}
+        pulling = PullBack(number, sum=call)
+        messages = {node: self._send.pack(pulling, pull) for node, pull in pulls.items()}
         replies = self._timed(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
@@ -284,10 +290,10 @@ class Remote(Federation):
 
     def _joined(self, node: str) -> About:
         """Have one node join, with the public data if it has none."""
-        hello = read(Hello, self._send.tell(node, {"do": "hello"}))
+        hello = read(Hello, self._send.tell(node, SayHello()))
         if hello.protocol != PROTOCOL:
             raise NodeFault(node, "hello", f"it speaks protocol {hello.protocol}, the server {PROTOCOL}")
-        joining = {"do": "join", "plan": self.plan.to_dict()}
+        joining = JoinRun(self.plan.to_dict())
         about = read_about(self._send.tell(node, joining), hello.versions)
         if about.wants_public and self._public is not None:
             told = self._send.tell(node, joining, public_tensors(self._public))
@@ -299,7 +305,7 @@ class Remote(Federation):
     def _learn(self, coming: _Coming) -> Progress:
         """Have one node go on with its local training for a while."""
         start = time.monotonic()
-        come = read(Progress, self._send.tell(coming.node, {"do": "learn", "seconds": LEARN}))
+        come = read(Progress, self._send.tell(coming.node, Learn(LEARN)))
         if come.learned or come.percent > coming.percent:
             coming.percent, coming.seconds = come.percent, 0.0
             return come
@@ -339,7 +345,7 @@ class Remote(Federation):
         Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was
         stopped meanwhile, and has gone back).
         """
-        self.carrier.call(node, self._send.pack({"do": "hello"}), PROBE)
+        self.carrier.call(node, self._send.pack(SayHello()), PROBE)
         about, coming = self._joined(node), _Coming(node)
         learned = about.learned
         while not learned:
@@ -349,7 +355,7 @@ class Remote(Federation):
         number = self.number
         mark = max((mark for mark in about.marks if mark <= number), default=0)
         if not mark - 1 <= about.last < number:
-            self._send.tell(node, {"do": "recall", "mark": mark})
+            self._send.tell(node, Recall(mark))
         return about
 
     # --- the server's own log -----------------------------------------------------------------------

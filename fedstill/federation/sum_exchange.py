@@ -18,6 +18,7 @@ from fedstill.core.errors import DataError, NodeFault
 from fedstill.federation.replies import MOST, read
 from fedstill.federation.transport import Delivery
 from fedstill.node.sum_masks import KEY, sign, stream
+from fedstill.protocol.messages import Agree, Introduce, Meet, Message, Reveal
 from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import Tensors
 
@@ -56,11 +57,11 @@ class SumExchange:
         shown = {node: self._cards[node][1] for node in members if node in self._cards}
         same = shown.keys() <= self._met.keys() and all(self._met[node] is shown[node] for node in shown)
         if not same:
-            self._each(list(shown), "meet", lambda node: self._send.tell(node, {"do": "meet"}, shown))
+            self._each(list(shown), "meet", lambda node: self._send.tell(node, Meet(), shown))
             self._met = shown
 
     def _card(self, node: str) -> torch.Tensor:
-        told = self._send.deliver(node, "introduce", self._send.pack({"do": "introduce"})).tensors
+        told = self._send.deliver(node, "introduce", self._send.pack(Introduce())).tensors
         if set(told) != {"card"} or told["card"].dtype != torch.uint8:
             raise DataError("its reply is no card")
         return told["card"]
@@ -71,15 +72,14 @@ class SumExchange:
         Raises:
             NodeFault: one of them fails before it has revealed its mask, so that the sum cannot be read.
         """
-        agreeing = {"do": "agree", "sum": call.number, "survivors": list(added)}
-        words = self._told(added, "agree", dict.fromkeys(added, agreeing))
+        words = self._told(added, "agree", dict.fromkeys(added, Agree(call.number, tuple(added))))
         revealing = {}
         for node in added:
             others = [other for other in added if other != node]
             if words[node].keys() != set(others):
                 raise NodeFault(node, "agree", "it does not agree with each of the others")
             heard = {other: words[other].get(node, "") for other in others}
-            revealing[node] = {"do": "reveal", "sum": call.number, "words": heard}
+            revealing[node] = Reveal(call.number, heard)
         keys = self._told(added, "reveal", revealing)
         lost = set(call.members) - set(added)
         found = {name: tensor.clone() for name, tensor in ring.items()}
@@ -94,7 +94,7 @@ class SumExchange:
         return found
 
     def _told(
-        self, nodes: Sequence[str], what: str, messages: Mapping[str, Mapping[str, Any]]
+        self, nodes: Sequence[str], what: str, messages: Mapping[str, Message]
     ) -> dict[str, Mapping[str, str]]:
         told: dict[str, Mapping[str, str]] = self._each(
             nodes, what, lambda node: read(Words, self._send.tell(node, messages[node])).words

@@ -7,10 +7,11 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from fedstill.federation.replies import Header, Paid, read, read_paid
+from fedstill.protocol.messages import Envelope, Message
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 
 ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
@@ -68,14 +69,14 @@ class Delivery:
         self._process, self._messages = secrets.token_hex(8), itertools.count()
         self.over = threading.Event()  # nobody is waited for any more
 
-    def pack(self, header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
+    def pack(self, message: Message, tensors: Tensors | None = None) -> bytes:
         """A message with its number, which is the same when it is sent again."""
-        named = {"run": self._run, "server": self._process, "message": next(self._messages)}
-        return pack({**header, **named}, tensors)
+        envelope = Envelope(self._run, self._process, next(self._messages))
+        return pack({**message.header(), **asdict(envelope)}, tensors)
 
-    def tell(self, node: str, header: Mapping[str, Any], tensors: Tensors | None = None) -> Mapping[str, Any]:
+    def tell(self, node: str, message: Message, tensors: Tensors | None = None) -> Mapping[str, Any]:
         """One message that is no question, and what the node replied to it."""
-        return self.deliver(node, str(header["do"]), self.pack(header, tensors)).told
+        return self.deliver(node, message.do, self.pack(message, tensors)).told
 
     def deliver(self, node: str, question: str, message: bytes) -> Reply:
         """A node's reply; asked again as long as it has time.

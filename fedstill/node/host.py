@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -38,18 +38,32 @@ from fedstill.node.message_limits import limited
 from fedstill.node.refusal_text import own_trouble, rule_of, telling
 from fedstill.node.requests import Requests, asks
 from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
-from fedstill.node.session import MOST, Session
+from fedstill.node.session import Session
+from fedstill.protocol.messages import (
+    MOST,
+    Agree,
+    AnswerQuestion,
+    Envelope,
+    Introduce,
+    JoinRun,
+    Learn,
+    LeaveRun,
+    Meet,
+    Message,
+    PullBack,
+    Recall,
+    Remember,
+    Reveal,
+    SayHello,
+    read_message,
+)
 from fedstill.protocol.run_description import Description, describe
 from fedstill.protocol.run_plan import PROTOCOL, Plan
-from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import Tensors, header_size, pack, unpack
 
 logger = logging.getLogger("fedstill.node")
 
-T = TypeVar("T", bool, int, float, str)
-
 JOINS = 1000  # of runs by one process, or of one again and again
-LONGEST = 100  # letters of a server process's name
 
 
 class Host:
@@ -131,95 +145,81 @@ class Host:
             if most and bytes > most:
                 raise QuestionRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
 
-    def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
-        what = header.get("do")
-        if what == "hello":
-            return self.hello(), {}
-        if what == "join":
-            server = header.get("server", "")
-            if not isinstance(server, str) or len(server) > LONGEST:
-                raise ArgumentError("server", clip(server, 40), f"up to {LONGEST} letters")
-            if server in self._over:  # its run may be another than the one that goes on here
-                raise ArgumentError("server", server, "a server process that none has followed")
-            policy = self.file.policy
-            admission.require_server(self.name, policy, self.asker)  # before a plan of any size is read
-            admission.require_hour(self.name, policy, "join")
-            told = self.join(Plan.from_dict(header.get("plan"), policy.methods, policy.tasks), tensors)
-            self._begin_with(server)
-            return told, {}
-        if self.session is None or self.session.plan.run != header.get("run"):
-            if what == "leave":  # of a run that was not let in
+    def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[Mapping[str, Any], Tensors]:
+        """What the node tells in reply to a message, and what leaves."""
+        message, envelope = read_message(header)
+        match message:
+            case SayHello():
+                return self.hello(), {}
+            case JoinRun():
+                return self._let_in(message, envelope.server, tensors), {}
+        session = self.session
+        if session is None or session.plan.run != envelope.run:
+            if isinstance(message, LeaveRun):  # of a run that was not let in
                 return {}, {}
-            raise ArgumentError("run", header.get("run"), "a run that this node has joined")
-        if what in ("remember", "recall", "leave") and self._late(header):
+            raise ArgumentError("run", envelope.run, "a run that this node has joined")
+        if isinstance(message, Remember | Recall | LeaveRun) and self._late(envelope):
             return {}, {}
-        if what in ("learn", "answer", "pull back", "agree", "reveal"):
-            self.require_still(self.session, str(what))
-        if what == "learn":
-            return self.session.learn(_read(header, "seconds", float)), {}
-        if what == "answer":
-            name, number = _read(header, "question", str), _read(header, "number", int)
-            through = _read(header, "differentiable", bool)
-            released = self.session.answer(name, number, tensors, through, _sum_call(header))
-            return {"privacy": self.session.node.gate.told(number, ANSWER, self.session.plan.sums)}, released
-        if what == "pull back":
-            number = _read(header, "number", int)
-            released = self.session.pull_back(number, tensors, _sum_call(header))
-            return {
-                "privacy": self.session.node.gate.told(number, GRADIENT, self.session.plan.sums)
-            }, released
-        if what in ("introduce", "meet", "agree", "reveal"):
-            return self._add_up(self.session, str(what), header, tensors)
-        if what == "remember":
-            self.session.remember(_read(header, "mark", int))
-        elif what == "recall":
-            self.session.recall(_read(header, "mark", int))
-        elif what == "leave":
-            self.leave()
-        else:
-            raise ArgumentError(
-                "do",
-                what,
-                "hello, join, learn, answer, pull back, introduce, meet, agree, reveal, remember, recall or "
-                "leave",
-            )
+        if isinstance(message, Learn | AnswerQuestion | PullBack | Agree | Reveal):
+            self.require_still(session, message.do)
+        gate, sums = session.node.gate, session.plan.sums
+        match message:
+            case Learn():
+                return session.learn(message.seconds), {}
+            case AnswerQuestion(number=number):
+                released = session.answer(
+                    message.question, number, tensors, message.differentiable, message.sum
+                )
+                return {"privacy": gate.told(number, ANSWER, sums)}, released
+            case PullBack(number=number):
+                released = session.pull_back(number, tensors, message.sum)
+                return {"privacy": gate.told(number, GRADIENT, sums)}, released
+            case Remember():
+                session.remember(message.mark)
+            case Recall():
+                session.recall(message.mark)
+            case LeaveRun():
+                self.leave()
+            case _:
+                return self._add_up(session, message, tensors)
         return {}, {}
 
-    def _add_up(
-        self, session: Session, what: str, header: Mapping[str, Any], tensors: Tensors
-    ) -> tuple[dict[str, Any], Tensors]:
+    def _let_in(self, message: JoinRun, server: str, public: Tensors) -> dict[str, Any]:
+        """What a server process gets to know as it joins this node to a run."""
+        if server in self._over:  # its run may be another than the one that goes on here
+            raise ArgumentError("server", server, "a server process that none has followed")
+        policy = self.file.policy
+        admission.require_server(self.name, policy, self.asker)  # before a plan of any size is read
+        admission.require_hour(self.name, policy, "join")
+        told = self.join(Plan.from_dict(message.plan, policy.methods, policy.tasks), public)
+        if server != self._server:  # the one before it is over, and messages are counted anew
+            self._over.append(self._server)
+            self._server, self._heard = server, -1
+        return told
+
+    @staticmethod
+    def _add_up(session: Session, message: Message, tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
         """What nodes whose answers are summed say to each other by way of the server."""
         masks = session.masks
         if masks is None:
-            raise ArgumentError("do", what, "no sums: the plan of this run has none")
-        if what == "introduce":
-            return {}, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
-        if what == "meet":
-            masks.meet({name: card.numpy().tobytes() for name, card in tensors.items()})
-            return {}, {}
-        number = _read(header, "sum", int)
-        if what == "agree":
-            survivors = header.get("survivors")
-            if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
-                raise ArgumentError("survivors", clip(survivors), "names of nodes")
-            return {"words": masks.agree(number, survivors)}, {}
-        words = header.get("words")
-        if not isinstance(words, Mapping) or not all(isinstance(word, str) for word in words.values()):
-            raise ArgumentError("words", clip(words), "digits by names of nodes")
-        return {"words": masks.reveal(number, words)}, {}
+            raise ArgumentError("do", message.do, "no sums: the plan of this run has none")
+        match message:
+            case Introduce():
+                return {}, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
+            case Meet():
+                masks.meet({name: card.numpy().tobytes() for name, card in tensors.items()})
+            case Agree():
+                return {"words": masks.agree(message.sum, message.survivors)}, {}
+            case Reveal():
+                return {"words": masks.reveal(message.sum, message.words)}, {}
+        return {}, {}
 
-    def _begin_with(self, server: str) -> None:
-        """Count messages from a server process anew; the one before it is over."""
-        if server != self._server:
-            self._over.append(self._server)
-            self._server, self._heard = server, -1
-
-    def _late(self, header: Mapping[str, Any]) -> bool:
+    def _late(self, envelope: Envelope) -> bool:
         """Whether a message that changes a state has come before, or after a later one: it was sent twice."""
-        if str(header.get("server", "")) != self._server:
+        if envelope.server != self._server:
             return True
-        message = _read({"message": self._heard + 1, **header}, "message", int)
-        heard, self._heard = self._heard, max(self._heard, message)
+        number = self._heard + 1 if envelope.message is None else envelope.message
+        heard, self._heard = self._heard, max(self._heard, number)
         return heard >= self._heard
 
     def _refused(self, header: Mapping[str, Any], error: Exception) -> dict[str, Any]:
@@ -360,19 +360,3 @@ def out_of_order(error: Exception) -> bytes:
     logger.error("no run can begin here: %s", error)
     told = {"kind": OwnDataError.__name__, "text": telling(OwnDataError()), "question": "join"}
     return pack({"error": told})
-
-
-def _read(header: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """A value of a message's header, of the type that belongs there."""
-    value, words = header.get(name), {bool: "true or false", int: "a whole number", str: "a text"}
-    if kind is float and type(value) is int:
-        value = float(value) if abs(value) < MOST else math.inf
-    wild = isinstance(value, int | float) and not abs(value) < 2**53
-    if type(value) is not kind or wild:
-        raise ArgumentError(name, clip(value, 40), words.get(kind, "a number"))
-    return value
-
-
-def _sum_call(header: Mapping[str, Any]) -> SumCall | None:
-    """Of which nodes a sum is made, where a message says it."""
-    return SumCall.from_dict(header["sum"]) if "sum" in header else None

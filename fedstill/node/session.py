@@ -66,7 +66,6 @@ from fedstill.protocol.wire_format import SCALE, Tensors, size
 
 logger = logging.getLogger("fedstill.node")
 
-MOST = 2**31  # numbers of questions are below it
 MOST_PARTS = 100_000  # of the local training before the first question
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
@@ -240,8 +239,6 @@ class Session:
         objection = self.objections().get(name)
         if objection is not None:
             raise QuestionRefused(self.node.name, name, objection)
-        if not 0 <= number < MOST:
-            raise ArgumentError("number", number, f"from 0 to {MOST - 1}")
         shape = self.node.data.inputs.shape[1:]
         self.kept.require(name)
         start = time.perf_counter()
@@ -291,8 +288,8 @@ class Session:
                 it learned for it.
         """
         self.handler.require_whole("remember")
-        if not self.training.done or not 0 <= self._last[self.node.name] + 1 <= mark < MOST:
-            raise NodeFault(self.node.name, "remember", f"it is not before question {clip(mark)}")
+        if not self.training.done or not self._last[self.node.name] + 1 <= mark:
+            raise NodeFault(self.node.name, "remember", f"it is not before question {mark}")
         self.kept.save_mark(mark, self._state(True))
 
     def recall(self, mark: int) -> None:

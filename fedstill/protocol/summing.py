@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 
+from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError, DataError, NodeFault
 
 Added = Literal["sum", "mean", "size", "counts"]
@@ -32,8 +34,11 @@ FRACTION, FINER = 32, 36  # bits behind the point, and those of gradients of wha
 NONE_HELD = 2.0**-16
 
 
+SumNumber = Annotated[int, Interval(ge=0, lt=2**53)]
+
+
 @dataclass(frozen=True)
-class SumCall:
+class SumCall(Checked):
     """Of which nodes one sum is made.
 
     Args:
@@ -42,30 +47,19 @@ class SumCall:
         recover: whether it may be read without those of them that fail meanwhile.
     """
 
-    number: int
+    number: SumNumber
     members: tuple[str, ...]
     recover: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives the same back."""
-        return {"number": self.number, "members": list(self.members), "recover": self.recover}
-
-    @classmethod
-    def from_dict(cls, told: Any) -> SumCall:
-        """What somebody sent.
+    def __post_init__(self) -> None:
+        """Names each member once.
 
         Raises:
-            ArgumentError: it is of another form.
+            ArgumentError: it does not.
         """
-        if not isinstance(told, Mapping) or set(told) != {"number", "members", "recover"}:
-            raise ArgumentError("sum", type(told).__name__, "a table of number, members and recover")
-        number, members, recover = told["number"], told["members"], told["recover"]
-        if type(number) is not int or not 0 <= number < 2**53 or type(recover) is not bool:
-            raise ArgumentError("sum", [number, recover], "a whole number from 0, and true or false")
-        named = isinstance(members, list) and all(isinstance(name, str) for name in members)
-        if not named or len(set(members)) != len(members):
-            raise ArgumentError("sum.members", members, "names of nodes, each once")
-        return cls(number, tuple(members), recover)
+        super().__post_init__()
+        if len(set(self.members)) != len(self.members):
+            raise ArgumentError("members", list(self.members), "names of nodes, each once")
 
 
 def to_ring(tensor: torch.Tensor, fraction: int = FRACTION) -> torch.Tensor:

@@ -9,12 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.core.errors import ArgumentError, DataError, NodeFault
+from fedstill.core.errors import DataError, NodeFault
 from fedstill.protocol.kinds import GRADIENTS, LABEL_COUNTS, LOGITS
 from fedstill.protocol.summing import (
     FRACTION,
     NONE_HELD,
-    SumCall,
     from_ring,
     ill_formed,
     read_sums,
@@ -103,23 +102,3 @@ def test_what_is_no_part_of_a_sum_is_blamed_on_who_sent_it() -> None:
     assert "shape" in found["d"]
     with pytest.raises(NodeFault, match="a, b"):
         ill_formed({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        [],
-        {"number": 1, "members": ["a"]},
-        {"number": True, "members": ["a"], "recover": False},
-        {"number": -1, "members": ["a"], "recover": False},
-        {"number": 1, "members": "abc", "recover": False},
-        {"number": 1, "members": ["a", "a"], "recover": False},
-        {"number": 1, "members": ["a"], "recover": 1},
-    ],
-    ids=str,
-)
-def test_a_call_of_another_form_is_refused(told: Any) -> None:
-    with pytest.raises(ArgumentError, match="sum"):
-        SumCall.from_dict(told)
-    call = SumCall(7, ("a", "b"), True)
-    assert SumCall.from_dict(call.to_dict()) == call

@@ -1,0 +1,179 @@
+"""What a server says to a node: a form for each message, which the server writes and the node reads.
+
+A message is a header of JSON values with named tensors beside it (:mod:`fedstill.protocol.wire_format`).
+``do`` says which form it has; an :class:`Envelope` says which run it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Interval, MaxLen
+
+from fedstill.core.checked import Checked, NonNegativeInt
+from fedstill.core.config_tables import read_table
+from fedstill.core.errors import ArgumentError
+from fedstill.protocol.summing import SumCall, SumNumber
+
+MOST = 2**31  # numbers of questions are below it
+Number = Annotated[int, Interval(ge=0, lt=MOST), f"a whole number from 0 to {MOST - 1}"]
+
+
+@dataclass(frozen=True)
+class Envelope(Checked):
+    """What every message carries beside its own.
+
+    Args:
+        run: the run's name.
+        server: names the server process that sends it.
+        message: its number among that process's messages, the same when it is sent again; None: not counted.
+    """
+
+    run: str = ""
+    server: Annotated[str, MaxLen(100), "up to 100 letters"] = ""
+    message: NonNegativeInt | None = None
+
+
+@dataclass(frozen=True)
+class Message(Checked):
+    """One thing that a server says to a node; a subclass for each."""
+
+    do: ClassVar[str]
+
+    def header(self) -> dict[str, Any]:
+        """As JSON values; :func:`read_message` gives the same back."""
+        return {"do": self.do, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class SayHello(Message):
+    """Say who you are."""
+
+    do: ClassVar[str] = "hello"
+
+
+@dataclass(frozen=True)
+class JoinRun(Message):
+    """Make ready for a run, or for its going on. The tensors are the public data, once a node wants them.
+
+    Args:
+        plan: a :class:`fedstill.protocol.run_plan.Plan`, as a table.
+    """
+
+    do: ClassVar[str] = "join"
+    plan: Any
+
+
+@dataclass(frozen=True)
+class Learn(Message):
+    """Go on with the local training that the method wants first, for so many seconds."""
+
+    do: ClassVar[str] = "learn"
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AnswerQuestion(Message):
+    """Answer a question about the tensors.
+
+    Args:
+        number: of the question in the run, rising.
+        differentiable: gradients may be pulled back through the answer.
+        sum: of which nodes a sum is made; None: the answer leaves by itself.
+    """
+
+    do: ClassVar[str] = "answer"
+    question: str
+    number: Number
+    differentiable: bool
+    sum: SumCall | None = None
+
+
+@dataclass(frozen=True)
+class PullBack(Message):
+    """Pull gradients that reached an answer back to the question's tensors."""
+
+    do: ClassVar[str] = "pull back"
+    number: Number
+    question: str = "gradient"
+    sum: SumCall | None = None
+
+
+@dataclass(frozen=True)
+class Introduce(Message):
+    """Show your card: whose keys hide your part of a sum."""
+
+    do: ClassVar[str] = "introduce"
+
+
+@dataclass(frozen=True)
+class Meet(Message):
+    """The tensors are the cards of all that add to sums."""
+
+    do: ClassVar[str] = "meet"
+
+
+@dataclass(frozen=True)
+class Agree(Message):
+    """Say who added to a sum, sealed for each other survivor."""
+
+    do: ClassVar[str] = "agree"
+    sum: SumNumber
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reveal(Message):
+    """Reveal those masks of a sum that do not cancel: all survivors agree, in these words, who they are."""
+
+    do: ClassVar[str] = "reveal"
+    sum: SumNumber
+    words: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Remember(Message):
+    """Keep your state as it is before question ``mark``."""
+
+    do: ClassVar[str] = "remember"
+    mark: Number
+
+
+@dataclass(frozen=True)
+class Recall(Message):
+    """Go back to where you were before question ``mark``; 0 is before the first."""
+
+    do: ClassVar[str] = "recall"
+    mark: Number
+
+
+@dataclass(frozen=True)
+class LeaveRun(Message):
+    """The run is over."""
+
+    do: ClassVar[str] = "leave"
+
+
+MESSAGES: Mapping[str, type[Message]] = {form.do: form for form in Message.__subclasses__()}
+
+
+def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
+    """What somebody sent, and on which envelope; what no form has is let go.
+
+    Raises:
+        ArgumentError: it is of no form.
+
+    >>> read_message({"do": "recall", "mark": 3, "run": "one"})
+    (Recall(mark=3), Envelope(run='one', server='', message=None))
+    >>> read_message({"do": "recall", "mark": "../x"})
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.ArgumentError: mark is '../x': allowed is a whole number
+    """
+    do = header.get("do")
+    form = MESSAGES.get(do) if isinstance(do, str) else None
+    if form is None:
+        raise ArgumentError("do", do, f"one of {', '.join(MESSAGES)}")
+    return read_table(form, header, told=True), read_table(Envelope, header, told=True)

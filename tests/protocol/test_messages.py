@@ -1,0 +1,79 @@
+"""What a server says to a node comes to it as it was meant, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from fedstill.core.errors import ArgumentError
+from fedstill.protocol.messages import (
+    MESSAGES,
+    Agree,
+    AnswerQuestion,
+    Envelope,
+    Introduce,
+    JoinRun,
+    Learn,
+    LeaveRun,
+    Meet,
+    Message,
+    PullBack,
+    Recall,
+    Remember,
+    Reveal,
+    SayHello,
+    read_message,
+)
+from fedstill.protocol.summing import SumCall
+from fedstill.protocol.wire_format import pack, unpack
+
+CALL = SumCall(7, ("a", "b"), True)
+SAID: tuple[Message, ...] = (
+    SayHello(),
+    JoinRun({"run": "one", "method": {"name": "fedkd"}}),
+    Learn(2.0),
+    AnswerQuestion("examine", 3, True),
+    AnswerQuestion("examine", 3, False, CALL),
+    PullBack(3),
+    PullBack(3, sum=CALL),
+    Introduce(),
+    Meet(),
+    Agree(7, ("a", "b")),
+    Reveal(7, {"a": "0f"}),
+    Remember(4),
+    Recall(0),
+    LeaveRun(),
+)
+
+
+@pytest.mark.parametrize("message", SAID, ids=str)
+def test_a_message_is_read_as_it_was_written(message: Message) -> None:
+    envelope = Envelope("one", "process", 5)
+    header, _ = unpack(pack({**message.header(), **asdict(envelope)}, {}))
+    assert read_message(header) == (message, envelope)
+
+
+def test_each_form_is_among_these() -> None:
+    assert {type(message) for message in SAID} == set(MESSAGES.values())
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ([], "sum"),
+        ({"members": ["a"]}, "sum.number"),
+        ({"number": True, "members": ["a"]}, "sum.number"),
+        ({"number": -1, "members": ["a"]}, "sum.number"),
+        ({"number": 1, "members": "abc"}, "sum.members"),
+        ({"number": 1, "members": ["a", "a"]}, "sum.members"),
+        ({"number": 1, "members": ["a", 1]}, r"sum.members\[1\]"),
+        ({"number": 1, "members": ["a"], "recover": 1}, "sum.recover"),
+    ],
+    ids=str,
+)
+def test_a_sum_of_another_form_is_refused(told: Any, name: str) -> None:
+    header = AnswerQuestion("examine", 3, True).header()
+    with pytest.raises(ArgumentError, match=f"^{name} is "):
+        read_message({**header, "sum": told})
