@@ -23,8 +23,9 @@ from fedstill.core.errors import BundleError, DataError, FedstillError
 from fedstill.core.version import __version__
 from fedstill.data.public import Public
 from fedstill.federation import signed_files
-from fedstill.federation.replies import Hello, read, read_about, read_paid
+from fedstill.federation.replies import read, read_about, read_paid
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.replies import Hello
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Ask, side_of

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedstill.core import file_permissions
@@ -38,7 +38,6 @@ from fedstill.protocol.run_plan import Plan, public_tensors
 from fedstill.protocol.wire_format import Tensors, sizes
 
 LET_OUT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
-READY = {"learned": True, "last": -1, "marks": []}  # where a node is that has answered all there is
 SECONDS_BETWEEN = 0.5  # between two reports of local training
 
 
@@ -145,11 +144,12 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         session = host.session
         if session is None:
             raise BundleError("the public data that the questions are about are not in their file")
-        _admit(host, told["objections"], told["most_questions"], given.asks, session.audit, plan.run)
-        answers = _answers(host, session, told["learned"], given.asks, report)
-        privacy = [session.node.gate.told(number, ANSWER) for number in answers]
+        _admit(host, told.objections, told.most_questions, given.asks, session.audit, plan.run)
+        answers = _answers(host, session, told.learned, given.asks, report)
+        privacy = [asdict(session.node.gate.told(number, ANSWER)) for number in answers]
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
-        blob = pack_answers(header, Replies(host.hello(), {**told, **READY}, privacy, answers))
+        done = replace(told, learned=True, last=-1, marks=())  # it has answered all there is
+        blob = pack_answers(header, Replies(asdict(host.hello()), asdict(done), privacy, answers))
         host.require_still(session, QUESTIONS)
         # First the audit log: what is kept without an entry of its own does not leave.
         session.audit.charge(_letting_out(plan.run, blob, host.folder))
@@ -210,8 +210,8 @@ def _answers(
     while not learned:
         host.require_still(session, "learn")
         done = session.learn(SECONDS_BETWEEN)
-        learned = done["learned"]
-        report(done["percent"])
+        learned = done.learned
+        report(done.percent)
     answers = {}
     for number, ask in enumerate(asks):
         try:

@@ -32,12 +32,13 @@ from fedstill.federation.answer_checks import require_finite
 from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.meter import Meter
-from fedstill.federation.replies import About, Hello, Progress, read, read_about
+from fedstill.federation.replies import read, read_about
 from fedstill.federation.sum_exchange import SumExchange
 from fedstill.federation.summed import Sent
 from fedstill.federation.transport import Delivery, Endless, Link, LinkError, Reply
 from fedstill.node.audit_entries import ANSWER, Entry
 from fedstill.node.audit_log import AuditLog
+from fedstill.node.replies import About, Hello, Progress
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.messages import (

@@ -7,29 +7,20 @@ sum (:mod:`fedstill.node.sum_masks`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import MaxLen
 
-from fedstill.core.checked import Checked
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.federation.replies import MOST, read
+from fedstill.federation.replies import read
 from fedstill.federation.transport import Delivery
+from fedstill.node.replies import Words
 from fedstill.node.sum_masks import KEY, sign, stream
 from fedstill.protocol.messages import Agree, Introduce, Meet, Message, Reveal
 from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import Tensors
 
 Each = Callable[[Sequence[str], str, Callable[[str], Any]], dict[str, Any]]  # a call to each of some nodes
-
-
-@dataclass(frozen=True)
-class Words(Checked):
-    """What a node tells each other survivor of a sum, or reveals to the server: digits, by name."""
-
-    words: Annotated[Mapping[str, str], MaxLen(MOST)]
 
 
 class SumExchange:

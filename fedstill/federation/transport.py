@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from fedstill.federation.replies import Header, Paid, read, read_paid
+from fedstill.federation.replies import Header, read, read_paid
+from fedstill.node.replies import Paid
 from fedstill.protocol.messages import Envelope, Message
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 

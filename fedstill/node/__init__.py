@@ -2,7 +2,8 @@
 
 - The service: ``host`` serves messages, ``session`` is one run, ``run_folder`` and ``kept_public`` what is
   kept of it. ``request_handler`` takes a question in, has it computed (on a GPU by ``recorded_handlers``) and
-  hands its answer out through the ``gate``; ``exchanges`` are what it has answered last.
+  hands its answer out through the ``gate``; ``exchanges`` are what it has answered last, ``replies`` what it
+  tells a server beside.
 - The owner: ``owner_folder`` with ``node_file`` and ``startup_kit``; ``policy`` is what is allowed, with
   ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_checks`` and ``permission_check`` say
   what is wrong. ``admission`` and ``requests`` are who may have a run, and which its owner approves;

@@ -14,6 +14,7 @@ from fedstill.core.errors import QuestionRefused
 from fedstill.node.audit_entries import ANSWER, BARE, GRADIENT, Asked, Entry
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.replies import Paid
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
 from fedstill.privacy.events import Price, as_text, total
@@ -272,7 +273,7 @@ class Gate:
         about = (self.run, self.payer, self.node, asked.number, asked.question, part)
         return Entry(*about, content=asked.content, after=asked.after, **told)
 
-    def told(self, number: int, part: str, masked: bool = False) -> dict[str, Any]:
+    def told(self, number: int, part: str, masked: bool = False) -> Paid:
         """Under which mechanism, at which price and after what the last release under a number left, and by
         which sealed fingerprint it is known again where it is masked.
 
@@ -281,12 +282,12 @@ class Gate:
         entry = self.audit.entry(self._written[number, part])
         price = Counter(entry["price"]) + Counter(entry["learned"])
         bare = entry["bare"] or price.pop(BARE, 0)
-        return {
-            "mechanism": entry["mechanism"],
-            "price": None if bare else dict(price),
-            "after": entry["after"],
-            **({"left": entry["left"]} if masked else {}),
-        }
+        return Paid(
+            mechanism=entry["mechanism"],
+            price=None if bare else dict(price),
+            after=entry["after"],
+            left=entry["left"] if masked else "",
+        )
 
     def _protected(
         self, asked: Asked, part: str, tensors: Tensors, question: Question

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from fedstill.node.kept_public import KeptPublic
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
 from fedstill.node.refusal_text import own_trouble, rule_of, telling
+from fedstill.node.replies import NOTHING, About, Hello, Released, Told, Words
 from fedstill.node.requests import Requests, asks
 from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
 from fedstill.node.session import Session
@@ -135,7 +137,7 @@ class Host:
             session = self.session  # records are drawn in secret, or their number is not to be told
             if session is not None and (session.node.private or session.plan.sums):
                 seconds = math.ceil(10 * seconds) / 10
-            return pack({"told": told, "seconds": seconds}, released)
+            return pack({"told": {} if told is None else asdict(told), "seconds": seconds}, released)
 
     def _refuse_large(self, message: bytes) -> None:
         """Refuse a message by its size or its header's, before anything of it is parsed."""
@@ -145,7 +147,7 @@ class Host:
             if most and bytes > most:
                 raise QuestionRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
 
-    def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[Mapping[str, Any], Tensors]:
+    def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[Told, Tensors]:
         """What the node tells in reply to a message, and what leaves."""
         message, envelope = read_message(header)
         match message:
@@ -156,10 +158,10 @@ class Host:
         session = self.session
         if session is None or session.plan.run != envelope.run:
             if isinstance(message, LeaveRun):  # of a run that was not let in
-                return {}, {}
+                return None, {}
             raise ArgumentError("run", envelope.run, "a run that this node has joined")
         if isinstance(message, Remember | Recall | LeaveRun) and self._late(envelope):
-            return {}, {}
+            return None, {}
         if isinstance(message, Learn | AnswerQuestion | PullBack | Agree | Reveal):
             self.require_still(session, message.do)
         gate, sums = session.node.gate, session.plan.sums
@@ -170,10 +172,10 @@ class Host:
                 released = session.answer(
                     message.question, number, tensors, message.differentiable, message.sum
                 )
-                return {"privacy": gate.told(number, ANSWER, sums)}, released
+                return Released(gate.told(number, ANSWER, sums)), released
             case PullBack(number=number):
                 released = session.pull_back(number, tensors, message.sum)
-                return {"privacy": gate.told(number, GRADIENT, sums)}, released
+                return Released(gate.told(number, GRADIENT, sums)), released
             case Remember():
                 session.remember(message.mark)
             case Recall():
@@ -182,9 +184,9 @@ class Host:
                 self.leave()
             case _:
                 return self._add_up(session, message, tensors)
-        return {}, {}
+        return None, {}
 
-    def _let_in(self, message: JoinRun, server: str, public: Tensors) -> dict[str, Any]:
+    def _let_in(self, message: JoinRun, server: str, public: Tensors) -> About:
         """What a server process gets to know as it joins this node to a run."""
         if server in self._over:  # its run may be another than the one that goes on here
             raise ArgumentError("server", server, "a server process that none has followed")
@@ -198,21 +200,21 @@ class Host:
         return told
 
     @staticmethod
-    def _add_up(session: Session, message: Message, tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
+    def _add_up(session: Session, message: Message, tensors: Tensors) -> tuple[Told, Tensors]:
         """What nodes whose answers are summed say to each other by way of the server."""
         masks = session.masks
         if masks is None:
             raise ArgumentError("do", message.do, "no sums: the plan of this run has none")
         match message:
             case Introduce():
-                return {}, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
+                return None, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
             case Meet():
                 masks.meet({name: card.numpy().tobytes() for name, card in tensors.items()})
             case Agree():
-                return {"words": masks.agree(message.sum, message.survivors)}, {}
+                return Words(masks.agree(message.sum, message.survivors)), {}
             case Reveal():
-                return {"words": masks.reveal(message.sum, message.words)}, {}
-        return {}, {}
+                return Words(masks.reveal(message.sum, message.words)), {}
+        return None, {}
 
     def _late(self, envelope: Envelope) -> bool:
         """Whether a message that changes a state has come before, or after a later one: it was sent twice."""
@@ -260,13 +262,13 @@ class Host:
 
     # --- the same from Python ------------------------------------------------------------------------
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> Hello:
         """Who this is."""
         python = platform.python_version()
         versions = {"fedstill": __version__, "torch": torch.__version__, "python": python}
-        return {"name": self.name, "protocol": PROTOCOL, "versions": versions}
+        return Hello(versions, PROTOCOL)
 
-    def join(self, plan: Plan, public: Tensors | None = None) -> dict[str, Any]:
+    def join(self, plan: Plan, public: Tensors | None = None) -> About:
         """Make ready for a run, or for its going on; nothing is trained, asked or released.
 
         Args:
@@ -284,7 +286,7 @@ class Host:
             kept = self._public.read(plan, public or {})
             if kept is None and plan.public:
                 self.require_admission(plan)
-                return {"wants_public": True}
+                return replace(NOTHING, wants_public=True)
             approved = self.admit(plan, kept)
             if public:
                 self._public.keep(plan, public)

@@ -52,9 +52,11 @@ from fedstill.node.node_group import Group
 from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import check_priced, prepare, protect
 from fedstill.node.refusal_text import rule_of
+from fedstill.node.replies import About, Progress
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, TOLD, RunFolder, of_mark
 from fedstill.node.sum_masks import SumMasks
+from fedstill.privacy.statement import Statement
 from fedstill.protocol.digests import digest, fingerprint, keyed
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
@@ -178,26 +180,25 @@ class Session:
         """Let others at this run, and other runs at this node."""
         self._held.close()
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> About:
         """What a server may know beforehand."""
         gate = self.node.gate
         limit = gate.policy.most_questions
-        return {
-            "name": self.node.name,
-            "model": type(self.node.model).__name__,
-            "parameters": sum(parameter.numel() for parameter in self.node.model.parameters()),
-            "architecture": architecture(self.node.model),
-            "frozen": self.node.only_answers,
-            "objections": self.objections(),
-            "privacy": {} if gate.budgets is None else gate.budgets.mechanism.statement().to_dict(),
-            "notes": list(self.side.notes),
-            "most_questions": max(limit - self._elsewhere(), 0) if limit else None,
-            "learned": self.training.done,
-            "marks": self.kept.marks(),
-            "last": self._last[self.node.name],
-        }
+        return About(
+            objections=self.objections(),
+            most_questions=max(limit - self._elsewhere(), 0) if limit else None,
+            learned=self.training.done,
+            marks=tuple(self.kept.marks()),
+            last=self._last[self.node.name],
+            model=type(self.node.model).__name__,
+            parameters=sum(parameter.numel() for parameter in self.node.model.parameters()),
+            architecture=architecture(self.node.model),
+            frozen=self.node.only_answers,
+            privacy=Statement() if gate.budgets is None else gate.budgets.mechanism.statement(),
+            notes=tuple(self.side.notes),
+        )
 
-    def learn(self, seconds: float) -> dict[str, Any]:
+    def learn(self, seconds: float) -> Progress:
         """Go on with the local training that the method wants first, for some seconds.
 
         How well it goes is nobody's to know, nor how many steps there are, which would tell the number of
@@ -215,7 +216,7 @@ class Session:
                 logger.info("local training is done: %d steps", self.training.steps)
             elif self.training.percent > before:
                 logger.info("local training: %d %% done", self.training.percent)
-        return {"percent": self.training.percent, "learned": self.training.done}
+        return Progress(self.training.percent, self.training.done)
 
     def _save_now_and_then(self) -> None:
         if time.monotonic() - self.kept.saved > SECONDS_BETWEEN:

@@ -40,15 +40,6 @@ class Statement(Checked):
     rules: tuple[str, ...] = ()
     assumes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            **asdict(self),
-            "noise": dict(self.noise),
-            "rules": list(self.rules),
-            "assumes": list(self.assumes),
-        }
-
 
 def state(
     config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, several: bool = False
@@ -130,7 +121,7 @@ def summary(
         row["assumes"] = _rests_on(said, events)
         if late:
             row["rules"] = [*said.rules, LATE]
-        nodes.append({**said.to_dict(), **row, "releases_without_guarantee": bare})
+        nodes.append({**asdict(said), **row, "releases_without_guarantee": bare})
     every = bool(nodes) and all(node["guarantee"] for node in nodes)
     text = NO_GUARANTEE
     if every:

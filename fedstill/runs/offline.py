@@ -24,7 +24,8 @@ from fedstill.data.loader import load
 from fedstill.data.public import Public, load_public
 from fedstill.federation.offline_files import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
 from fedstill.federation.offline_link import AnswerFiles
-from fedstill.federation.replies import Hello, read
+from fedstill.federation.replies import read
+from fedstill.node.replies import Hello
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import Plan, fingerprint
 from fedstill.runs.config import RunConfig, to_dict, to_toml

@@ -17,11 +17,11 @@ from fedstill.data.loader import load
 from fedstill.data.public import Public, load_public
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
-from fedstill.federation.replies import NOTHING
 from fedstill.federation.transport import Link
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.methods._server import Server
 from fedstill.node.network_setup import architecture
+from fedstill.node.replies import NOTHING
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.kinds import LABEL_COUNTS
 from fedstill.protocol.local_config import LocalConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def replies(name: str, answers: Mapping[int, Any]) -> Replies:
         "marks": [],
         "model": "SmallCNN",
         "parameters": 99,
-        "privacy": Statement().to_dict(),
+        "privacy": asdict(Statement()),
     }
     return Replies(hello, join, [{"mechanism": "none", "price": None}] * len(answers), answers)
 

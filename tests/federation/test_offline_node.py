@@ -24,6 +24,7 @@ from fedstill.federation import offline_node, signed_files
 from fedstill.federation.offline_files import Questions, write_questions
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
+from fedstill.node.replies import Progress
 from fedstill.node.requests import Requests
 from fedstill.node.security_log import SecurityLog
 from fedstill.node.session import Session
@@ -173,9 +174,9 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
 
     learned: list[float] = []
 
-    def learn(self: Session, seconds: float) -> dict[str, Any]:
+    def learn(self: Session, seconds: float) -> Progress:
         learned.append(seconds)
-        return {"learned": len(learned) == 3, "percent": 30 * len(learned)}
+        return Progress(30 * len(learned), len(learned) == 3)
 
     plain = Session.answer
 

@@ -387,7 +387,7 @@ def test_what_a_node_says_of_its_protection_is_known() -> None:
     said = Statement(
         "pate", "noisy votes", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",)
     )
-    table = {**ABOUT, "privacy": json.loads(json.dumps(said.to_dict()))}
+    table = {**ABOUT, "privacy": json.loads(json.dumps(dataclasses.asdict(said)))}
     assert read_about(table, {}).privacy == said
     assert read_about(ABOUT, {}).privacy == Statement()
 
@@ -825,7 +825,7 @@ def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.
         over.set()
 
 
-SAID = Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)).to_dict()
+SAID = dataclasses.asdict(Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)))
 ABOUT = {"objections": {}, "most_questions": None, "learned": True, "marks": [], "last": -1}
 
 

@@ -166,7 +166,7 @@ def clinic(tmp_path: Path) -> Clinic:
 def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", 'questions = ["count_labels"]\nmost_questions = 5')
     hello, _ = clinic.say("hello")
-    assert (hello["name"], hello["protocol"]) == ("clinic", PROTOCOL)
+    assert hello["protocol"] == PROTOCOL
     assert hello["versions"]["torch"] == torch.__version__
     told, released = clinic.say("join", plan=PLAN.to_dict())
     assert not released
@@ -200,7 +200,7 @@ def test_an_answer_and_its_way_back_are_counted_to_the_byte(clinic: Clinic) -> N
         "logits": (B, CLASSES),
         "critic": (B, *MAP),
     }
-    assert told == {"privacy": {"mechanism": "none", "price": None, "after": ""}}
+    assert told == {"privacy": {"mechanism": "none", "price": None, "after": "", "left": ""}}
     assert clinic.pull(0)[1]["d/dx"].shape == (B, *SHAPE)
     answer, gradient = clinic.lines()
     numbers = B * CLASSES + B * 4
@@ -531,14 +531,14 @@ def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:
     for mark in (1, 2, 3):
         clinic.ask(mark - 1)
         clinic.say("remember", mark=mark)
-    assert clinic.session.about()["marks"] == [2, 3]
+    assert clinic.session.about().marks == (2, 3)
     assert "mark 1 is not kept here: has 2, 3" in clinic.say("recall", mark=1)["text"]
     clinic.say("recall", mark=2)
-    assert clinic.session.about()["marks"] == [2]
-    assert clinic.session.about()["last"] == 1
+    assert clinic.session.about().marks == (2,)
+    assert clinic.session.about().last == 1
     assert clinic.ask(1)["kind"] == "QuestionMismatch"  # before the mark
     clinic.say("recall", mark=0)
-    assert clinic.session.about()["marks"] == []
+    assert clinic.session.about().marks == ()
 
 
 # --- refusals -----------------------------------------------------------------------------------------
@@ -829,7 +829,7 @@ def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None
     method = {"name": "fedmd", "rounds": 2}
     plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", "a note"))
     clinic = Clinic(tmp_path / "clinic", plan=plan)
-    assert clinic.say("join", plan=plan.to_dict())[0] == {"wants_public": True}
+    assert clinic.say("join", plan=plan.to_dict())[0]["wants_public"]
     other = replace(public, inputs=image(6))
     assert "not those of the plan" in clinic.say("join", public_tensors(other), plan=plan.to_dict())["text"]
     assert clinic.host.session is None

@@ -278,7 +278,7 @@ def test_nobody_sees_that_two_questions_had_the_same_answer() -> None:
     def left(number: int, part: str = "answer") -> str:
         asked = Asked(number, node.question.name, f"c{number}", "", {})
         node.gate.release(asked, part, LOGITS, node.question, X)
-        return str(node.gate.told(number, part, masked=True)["left"])
+        return str(node.gate.told(number, part, masked=True).left)
 
     told = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
     assert len({*told}) == 4

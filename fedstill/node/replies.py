@@ -1,0 +1,100 @@
+"""What a node replies: a form for each reply, which the node fills in and the server reads.
+
+How a server reads them, as nobody vouches for a node's word, is in :mod:`fedstill.federation.replies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge, Interval, MaxLen
+
+from fedstill.core.checked import Checked, NonNegativeInt
+from fedstill.privacy.statement import Statement
+
+
+@dataclass(frozen=True)
+class Hello(Checked):
+    """Who a node is: versions of its software for the report, and the protocol that it speaks."""
+
+    versions: Mapping[str, str]
+    protocol: NonNegativeInt
+
+
+@dataclass(frozen=True)
+class About(Checked):
+    """A node that has joined: what it says of itself, and where it is.
+
+    Args:
+        objections: the rule by which each question will be refused, by the question's name.
+        most_questions: that it answers in this run, with those that it has answered; None: no limit.
+        marks: that it could go back to.
+        last: number of the last question that it answered, -1 before the first.
+        architecture: a fingerprint of its model's.
+        wants_public: it cannot join before it gets the public data; then nothing else is known.
+        versions: of its software, as it said before.
+        privacy: how it says that it protects its records.
+        notes: what is switched off there, and why.
+    """
+
+    objections: Mapping[str, str]
+    most_questions: NonNegativeInt | None
+    learned: bool
+    marks: tuple[NonNegativeInt, ...]
+    last: Annotated[int, Ge(-1)]
+    model: str | None = None
+    parameters: NonNegativeInt | None = None
+    architecture: str = ""
+    frozen: bool = False
+    wants_public: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    privacy: Statement = field(default_factory=Statement)
+    notes: Annotated[tuple[str, ...], MaxLen(10)] = ()
+
+
+NOTHING = About({}, None, False, (), -1)  # is known of a node that has not joined
+
+
+@dataclass(frozen=True)
+class Progress(Checked):
+    """How far a node's local training has come."""
+
+    percent: Annotated[int, Interval(ge=0, le=100)]
+    learned: bool
+
+
+@dataclass(frozen=True)
+class Paid(Checked):
+    """Under which mechanism a release left, and at which price, as far as the node says it.
+
+    Args:
+        mechanism: its name; empty: not said.
+        price: events as text and how often each; None: no guarantee.
+        after: a fingerprint of what the node had answered before: the same question after something else is
+            another release.
+        left: of what left, before masks, sealed by the node's secret; empty: it is not told apart.
+    """
+
+    mechanism: str = ""
+    price: Annotated[Mapping[str, int], MaxLen(100)] | None = None
+    after: str = ""
+    left: str = ""
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a node tells with a release: how that left."""
+
+    privacy: Paid = field(default_factory=Paid)
+
+
+@dataclass(frozen=True)
+class Words(Checked):
+    """What a node tells each other survivor of a sum, or reveals to the server: digits, by name."""
+
+    words: Annotated[Mapping[str, str], MaxLen(1000)]
+
+
+Told = Hello | About | Progress | Released | Words | None  # None: nothing, beside what leaves
