@@ -96,8 +96,8 @@ def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where
         where: for errors: in which file and line a row stands.
 
     Raises:
-        DataError: a column is missing; or a cell is not what the schema allows: where it is, what it is and
-            what it may be.
+        DataError: a column is missing; or cells are not what the schema allows: by column, where the first
+            is, what it is and what it may be.
 
     >>> sex = SchemaColumn(name="sex", type="category", categories=("f", "m"))
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
@@ -107,30 +107,27 @@ def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where
     ([[0.5, 0.0], [0.0, 1.0]], [1, 0])
     """
     _require(cells, schema.columns, what)
-    inputs = _features(cells, schema.inputs, where)
-    return TensorData(inputs.float(), _targets(cells, schema, where))
+    numbers = _numbers(cells, schema.columns, where)
+
+    def features(columns: Sequence[SchemaColumn]) -> torch.Tensor:
+        """Of some columns, ``(N, features)`` float64."""
+        places = [schema.columns.index(column) for column in columns]
+        made: torch.Tensor = RowFeatures(columns, torch.float64)(torch.from_numpy(numbers[:, places]))
+        return made
+
+    return TensorData(features(schema.inputs).float(), _targets(schema, features))
 
 
-def _targets(cells: Mapping[str, Sequence[Any]], schema: Schema, where: Where) -> torch.Tensor:
-    target = _features(cells, [schema.answer], where)
+def _targets(schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.Tensor]) -> torch.Tensor:
+    target = features([schema.answer])
     if schema.answer.categories:
         return target.argmax(1)
     if not schema.event:
         return target.float()
     event = next(column for column in schema.columns if column.name == schema.event)
-    came = _features(cells, [event], where)[:, 1:]
+    came = features([event])[:, 1:]
     # Rounded to float32 only now: a time at which two intervals meet is a whole number of them.
     return torch.cat([(target + 1) / 2 * schema.intervals, came], 1).float()
-
-
-def _features(
-    cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], where: Where
-) -> torch.Tensor:
-    """Features of some columns, ``(N, features)`` float64."""
-    made: torch.Tensor = RowFeatures(columns, torch.float64)(
-        torch.from_numpy(_numbers(cells, columns, where))
-    )
-    return made
 
 
 def coded(
@@ -152,35 +149,39 @@ def _require(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn]
 
 
 def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], where: Where) -> Floats:
-    """``(N, columns)``, as :func:`coded` says."""
-    return np.stack(
-        [
-            [_number(cell, row, column, where) for row, cell in enumerate(cells[column.name])]
-            for column in columns
-        ],
-        axis=1,
-        dtype=np.float64,
-    )
+    """``(N, columns)``, as :func:`coded` says; of cells that are wrong the error has each column's first."""
+    numbers: list[list[float]] = []
+    faults = []
+    for column in columns:
+        read = [_number(cell, column) for cell in cells[column.name]]
+        wrong = [row for row, number in enumerate(read) if number is None]
+        if wrong:
+            text = _text(cells[column.name][wrong[0]])
+            found = (text if column.type == "number" else repr(text)) if text else "nothing"
+            more = f" ({len(wrong) - 1} more such)" if wrong[1:] else ""
+            told = f"column {column.name!r} is {found}: allowed is {column.allowed}"
+            faults.append(f"{where(wrong[0])}: {told}{more}")
+        numbers.append([math.nan if number is None else number for number in read])
+    if faults:
+        raise DataError("; ".join(faults))
+    return np.stack(numbers, axis=1, dtype=np.float64)
 
 
-def _number(cell: Any, row: int, column: SchemaColumn, where: Where) -> float:
+def _number(cell: Any, column: SchemaColumn) -> float | None:
+    """A cell as a number; None: it is not what the schema allows."""
     text = _text(cell)
     if text in column.categories:
         return column.categories.index(text)
     if text.lower() in EMPTY:
-        if not column.missing:
-            raise _wrong(row, column, "nothing", where)
-        return math.nan
+        return math.nan if column.missing else None
     if column.type != "number":
-        raise _wrong(row, column, repr(text), where)
+        return None
     least, most = column.range
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
-    if not least <= value <= most:
-        raise _wrong(row, column, text, where)
-    return value
+        return None
+    return value if least <= value <= most else None
 
 
 def _text(cell: Any) -> str:
@@ -190,10 +191,6 @@ def _text(cell: Any) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()
-
-
-def _wrong(row: int, column: SchemaColumn, found: str, where: Where) -> DataError:
-    return DataError(f"{where(row)}: column {column.name!r} is {found}: allowed is {column.allowed}")
 
 
 # --- sources ----------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
     >>> difference([1.0, 2.0, 3.0]).told, difference([2.0]).told
     (False, False)
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     seeds, mean = len(by_seed), statistics.fmean(by_seed)
     if seeds < 2:
@@ -55,4 +55,4 @@ def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
         over_cases = np.mean(np.stack(list(draws)), axis=0)
         known = over_cases[~np.isnan(over_cases)]
         variance += float(known.var(ddof=1)) if len(known) > 1 else 0.0
-    return Gap(mean, float(t.ppf(0.975, seeds - 1)) * math.sqrt(variance))
+    return Gap(mean, float(stdtrit(seeds - 1, 0.975)) * math.sqrt(variance))

@@ -71,7 +71,7 @@ def _apart(one: ReproducedFigure, other: ReproducedFigure, seeds: int) -> Gap:
 
 def _unpaired(one: ReproducedFigure, other: ReproducedFigure, seeds: int) -> Gap:
     """Of means and deviations alone, by Student's t with a pooled variance."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     (mean, std), (other_mean, other_std) = one.spread(), other.spread()
     gap = (mean or 0.0) - (other_mean or 0.0)
@@ -79,4 +79,4 @@ def _unpaired(one: ReproducedFigure, other: ReproducedFigure, seeds: int) -> Gap
     if std is None or other_std is None or min(n, m) < 2:
         return Gap(gap, None)
     pooled = ((n - 1) * std**2 + (m - 1) * other_std**2) / (n + m - 2)
-    return Gap(gap, float(t.ppf(0.975, n + m - 2)) * math.sqrt(pooled * (1 / n + 1 / m)))
+    return Gap(gap, float(stdtrit(n + m - 2, 0.975)) * math.sqrt(pooled * (1 / n + 1 / m)))

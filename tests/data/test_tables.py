@@ -164,6 +164,16 @@ def test_a_row_that_breaks_the_schema_is_named_by_file_line_and_column(
         of(hospitals)
 
 
+def test_of_many_wrong_cells_the_first_of_each_column_is_named_and_the_rest_counted(hospitals: Path) -> None:
+    wrong = "no,9,old,1,train\nmaybe,9,101,1,train\nno,9,5,1,train\nno,9,-1,1,train\n"
+    (hospitals / "berlin.csv").write_text(BERLIN + wrong, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        of(hospitals)
+    first, second = str(caught.value).split("; ")
+    assert first.endswith("line 5: column 'age' is old: allowed is 0 to 100, or nothing (2 more such)")
+    assert second.endswith("line 6: column 'ill' is 'maybe': allowed is no, yes")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
