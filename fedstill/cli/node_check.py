@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedstill.protocol.questions import Question
     from fedstill.runs.config import RunConfig
 
+BY_FILES = "it asks again after the first answers, and this node answers files alone (online = false)"
+
 
 @dataclass(frozen=True)
 class Asking:
@@ -186,7 +188,8 @@ def _judged(
     stranger = _stranger(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:
         stranger = stranger or spec_objection(file, found, asking.spec)
-    against = stranger or against or _first_refusal(bare) or dear
+    again = None if file.online or method.one_round or not side.questions else BY_FILES
+    against = stranger or against or _first_refusal(bare) or dear or again
     return _Verdict(side.questions, {**bare, **refused}, against, None if bare else mechanism)
 
 

@@ -166,6 +166,10 @@ Bytes = npt.NDArray[np.uint8]
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 
 
+class UnreadableImage(DataError):
+    """A file is no image, or a damaged one, whatever it is for."""
+
+
 def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
     """One image as (1, H, W) or (3, H, W); a DataError, begun by ``what``, if it has no 8-bit channels."""
     with _opened(source, what) as image:
@@ -199,7 +203,7 @@ def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
         raise
     # Pillow raises SyntaxError for a damaged PNG.
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{what}: cannot be read as an image ({first_line(error)})") from error
+        raise UnreadableImage(f"{what}: cannot be read as an image ({first_line(error)})") from error
 
 
 def size_of(source: Path, what: str) -> tuple[int, int]:
@@ -211,12 +215,18 @@ def size_of(source: Path, what: str) -> tuple[int, int]:
 def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "") -> npt.NDArray[Any]:
     """Image files, each with what it is for errors, of one form: ``(N, C, H, W)``; averaged to a ``size``.
 
-    A DataError names one that cannot be read, or is of another form than the first, and the ``way_out``.
+    A DataError names the first that cannot be read and counts the others, or names one that is of another
+    form than the first, and the ``way_out``.
     """
     images: list[npt.NDArray[Any]] = []
+    unreadable: list[UnreadableImage] = []
     first = ""
     for file, what in files:
-        image: npt.NDArray[Any] = decoded(file, what)
+        try:
+            image: npt.NDArray[Any] = decoded(file, what)
+        except UnreadableImage as error:
+            unreadable.append(error)
+            continue
         if size:
             image = resized(image[None], size, size)[0]
         first = first or what
@@ -224,6 +234,9 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "")
             sizes = f"{times(image.shape)}, but {first} is {times(images[0].shape)}"
             raise DataError(f"{what}: is {sizes}: allowed is one form for all{way_out}")
         images.append(image)
+    if unreadable:
+        more = f" ({len(unreadable) - 1} more such)" if unreadable[1:] else ""
+        raise UnreadableImage(f"{unreadable[0]}{more}") from unreadable[0]
     return np.stack(images)
 
 

@@ -20,6 +20,7 @@ from fedstill.data import node_readers
 from fedstill.data.array_data import ArrayData
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.csv_tables import Columns
+from fedstill.data.images import UnreadableImage
 from fedstill.data.input_spec import InputSpec, check_examples
 from fedstill.data.loader import CLASSIFICATION
 from fedstill.data.node_data_config import SOURCES, PrivateConfig
@@ -65,7 +66,7 @@ def load(
     locate(config, folder)
     try:
         return _loaded(config, folder, None, CLASSIFICATION, most)
-    except RunNeeded:
+    except (RunNeeded, UnreadableImage):
         raise
     except (ArgumentError, DataError) as error:
         told = "if they are no images of classes, name the run, which says what the task is"

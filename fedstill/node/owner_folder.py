@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTS
-from fedstill.node.audit_file import spent
+from fedstill.node.audit_file import audit_file, spent
 from fedstill.node.gate import forbidden
 from fedstill.node.kit_faults import kit_faults, server_faults
 from fedstill.node.node_file import NodeFile
@@ -203,6 +203,17 @@ def examine(
         return _examine(folder, spec, task, quick)
 
 
+def _closed(file: NodeFile, folder: Path) -> Iterator[str]:
+    """Why the audit log cannot be written, without which nothing leaves."""
+    path = audit_file(file, folder)
+    if not path.parent.is_dir():
+        yield f"there is no folder {path.parent}"
+    elif not os.access(path.parent, os.W_OK):  # SQLite has files of its own beside it
+        yield f"{path.parent} cannot be written to"
+    elif path.exists() and not os.access(path, os.W_OK):
+        yield f"{path} cannot be written to"
+
+
 def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quick: bool) -> Examined:
     try:
         table = _table(folder)
@@ -248,6 +259,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         if told is not None and told.trouble is not None:
             settle = f"nothing leaves until `fedstill audit settle {folder}`"
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
+        found += [f"privacy.audit_log {file.privacy.audit_log!r}: {fault}" for fault in _closed(file, folder)]
     if (fault := SecurityLog(folder).verify()) is not None:
         found.append(f"the security log: {fault}")
     if data is not None and "policy" not in spoilt and len(data) < file.policy.minimum_records:

@@ -92,7 +92,8 @@ def test_check_says_what_a_node_is_and_what_each_method_would_be_told(clinic: Pa
         for line in out.splitlines()
         if line[2:3].strip() and len(line.split()) > 2
     }
-    assert (said["fediod"], said["fedkd"], said["fedavg"], said["centralised"]) == ("yes", "yes", "no", "no")
+    assert (said["fediod"], said["fedkd"], said["fedavg"], said["centralised"]) == ("no", "yes", "no", "no")
+    assert "it asks again after the first answers, and this node answers files alone" in " ".join(out.split())
     assert "refuses train (outputs_only: no" in out
     assert not (clinic / "runs").exists()
 
@@ -117,7 +118,9 @@ def test_check_of_a_run_says_each_question(clinic: Path, here: Here) -> None:
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "count_labels answers with label counts" in lines
     assert "examine x400 answers with logits, critic, gradients" in lines
-    assert "It can take part." in lines
+    files = "it asks again after the first answers, and this node answers files alone (online = false)."
+    assert f"It cannot take part: {files}" in lines
+    assert "It can take part." in here("check", clinic, "digits-fedkd")[1]
     code, out, _ = here("check", clinic, "digits-fedavg")
     assert code == 0  # to refuse is no fault
     assert "train x20 refuses (outputs_only: no parameters)" in " ".join(out.split())
@@ -127,13 +130,13 @@ def test_check_of_a_run_says_each_question(clinic: Path, here: Here) -> None:
 def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_path: Path, here: Here) -> None:
     spoilt = shutil.copytree(clinic, tmp_path / "spoilt")
     (spoilt / "data.npz").unlink()
-    code, out, err = here("check", spoilt, "digits-fediod")
+    code, out, err = here("check", spoilt, "digits-fedkd")
     assert code == 2
     assert "data.npz" in err
     assert "It can take part." not in out
     assert "Whether it can take part is not known before the faults are mended." in out
     code, out, _ = here("check", spoilt)
-    (line,) = [line for line in out.splitlines() if line.split()[:1] == ["fediod"]]
+    (line,) = [line for line in out.splitlines() if line.split()[:1] == ["fedkd"]]
     assert line.split()[1:3] == ["not", "known"]
 
 

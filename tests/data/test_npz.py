@@ -249,7 +249,11 @@ def test_an_image_unlike_the_first_is_named(tmp_path: Path, other: np.ndarray[An
 def test_a_broken_image_is_named(tmp_path: Path) -> None:
     path = put(tmp_path / "c" / "a.png", pixels(64, 64))
     path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(DataError, match=r"a\.png: cannot be read as an image"):
+    with pytest.raises(DataError, match=r"a\.png: cannot be read as an image \(.*\)$"):
+        read_folder(tmp_path)
+    put(tmp_path / "c" / "b.png", pixels(64, 64))
+    (tmp_path / "c" / "c.png").write_text("none")
+    with pytest.raises(DataError, match=r"a\.png: cannot be read as an image \(.*\) \(1 more such\)$"):
         read_folder(tmp_path)
 
 

@@ -262,9 +262,15 @@ def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path)
     ):
         with pytest.raises(RunNeeded, match=said):
             load(PrivateConfig(source=source, path=path), tmp_path)
-    with pytest.raises(DataError, match="there is no file") as missing:
-        load(PrivateConfig(path="none.npz"), tmp_path)
-    assert not isinstance(missing.value, RunNeeded)
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.png").write_text("none")
+    for given, said in (
+        (PrivateConfig(path="none.npz"), "there is no file"),
+        (PrivateConfig(source="folder", path="images"), "cannot be read as an image"),
+    ):
+        with pytest.raises(DataError, match=said) as wrong:
+            load(given, tmp_path)
+        assert not isinstance(wrong.value, RunNeeded)
 
 
 @pytest.mark.parametrize("form", ["csv", "npz"])

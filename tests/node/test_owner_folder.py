@@ -400,6 +400,20 @@ def test_paths_that_cannot_be_are_faults_among_the_others(tmp_path: Path) -> Non
     assert device.startswith("compute.device is 'abacus'")
 
 
+def test_an_audit_log_that_cannot_be_written_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = node(tmp_path, '[privacy]\naudit_log = "logs/audit.sqlite"\n')
+    (fault,) = owner_folder.examine(folder).faults
+    assert fault == f"privacy.audit_log 'logs/audit.sqlite': there is no folder {folder / 'logs'}"
+    (folder / "logs").mkdir()
+    assert owner_folder.examine(folder).faults == ()
+    closed = folder / "logs"  # as it is for all but root
+    monkeypatch.setattr(owner_folder.os, "access", lambda path, mode: path != closed)
+    (fault,) = owner_folder.examine(folder).faults
+    assert fault.endswith(f"{closed} cannot be written to")
+
+
 def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
     folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
     # The spec is not known.
