@@ -42,8 +42,9 @@ def save_state(path: Path, state: State) -> None:
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)  # on a full disk its place is needed
         if isinstance(error, SafetensorError):
-            number = re.search(r"os error (\d+)", str(error))  # a full disk, say
-            raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+            found = re.search(r"os error (\d+)", str(error))  # a full disk, say
+            number, told = (int(found[1]), os.strerror(int(found[1]))) if found else (errno.EIO, str(error))
+            raise OSError(number, told, str(path)) from error
         raise
     os.replace(part, path)
     file_permissions.sync_folder(path.parent)

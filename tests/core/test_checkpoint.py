@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from torch import nn
 
 from fedstill.core import checkpoint as state_module
@@ -126,6 +128,23 @@ def test_a_crash_before_the_move_leaves_the_old_file_and_the_next_save_works(
     save_state(tmp_path / "state", {"new": 2})
     assert load_state(tmp_path / "state") == {"new": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_full_disk_is_told_in_its_own_words_and_the_old_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.safetensors"
+    save_state(path, {"step": 1})
+
+    def full(*given: Any, **more: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(state_module, "save_file", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*state\.safetensors'$") as caught:
+        save_state(path, {"step": 2})
+    assert caught.value.errno == errno.ENOSPC
+    assert load_state(path) == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_no_pickle_is_in_the_file(tmp_path: Path) -> None:
