@@ -1,0 +1,91 @@
+"""What bfloat16 does to accuracy: presets in short forms, in float32 and bfloat16, seed by seed.
+
+    python benchmarks/precision_accuracy.py --root DIR --out runs/precision
+
+Goes on where it was stopped. Presets whose images are small are left out: ``engine.precision = "auto"`` takes
+float32 for them. A preset's own figure (accuracy, Dice, AUC, SSIM) is of test data; no option is chosen here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from fedstill.report.paired import difference
+
+HERE = Path(__file__).parents[1] / "experiments" / "presets"
+CIFAR = "--data.train_limit 5000 --nodes.local.epochs 5"
+RUNS = {
+    "fashion-fediod": "--data.train_limit 6000 --method.steps 150",
+    "fashion-fediod-skewed": "--data.train_limit 6000 --method.steps 150",
+    "fashion-fedmd-cg": "--data.train_limit 4000 --method.rounds 4",
+    "mnist-fedmd-cg": "--data.train_limit 4000 --method.rounds 4",
+    "cifar10-fediod-jpeg": f"{CIFAR} --method.steps 100",
+    "cifar10-fedkd-jpeg": f"{CIFAR} --public.limit 2000 --method.epochs 10",
+    "mri-segmentation-fedavg": "",
+    "mri-segmentation-asyndgan": "--method.steps 100",
+    "mri-segmentation-fediod": "--method.pretrain 100 --method.steps 60",
+    "mri-reconstruction-fedavg": "",
+    "mri-reconstruction-fediod": "--method.pretrain 100 --method.steps 60",
+    "nuclei-fedavg": "--method.rounds 5",
+    "nuclei-fediod": "--nodes.local.least_steps 50 --method.pretrain 50 --method.steps 30",
+    "xray-fedavg": "--method.rounds 10",
+    "xray-fedkd": "",
+    "xray-fediod": "--method.steps 60",
+}
+PRECISIONS = ("float32", "bfloat16")
+
+
+def figure(preset: str, seed: int, precision: str, root: Path, out: Path) -> float:
+    """The preset's own figure of one run, in percent, which is made if it is not there."""
+    folder = out / preset / f"{precision}-{seed}"
+    if not (folder / "result.json").exists():
+        named = str(path) if (path := HERE / f"{preset}.toml").exists() else preset
+        told = (
+            f"--seed {seed} --engine.threads 1 --engine.precision {precision} --evaluation.centralised false"
+        )
+        words = [*RUNS[preset].split(), *told.split(), "--data.root", str(root), "--out", str(folder)]
+        public = ["--public.root", str(root)] if "fedkd-jpeg" in preset else []
+        start = ["run", named, *words, *public]
+        if (folder / "config.toml").exists():
+            start = ["run", "--resume", str(folder)]
+        subprocess.run([sys.executable, "-m", "fedstill", *start, "--quiet"], check=True)
+    result = json.loads((folder / "result.json").read_text())
+    return float(result[result["metric"]])
+
+
+def main() -> None:
+    """Run what is missing and print a line a preset, and one of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--root", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--out", type=Path, default=Path("runs/precision"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    given = parser.parse_args()
+    means = []
+    print("| run | float32 | bfloat16 | difference over seeds |\n|---|---|---|---|", flush=True)
+    for preset in given.only:
+        told = {
+            precision: [figure(preset, seed, precision, given.root, given.out) for seed in given.seeds]
+            for precision in PRECISIONS
+        }
+        apart = [b - f for f, b in zip(*(told[precision] for precision in PRECISIONS), strict=True)]
+        cells = [f"{statistics.fmean(of):.1f} ± {statistics.stdev(of):.1f}" for of in told.values()]
+        gap = difference(apart)
+        means.append(gap.mean)
+        print(
+            f"| `{preset} {RUNS[preset]}` | {' | '.join(cells)} | {gap.mean:+.2f} ± {gap.half:.2f} |",
+            flush=True,
+        )
+    overall = difference(means)
+    print(
+        f"\nOver {len(means)} presets: {overall.mean:+.2f} ± {overall.half or 0:.2f} (95 %, by Student's t)"
+    )
+
+
+if __name__ == "__main__":
+    main()
