@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedstill.protocol.questions import Question
     from fedstill.runs.config import RunConfig
 
-BY_FILES = "it asks again after the first answers, and this node answers files alone (online = false)"
+LIVE = "the run asks live nodes, again after their first answers, and this one answers files (online = false)"
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ def _judged(
     stranger = _stranger(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:
         stranger = stranger or spec_objection(file, found, asking.spec)
-    again = None if file.online or method.one_round or not side.questions else BY_FILES
-    against = stranger or against or _first_refusal(bare) or dear or again
+    can = file.online or not side.questions or (method.one_round and not sums)
+    against = stranger or against or _first_refusal(bare) or dear or (None if can else LIVE)
     return _Verdict(side.questions, {**bare, **refused}, against, None if bare else mechanism)
 
 

@@ -233,8 +233,8 @@ def read_value(kind: Any, value: Any, path: str, told: bool = False) -> Any:
             try:
                 return read_value(part, value, path, told)
             except ArgumentError:
-                if told and part is not NoneType:  # of which there is one
-                    raise
+                if part is not NoneType and (told or (_is_table(part) and isinstance(value, Mapping))):
+                    raise  # of what can be meant: it says more
         raise wrong()
     if kind is Any:
         return value

@@ -167,7 +167,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp",
 
 
 class UnreadableImage(DataError):
-    """A file is no image, or a damaged one, whatever it is for."""
+    """A file is no image that can be read, whatever it is for: another thing, damaged, or far too large."""
 
 
 def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
@@ -219,13 +219,13 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "")
     form than the first, and the ``way_out``.
     """
     images: list[npt.NDArray[Any]] = []
-    unreadable: list[UnreadableImage] = []
+    unreadable: list[str] = []  # texts alone: an error holds its half of a picture
     first = ""
     for file, what in files:
         try:
             image: npt.NDArray[Any] = decoded(file, what)
         except UnreadableImage as error:
-            unreadable.append(error)
+            unreadable.append(str(error))
             continue
         if size:
             image = resized(image[None], size, size)[0]
@@ -236,7 +236,7 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "")
         images.append(image)
     if unreadable:
         more = f" ({len(unreadable) - 1} more such)" if unreadable[1:] else ""
-        raise UnreadableImage(f"{unreadable[0]}{more}") from unreadable[0]
+        raise UnreadableImage(f"{unreadable[0]}{more}")
     return np.stack(images)
 
 

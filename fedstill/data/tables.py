@@ -21,6 +21,7 @@ from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn, named_twice
+from fedstill.core.text_format import clip
 from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import rows, told_part
 from fedstill.data.parquet_tables import SUFFIX, read_parquet
@@ -28,6 +29,7 @@ from fedstill.data.row_features import RowFeatures
 
 SCHEMA = "schema.toml"
 Floats = npt.NDArray[np.float64]
+MOST_FAULTS = 5  # columns with wrong cells that an error names
 Where = Callable[[int], str]  # in which file and line a row stands
 
 
@@ -157,13 +159,14 @@ def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn]
         wrong = [row for row, number in enumerate(read) if number is None]
         if wrong:
             text = _text(cells[column.name][wrong[0]])
-            found = (text if column.type == "number" else repr(text)) if text else "nothing"
+            found = clip(text if column.type == "number" else repr(text), 60) if text else "nothing"
             more = f" ({len(wrong) - 1} more such)" if wrong[1:] else ""
             told = f"column {column.name!r} is {found}: allowed is {column.allowed}"
             faults.append(f"{where(wrong[0])}: {told}{more}")
         numbers.append([math.nan if number is None else number for number in read])
     if faults:
-        raise DataError("; ".join(faults))
+        more = f"; and {len(faults) - MOST_FAULTS} more columns" if faults[MOST_FAULTS:] else ""
+        raise DataError("; ".join(faults[:MOST_FAULTS]) + more)
     return np.stack(numbers, axis=1, dtype=np.float64)
 
 

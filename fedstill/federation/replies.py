@@ -24,11 +24,10 @@ from fedstill.core.errors import (
 )
 from fedstill.core.text_format import clip
 from fedstill.node.audit_entries import LARGEST
-from fedstill.node.replies import NOTHING, About, Paid, Released
+from fedstill.node.replies import MOST, NOTHING, About, Paid, Released
 from fedstill.privacy.events import as_text, from_text
 
 LONGEST = 300  # characters that are kept of a text
-MOST = 1000  # entries that a list or table may have
 DEEPEST = 20  # lists and tables within each other
 
 T = TypeVar("T")

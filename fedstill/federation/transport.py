@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedstill.federation.replies import Header, read, read_paid
@@ -73,7 +73,7 @@ class Delivery:
     def pack(self, message: Message, tensors: Tensors | None = None) -> bytes:
         """A message with its number, which is the same when it is sent again."""
         envelope = Envelope(self._run, self._process, next(self._messages))
-        return pack({**message.header(), **asdict(envelope)}, tensors)
+        return pack(message.header(envelope), tensors)
 
     def tell(self, node: str, message: Message, tensors: Tensors | None = None) -> Mapping[str, Any]:
         """One message that is no question, and what the node replied to it."""

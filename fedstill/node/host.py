@@ -51,7 +51,6 @@ from fedstill.protocol.messages import (
     Learn,
     LeaveRun,
     Meet,
-    Message,
     PullBack,
     Recall,
     Remember,
@@ -182,8 +181,10 @@ class Host:
                 session.recall(message.mark)
             case LeaveRun():
                 self.leave()
-            case _:
+            case Introduce() | Meet() | Agree() | Reveal():
                 return self._add_up(session, message, tensors)
+            case _:
+                raise ArgumentError("do", message.do, "a message that a node serves")
         return None, {}
 
     def _let_in(self, message: JoinRun, server: str, public: Tensors) -> About:
@@ -200,7 +201,9 @@ class Host:
         return told
 
     @staticmethod
-    def _add_up(session: Session, message: Message, tensors: Tensors) -> tuple[Told, Tensors]:
+    def _add_up(
+        session: Session, message: Introduce | Meet | Agree | Reveal, tensors: Tensors
+    ) -> tuple[Told, Tensors]:
         """What nodes whose answers are summed say to each other by way of the server."""
         masks = session.masks
         if masks is None:
@@ -210,11 +213,11 @@ class Host:
                 return None, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
             case Meet():
                 masks.meet({name: card.numpy().tobytes() for name, card in tensors.items()})
+                return None, {}
             case Agree():
                 return Words(masks.agree(message.sum, message.survivors)), {}
             case Reveal():
                 return Words(masks.reveal(message.sum, message.words)), {}
-        return None, {}
 
     def _late(self, envelope: Envelope) -> bool:
         """Whether a message that changes a state has come before, or after a later one: it was sent twice."""

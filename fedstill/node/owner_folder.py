@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -203,15 +203,14 @@ def examine(
         return _examine(folder, spec, task, quick)
 
 
-def _closed(file: NodeFile, folder: Path) -> Iterator[str]:
-    """Why the audit log cannot be written, without which nothing leaves."""
+def _closed(file: NodeFile, folder: Path) -> str:
+    """Why the audit log cannot be written, without which nothing leaves; empty: it can."""
     path = audit_file(file, folder)
     if not path.parent.is_dir():
-        yield f"there is no folder {path.parent}"
-    elif not os.access(path.parent, os.W_OK):  # SQLite has files of its own beside it
-        yield f"{path.parent} cannot be written to"
-    elif path.exists() and not os.access(path, os.W_OK):
-        yield f"{path} cannot be written to"
+        return f"there is no folder {path.parent}"
+    places = [path.parent, *([path] if path.exists() else [])]  # SQLite has files of its own beside it
+    closed = [place for place in places if not os.access(place, os.W_OK)]
+    return f"{closed[0]} cannot be written to" if closed else ""
 
 
 def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quick: bool) -> Examined:
@@ -259,7 +258,9 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         if told is not None and told.trouble is not None:
             settle = f"nothing leaves until `fedstill audit settle {folder}`"
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
-        found += [f"privacy.audit_log {file.privacy.audit_log!r}: {fault}" for fault in _closed(file, folder)]
+        closed = None if told is None else attempt("audit log", lambda: _closed(file, folder))
+        if closed:
+            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {closed}")
     if (fault := SecurityLog(folder).verify()) is not None:
         found.append(f"the security log: {fault}")
     if data is not None and "policy" not in spoilt and len(data) < file.policy.minimum_records:

@@ -14,6 +14,8 @@ from annotated_types import Ge, Interval, MaxLen
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.privacy.statement import Statement
 
+MOST = 1000  # entries that a list or table of a reply may have
+
 
 @dataclass(frozen=True)
 class Hello(Checked):
@@ -94,7 +96,7 @@ class Released:
 class Words(Checked):
     """What a node tells each other survivor of a sum, or reveals to the server: digits, by name."""
 
-    words: Annotated[Mapping[str, str], MaxLen(1000)]
+    words: Annotated[Mapping[str, str], MaxLen(MOST)]
 
 
 Told = Hello | About | Progress | Released | Words | None  # None: nothing, beside what leaves

@@ -7,18 +7,22 @@ A message is a header of JSON values with named tensors beside it (:mod:`fedstil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from annotated_types import Interval, MaxLen
 
-from fedstill.core.checked import Checked, NonNegativeInt
+from fedstill.core.checked import Checked
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError
+from fedstill.core.text_format import clip
 from fedstill.protocol.summing import SumCall, SumNumber
 
 MOST = 2**31  # numbers of questions are below it
+LONGEST = 100  # characters of a value that an error quotes
 Number = Annotated[int, Interval(ge=0, lt=MOST), f"a whole number from 0 to {MOST - 1}"]
+
+T = TypeVar("T", "Message", "Envelope")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Envelope(Checked):
 
     run: str = ""
     server: Annotated[str, MaxLen(100), "up to 100 letters"] = ""
-    message: NonNegativeInt | None = None
+    message: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,10 @@ class Message(Checked):
 
     do: ClassVar[str]
 
-    def header(self) -> dict[str, Any]:
+    def header(self, envelope: Envelope) -> dict[str, Any]:
         """As JSON values; :func:`read_message` gives the same back."""
-        return {"do": self.do, **asdict(self)}
+        told = {"do": self.do, **asdict(self), **asdict(envelope)}
+        return {name: value for name, value in told.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class JoinRun(Message):
     """
 
     do: ClassVar[str] = "join"
-    plan: Any
+    plan: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,13 @@ class AnswerQuestion(Message):
 
 @dataclass(frozen=True)
 class PullBack(Message):
-    """Pull gradients that reached an answer back to the question's tensors."""
+    """Pull gradients that reached an answer back to the question's tensors.
+
+    Args:
+        number: of that question.
+        question: as what this is written down.
+        sum: as of an answer.
+    """
 
     do: ClassVar[str] = "pull back"
     number: Number
@@ -160,7 +171,7 @@ MESSAGES: Mapping[str, type[Message]] = {form.do: form for form in Message.__sub
 
 
 def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
-    """What somebody sent, and on which envelope; what no form has is let go.
+    """What somebody sent, and on which envelope, by its form alone: nothing is known of the run yet.
 
     Raises:
         ArgumentError: it is of no form.
@@ -176,4 +187,14 @@ def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
     form = MESSAGES.get(do) if isinstance(do, str) else None
     if form is None:
         raise ArgumentError("do", do, f"one of {', '.join(MESSAGES)}")
-    return read_table(form, header, told=True), read_table(Envelope, header, told=True)
+    try:
+        return _read(form, header), _read(Envelope, header)
+    except ArgumentError as error:  # of a long value what is allowed would be cut off
+        if len(repr(error.value)) <= LONGEST:
+            raise
+        raise ArgumentError(error.name, clip(error.value, LONGEST), error.allowed) from error
+
+
+def _read(form: type[T], header: Mapping[str, Any]) -> T:
+    names = [part.name for part in fields(form)]
+    return read_table(form, {name: header[name] for name in names if name in header})

@@ -21,7 +21,7 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.data.loader import load
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.tables import check_rows, drawn, encoded, read_schema
+from fedstill.data.tables import check_rows, drawn, encoded, read_folder, read_schema
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig
 from fedstill.tasks.regression import RegressionConfig
 
@@ -172,6 +172,16 @@ def test_of_many_wrong_cells_the_first_of_each_column_is_named_and_the_rest_coun
     first, second = str(caught.value).split("; ")
     assert first.endswith("line 5: column 'age' is old: allowed is 0 to 100, or nothing (2 more such)")
     assert second.endswith("line 6: column 'ill' is 'maybe': allowed is no, yes")
+    many = "".join(f'[[columns]]\nname = "c{n}"\nrange = [0, 1]\n' for n in range(7))
+    (hospitals / "schema.toml").write_text(f'target = "c0"\n{many}', encoding="utf-8")
+    for name in ("berlin", "paris"):
+        row = ",".join(f"c{n}" for n in range(7)) + "\n" + ",".join(["x" * 3000] * 7)
+        (hospitals / f"{name}.csv").write_text(row, encoding="utf-8")
+    with pytest.raises(
+        DataError, match=r"column 'c1' is x{57}\.\.\.: allowed.*; and 2 more columns$"
+    ) as caught:
+        read_folder(hospitals, read_schema(hospitals / "schema.toml"))
+    assert len(str(caught.value)) < 1500
 
 
 @pytest.mark.parametrize(

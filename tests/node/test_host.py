@@ -23,14 +23,17 @@ from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError, QuestionRefused
 from fedstill.data.input_spec import InputSpec
+from fedstill.federation.replies import read
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node import dp_training, first_training, local_training, run_folder
 from fedstill.node import session as at
 from fedstill.node.audit_entries import ALL, DATA
 from fedstill.node.audit_log import FILE, AuditError, AuditLog
 from fedstill.node.host import Host
+from fedstill.node.replies import NOTHING, About
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import from_text
+from fedstill.protocol.messages import MESSAGES
 from fedstill.protocol.questions import Question
 from fedstill.protocol.run_plan import PROTOCOL, Plan
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
@@ -166,6 +169,7 @@ def clinic(tmp_path: Path) -> Clinic:
 def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", 'questions = ["count_labels"]\nmost_questions = 5')
     hello, _ = clinic.say("hello")
+    assert hello.keys() == {"protocol", "versions"}  # its name is the link's to know
     assert hello["protocol"] == PROTOCOL
     assert hello["versions"]["torch"] == torch.__version__
     told, released = clinic.say("join", plan=PLAN.to_dict())
@@ -646,6 +650,9 @@ def name_of(value: Any) -> str:
     return str(value)[:40]
 
 
+ASKED = {"question": "examine", "number": 0, "differentiable": True}
+
+
 @pytest.mark.parametrize(
     ("part", "change", "told"),
     [
@@ -675,7 +682,11 @@ def name_of(value: Any) -> str:
         ("learn", {"seconds": float("nan")}, "seconds is nan: allowed is a number"),
         ("answer", {"question": ["examine"], "number": 0, "differentiable": True}, "allowed is a text"),
         ("pull back", {"number": "0"}, "number is '0': allowed is a whole number"),
-        ("recall", {"mark": 10**30}, "allowed is a whole number"),
+        ("answer", {**ASKED, "sum": float("nan")}, "sum is nan: allowed is a table"),
+        ("answer", {**ASKED, "sum": {"number": 1, "members": ["a"], "more": 1}}, "unknown key 'sum.more'"),
+        ("recall", {"mark": 10**4000}, "...': allowed is a whole number from 0 to 2147483647"),
+        ("remember", {"mark": 0, "message": float("nan")}, "message is nan: allowed is a whole number"),
+        ("remember", {"mark": 0, "message": 2**31}, "allowed is a whole number from 0 to 2147483647"),
         ("join", {"plan": PLAN.to_dict(), "server": "s" * 101}, "up to 100 letters"),
     ],
     ids=name_of,
@@ -717,7 +728,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-DOS = st.sampled_from(["hello", "join", "learn", "answer", "pull back", "remember", "recall"]) | VALUES
+DOS = st.sampled_from(sorted(MESSAGES.keys() - {"leave"})) | VALUES
 TENSORS = st.dictionaries(
     st.sampled_from(["x", "x:scale", "logits", "parameters", "inputs", "x:scale:scale"]),
     st.lists(st.integers(0, 3), max_size=4).map(torch.ones),
@@ -742,6 +753,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
             "seconds": VALUES,
             "plan": VALUES,
             "mark": VALUES.filter(lambda mark: not isinstance(mark, int | float)),
+            **dict.fromkeys(("sum", "survivors", "words", "server", "message"), VALUES),
         },
     ),
     tensors=TENSORS,
@@ -829,7 +841,8 @@ def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None
     method = {"name": "fedmd", "rounds": 2}
     plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", "a note"))
     clinic = Clinic(tmp_path / "clinic", plan=plan)
-    assert clinic.say("join", plan=plan.to_dict())[0]["wants_public"]
+    told, _ = clinic.say("join", plan=plan.to_dict())
+    assert read(About, told) == replace(NOTHING, wants_public=True)  # no more, before anything is approved
     other = replace(public, inputs=image(6))
     assert "not those of the plan" in clinic.say("join", public_tensors(other), plan=plan.to_dict())["text"]
     assert clinic.host.session is None

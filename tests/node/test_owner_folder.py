@@ -29,6 +29,7 @@ from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models.non_torch import Predictor
 from fedstill.node import owner_folder, owner_model
+from fedstill.node.audit_log import AuditLog
 from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
@@ -408,10 +409,14 @@ def test_an_audit_log_that_cannot_be_written_is_a_fault(
     assert fault == f"privacy.audit_log 'logs/audit.sqlite': there is no folder {folder / 'logs'}"
     (folder / "logs").mkdir()
     assert owner_folder.examine(folder).faults == ()
-    closed = folder / "logs"  # as it is for all but root
-    monkeypatch.setattr(owner_folder.os, "access", lambda path, mode: path != closed)
-    (fault,) = owner_folder.examine(folder).faults
-    assert fault.endswith(f"{closed} cannot be written to")
+    AuditLog(folder / "logs" / "audit.sqlite").close()
+    for closed in (folder / "logs", folder / "logs" / "audit.sqlite"):  # as it is for all but root
+        monkeypatch.setattr(owner_folder.os, "access", lambda path, mode, closed=closed: path != closed)
+        (fault,) = owner_folder.examine(folder).faults
+        assert fault == f"privacy.audit_log 'logs/audit.sqlite': {closed} cannot be written to"
+    too_long = node(tmp_path, f'[privacy]\naudit_log = "{"a" * 300}"\n')
+    (fault,) = owner_folder.examine(too_long).faults
+    assert fault.startswith("audit log: ")
 
 
 def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
