@@ -63,6 +63,8 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
             raise UnknownName("option", option.option, names, see=see, meant=chosen)
     table = as_table(config)
     for option in given:
+        if not option.values and known[option.name] is str:  # who means none says --NAME=
+            raise ArgumentError(option.option, "", "a value after it")
         *places, last = option.name.split(".")
         reduce(dict.__getitem__, places, table)[last] = _value(known[option.name], option.values)
     return read_table(kind, table)

@@ -22,18 +22,20 @@ def schema(given: Given) -> None:
         raise ArgumentError("--out", str(out), "a file that is not there yet")
 
     from fedstill.core.run_writer import write_text
-    from fedstill.data.schema_draft import draft
+    from fedstill.data.schema_draft import draft, seen_once
     from fedstill.data.tables import cells_of, schema_text
 
     for file in files:
         if file.suffix not in TABLES:
             raise ArgumentError("fedstill schema", str(file), f"a {' or '.join(TABLES)} file")
-    tables = [cells_of(file)[0] for file in files]
+    read = [cells_of(file) for file in files]
+    tables = [table for table, _ in read]
     for file, table in zip(files, tables, strict=True):
         if table.keys() != tables[0].keys():
             raise DataError(f"{file}: has other columns than {files[0]}: allowed are the same")
     together = {name: [cell for table in tables for cell in table[name]] for name in tables[0]}
-    made, left_out = draft(together, target, given.get("--event") or "")
+    places = [where(row) for (table, where) in read for row in range(len(next(iter(table.values()))))]
+    made, left_out = draft(together, target, given.get("--event") or "", places.__getitem__)
     write_text(out, schema_text(made))
     rows = counted(len(together[target]), "row")
     print(f"{out}: {counted(len(made.columns), 'column')}, from {rows}.")
@@ -43,6 +45,8 @@ def schema(given: Given) -> None:
         print(f"  {column.name}: {what}{', may be empty' if column.missing else ''}")
     for name, why in left_out.items():
         print(f"Left out: {name}, as {why}.")
+    for name, once in seen_once(made, together).items():
+        print(f"Once only, perhaps misspelt: {', '.join(map(repr, once))} of {name}.")
     if made.event:
         _, came = next(column.categories for column in made.columns if column.name == made.event)
         print(f"The event is {came!r} of {made.event}: swap its categories if it is the other.")
@@ -50,5 +54,7 @@ def schema(given: Given) -> None:
     preset = "wine-fediod" if made.answer.categories else "diabetes-fediod"
     task = " --task.name survival" if made.event else ""
     beside = "" if out == files[0].parent / "schema.toml" else f" --data.schema {out}"
-    data = files[0] if len(files) == 1 else files[0].parent
-    print(f"Try: fedstill run {preset}{task} --data {data}{beside} --name mine")
+    data, split = files[0], ""
+    if len(files) > 1:
+        data, split = files[0].parent, " --split.how column --split.column site --split.nodes 0"
+    print(f"Try: fedstill run {preset}{task} --data {data}{beside}{split} --name mine")

@@ -53,6 +53,15 @@ class Reproduces(Checked):
     data: tuple[str, ...] = ()  # of a program without runs: the data sets that it needs
 
 
+def as_recorded(value: float) -> float:
+    """A figure as a record keeps it: to four decimals, or four digits where it is small.
+
+    >>> as_recorded(81.23456), as_recorded(0.00041239)
+    (81.2346, 0.0004124)
+    """
+    return round(value, 4) if abs(value) >= 0.1 else float(f"{value:.4g}")
+
+
 @dataclass(frozen=True)
 class ReproducedFigure:
     """One method's figure in one setting, by seed; of records from before there were any, mean and deviation.

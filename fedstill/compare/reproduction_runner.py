@@ -14,7 +14,7 @@ import torch
 
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import Comparison
-from fedstill.compare.reproduction import Record, ReproducedFigure, Reproduction
+from fedstill.compare.reproduction import Record, ReproducedFigure, Reproduction, as_recorded
 from fedstill.core.config_tables import changed
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.json_text import json_text
@@ -115,5 +115,5 @@ def _programmed(
         seconds += kept["seconds"]
         for row in kept["rows"]:
             key = (row.get("setting", ""), row["method"], row["figure"])
-            found.setdefault(key, {})[seed] = round(row["value"], 4)
+            found.setdefault(key, {})[seed] = as_recorded(row["value"])
     return [ReproducedFigure(*key, values) for key, values in found.items()], seconds

@@ -7,7 +7,8 @@ to all that can be, at every node.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn
@@ -18,7 +19,12 @@ TINY = 1e-300  # a span below it has no digits to round to
 CLASSES = 20  # different whole numbers that are the classes of a target, and not amounts
 
 
-def draft(cells: Mapping[str, Sequence[str]], target: str, event: str = "") -> tuple[Schema, dict[str, str]]:
+def draft(
+    cells: Mapping[str, Sequence[str]],
+    target: str,
+    event: str = "",
+    where: Callable[[int], str] = "row {}".format,
+) -> tuple[Schema, dict[str, str]]:
     """A schema that allows some rows, and why it leaves columns out.
 
     A column of numbers has for its range what they span, rounded outwards to a digit of the span; any other
@@ -28,6 +34,7 @@ def draft(cells: Mapping[str, Sequence[str]], target: str, event: str = "") -> t
         cells: by column.
         target: the column that is to be learned.
         event: of survival: the column that says whether the event came.
+        where: for errors: where a row stands.
 
     Raises:
         ArgumentError: there is no such column.
@@ -41,16 +48,17 @@ def draft(cells: Mapping[str, Sequence[str]], target: str, event: str = "") -> t
     for option, name in (("--target", target), *((("--event", event),) if event else ())):
         if name not in cells:
             raise ArgumentError(option, name, f"one of the columns {', '.join(cells)}")
-    columns, left_out = [], {}
+    columns, left_out = [], dict[str, str]()
     for name, column in cells.items():
-        if not name or (name in BESIDE and name not in (target, event)):
-            continue  # one without a name is a table's own numbering of its rows
-        whole = [cell for cell in column if cell.lower() not in EMPTY]
         learned = name in (target, event)
+        if not name or (name in BESIDE and not learned):  # without a name it is a table's own numbering
+            left_out |= {name: "it says what a row belongs to"} if name else {}
+            continue
+        whole = [cell for cell in column if cell.lower() not in EMPTY]
         if learned and len(whole) < len(column):
-            raise DataError(
-                f"column {name!r} is empty in {len(column) - len(whole)} rows, and is to be learned"
-            )
+            empty = [row for row, cell in enumerate(column) if cell.lower() in EMPTY]
+            more = f" ({len(empty) - 1} more such)" if empty[1:] else ""
+            raise DataError(f"{where(empty[0])}: column {name!r} is empty, and is to be learned{more}")
         classes = name == event or (name == target and not event)
         found = _column(name, whole, len(whole) < len(column), classes=classes)
         if isinstance(found, SchemaColumn):
@@ -62,6 +70,22 @@ def draft(cells: Mapping[str, Sequence[str]], target: str, event: str = "") -> t
     if all(column.name in (target, event) for column in columns):
         raise DataError(f"no column beside {target!r} says anything")
     return Schema(target, tuple(columns), event), left_out
+
+
+def seen_once(schema: Schema, cells: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Categories that one row alone has, by column, where most of the column's are common.
+
+    >>> cells = {"ward": [*"aaabbb", "B"], "ill": [*"yyynnny"]}
+    >>> seen_once(draft(cells, "ill")[0], cells)
+    {'ward': ['B']}
+    """
+    found = {}
+    for column in schema.columns:
+        counts = Counter(cells[column.name])
+        once = [each for each in column.categories if counts[each] == 1]
+        if 0 < 2 * len(once) < len(column.categories):
+            found[column.name] = once
+    return found
 
 
 def _column(name: str, cells: Sequence[str], missing: bool, *, classes: bool) -> SchemaColumn | str:

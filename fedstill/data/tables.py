@@ -61,17 +61,17 @@ def read_schema(path: str | Path) -> Schema:
     """
     path = Path(path)
     if not path.is_file():
-        raise ArgumentError(
-            "data.schema",
-            str(path),
-            "a file that says which columns a table has: `fedstill schema` drafts one",
-        )
+        missing = "one that is there, which says what columns a table has: `fedstill schema` drafts it"
+        raise ArgumentError("data.schema", str(path), missing)
     try:
-        return read_table(Schema, toml.parse(path.read_text(encoding="utf-8"), str(path)))
+        schema = read_table(Schema, toml.parse(path.read_text(encoding="utf-8"), str(path)))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({first_line(error)})") from error
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from error
+    if not schema:
+        raise DataError(f"{path}: has no columns: `fedstill schema` drafts them")
+    return schema
 
 
 def schema_text(schema: Schema) -> str:

@@ -139,7 +139,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         f"Bold is the {'highest' if len(figures) == 1 else 'best'} mean of those judged by the same kind of "
         "model, where no data leave a node, if it is above every other by more than chance explains: by the "
         "95% interval of their paired difference, in brackets, over seeds and, of what models are judged "
-        "by, test cases. What is not is level; of one seed nothing is bold. Methods stand as given.",
+        "by, test cases. What is not is level; of one or two seeds nothing is bold. Methods stand as given.",
     ]
     if any(entry.spread_is_over_nodes for entry in entries):
         notes.append("Behind the nodes' mean stands its deviation over the nodes, as there is one seed.")

@@ -10,31 +10,37 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+LEAST = 3  # seeds that may tell two methods apart
 Draws = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A mean difference, and half of its 95 % interval; None of one seed, whose chance nobody knows."""
+    """A mean difference, and half of its 95 % interval; None of one seed, whose chance nobody knows.
+
+    Args:
+        few: it is of so few seeds that their agreeing may be chance, whatever the interval.
+    """
 
     mean: float
     half: float | None
+    few: bool = field(default=False, repr=False)
 
     @property
     def told(self) -> bool:
         """Whether the interval is on one side of 0: more than chance explains."""
-        return self.half is not None and abs(self.mean) > self.half
+        return self.half is not None and not self.few and abs(self.mean) > self.half
 
 
 def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
     """Of paired differences.
 
-    Student's t with one degree of freedom less than there are seeds; two seeds alone hardly tell anything.
+    Student's t with one degree of freedom less than there are seeds. Of two seeds nothing is told apart.
 
     Args:
         by_seed: one a seed.
@@ -42,8 +48,8 @@ def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
 
     >>> difference([1.0, 2.0, 3.0])
     Gap(mean=2.0, half=2.484...)
-    >>> difference([1.0, 2.0, 3.0]).told, difference([2.0]).told
-    (False, False)
+    >>> difference([1.0, 2.0, 3.0]).told, difference([2.0]).told, difference([2.0, 2.01]).told
+    (False, False, False)
     """
     from scipy.special import stdtrit
 
@@ -55,4 +61,4 @@ def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
         over_cases = np.mean(np.stack(list(draws)), axis=0)
         known = over_cases[~np.isnan(over_cases)]
         variance += float(known.var(ddof=1)) if len(known) > 1 else 0.0
-    return Gap(mean, float(stdtrit(seeds - 1, 0.975)) * math.sqrt(variance))
+    return Gap(mean, float(stdtrit(seeds - 1, 0.975)) * math.sqrt(variance), few=seeds < LEAST)

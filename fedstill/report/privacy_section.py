@@ -83,17 +83,20 @@ def sentence(result: Result) -> str:
     return "There is no formal guarantee of privacy: see below what that means."
 
 
-def counts_are_noisy(result: Result) -> bool:
-    """Whether every node put noise on how many examples it told to hold."""
+def noise_of_counts(result: Result) -> str:
+    """Which nodes put noise on how many examples they told to hold: "with noise", where all did."""
     nodes = result.protected
-    return bool(nodes) and all(
-        any("Laplace noise" in rule and "each count" in rule for rule in node.rules) for node in nodes
-    )
+    noisy = [
+        node.name
+        for node in nodes
+        if any("Laplace noise" in rule and "each count" in rule for rule in node.rules)
+    ]
+    return "with noise" if len(noisy) == len(nodes) > 0 else f"{listed(noisy)} with noise" if noisy else ""
 
 
-def tells_sizes(result: Result) -> bool:
-    """Whether a price has the rate at which records were drawn, and so how many there are."""
-    return any(event.rate < 1 for node in result.protected for event in from_text(node.events))
+def telling_sizes(result: Result) -> list[str]:
+    """The nodes whose price has the rate at which records were drawn, and so how many there are."""
+    return [node.name for node in result.protected if any(event.rate < 1 for event in from_text(node.events))]
 
 
 def section(result: Result, audit: AuditSums | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedstill.compare.comparison import COSTS, Comparison
 from fedstill.compare.comparison_file import read_folder
-from fedstill.compare.reproduction import Record, ReproducedFigure, Reproduction
+from fedstill.compare.reproduction import Record, ReproducedFigure, Reproduction, as_recorded
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted
 from fedstill.report import table_formats
@@ -44,7 +44,7 @@ def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[Reproduc
         for entry in setting.entries:
             for name in names:
                 found = {run.seed: _figure(run, name) for run in entry.runs}
-                values = {seed: round(value, 4) for seed, value in found.items() if value is not None}
+                values = {seed: as_recorded(value) for seed, value in found.items() if value is not None}
                 if values:
                     rows.append(ReproducedFigure(setting.name, entry.label, name, values))
     return rows

@@ -117,7 +117,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "reliability": result.calibration
         and drawing.responsive(partial(run_figures.reliability, result.calibration), "reliability"),
         "pictures": pictures.section(folder, result),
-        "noisy_counts": privacy_section.counts_are_noisy(result),
+        "noise_of_counts": privacy_section.noise_of_counts(result),
         "samples": samples,
         "columns": columns,
         "losses": _panels(metrics.losses),
@@ -202,7 +202,8 @@ def _context(result: Result) -> str | None:
     train, test = result.data.train, result.data.test
     if train is None and known and len(known) == len(held):
         train = sum(known)
-    told_of = {"training": train, "test": test}
+    noise = privacy_section.noise_of_counts(result) if result.apart else ""
+    told_of = {f"training (as told, {noise})" if noise else "training": train, "test": test}
     counts = [f"{count:,} {label}" for label, count in told_of.items() if count is not None]
     size = f"{' and '.join(counts)} examples" if counts else ""
     shape = result.data.shape

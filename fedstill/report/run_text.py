@@ -87,7 +87,8 @@ def _what_left(result: Result) -> str:
         sentence = "No training data left a node; parameters of models were sent to the nodes."
     else:
         sentence = "No training data and no model left a node."
-    count = "roughly, with noise, how many" if privacy_section.counts_are_noisy(result) else "how many"
+    noise = privacy_section.noise_of_counts(result)
+    count = f"how many ({noise})" if noise else "how many"
     if "label counts" in left:
         held = "examples of each class it holds"
         if result.kind == "time":
@@ -95,8 +96,9 @@ def _what_left(result: Result) -> str:
         sentence += f" Beside its answers, each node told {count} {held}."
     elif "data sizes" in left:
         sentence += f" Each node told {count} examples it holds."
-    if privacy_section.tells_sizes(result):
-        sentence += " How many it holds in all follows from what it paid, exactly."
+    if of := privacy_section.telling_sizes(result):
+        price = "from the price of what was learned, which has the share of records in a step"
+        sentence += f" How many {listed(of)} {'hold' if of[1:] else 'holds'} in all follows exactly {price}."
     return sentence
 
 

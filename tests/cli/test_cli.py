@@ -236,6 +236,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --method fedkd", "unknown option '--method': did you mean '--method.name'?"),
         ("run mine.toml --seed x", "seed is 'x': allowed is a whole number"),
         ("run mine.toml --seed", "seed is empty: allowed is a whole number"),
+        ("run mine.toml --data.root", "--data.root is empty: allowed is a value after it"),
         ("run mine.toml --seed -1", "seed is -1: allowed is 0 or more"),
         ("run mine.toml --split.alpha nan", "split.alpha is nan: allowed is a number"),
         (

@@ -34,7 +34,11 @@ def test_columns_are_numbers_or_categories_by_their_cells() -> None:
     assert (found["bp"].range, found["bp"].missing) == ((120.0, 130.0), True)
     assert (found["ward"].categories, found["ward"].missing) == (("x", "y"), True)
     assert schema.classes == ("1", "2", "10"), "few whole numbers are classes, in their order"
-    assert left_out == {"note": "it is 'same' throughout", "nothing": "it is empty"}
+    assert left_out == {
+        "patient": "it says what a row belongs to",
+        "note": "it is 'same' throughout",
+        "nothing": "it is empty",
+    }
     assert encoded(ROWS, schema, "rows", str).targets.tolist() == [1, 2, 1, 0]
 
 
@@ -69,7 +73,7 @@ def test_free_text_is_left_out() -> None:
     ("target", "told"),
     [
         ("gread", "--target is 'gread': allowed is one of the columns patient, age"),
-        ("bp", "column 'bp' is empty in 2 rows, and is to be learned"),
+        ("bp", r"row \d+: column 'bp' is empty, and is to be learned \(1 more such\)"),
         ("note", "column 'note' cannot be learned: it is 'same' throughout"),
     ],
 )

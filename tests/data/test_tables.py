@@ -191,6 +191,8 @@ def test_of_many_wrong_cells_the_first_of_each_column_is_named_and_the_rest_coun
         ("berlin.csv", "age,age,ward,ill\n1,1,1,no\n", "has column 'age' twice"),
         ("paris.csv", "age,ward,ill\n1,1,no\n", r"paris\.csv: has no column 'split': allowed is one in all"),
         ("schema.toml", "target = 'ill'\ncolumns = 3", r"schema\.toml: columns is 3"),
+        ("schema.toml", "", r"schema\.toml: has no columns"),
+        ("schema.toml", "target = 'ill'", r"schema\.toml: has no columns"),
         ("schema.toml", SCHEMA.replace("[0, 100]", "[100, 0]"), r"schema\.toml: column 'age': range"),
         ("schema.toml", SCHEMA + "unit = 'mg'", r"schema\.toml: unknown key 'columns\[2\]\.unit'"),
         ("schema.toml", NUMBERS, "target 'dose' of the schema is a number: allowed for task tabular"),

@@ -155,7 +155,7 @@ def test_figures_of_a_simulation_are_called_that(tmp_path: Path) -> None:
     text = only_result(tmp_path / "a", noisy).text
     assert "from secrets that follow from the seed in this report" in text
     assert "Randomness a cryptographic generator; in this simulation, from the seed in this report" in text
-    assert "past the gates, for this page only; the server was told them with noise." in text
+    assert "past the gates, for this page only; the server was told them, with noise." in text
     assert losses not in text
     text = only_result(tmp_path / "b", {**noisy, "files": {"questions": {}}}).text
     assert "seed in this report" not in text
@@ -178,16 +178,14 @@ def test_an_odd_value_is_one_line_and_no_guarantee(tmp_path: Path, odd: object) 
 
 def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
     result = told(a_node("north", 3.0), a_node("south", 5.0))
-    assert (
-        "each node told roughly, with noise, how many examples of each class"
-        in page_of(tmp_path, result).text
-    )
-    follows = "How many it holds in all follows from what it paid, exactly."
+    assert "each node told how many (with noise) examples of each class" in page_of(tmp_path, result).text
+    follows = "How many south holds in all follows exactly from the price of what was learned"
     assert follows not in page_of(tmp_path, result).text
     drawn = a_node("south", 5.0, events={"gaussian(2.0, rate=0.25)": 4, "laplace(10.0)": 1})
     assert follows in page_of(tmp_path, told(a_node("north", 3.0), drawn)).text
     exact = a_node("south", 5.0, rules=["counts of count_labels: exact: no guarantee"])
-    assert "each node told how many examples" in page_of(tmp_path, told(a_node("north", 3.0), exact)).text
+    page = page_of(tmp_path, told(a_node("north", 3.0), exact)).text
+    assert "each node told how many (north with noise) examples" in page
 
 
 def test_an_infinite_price_is_said(tmp_path: Path) -> None:
