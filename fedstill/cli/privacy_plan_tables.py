@@ -12,6 +12,7 @@ from fedstill.cli.audit_log_tables import events
 from fedstill.cli.console import print_facts, print_table
 from fedstill.cli.node_check_privacy import refusal
 from fedstill.cli.privacy_plan_advice import MODEL, advice
+from fedstill.node.audit_entries import ANSWER
 from fedstill.node.audit_file import Balance
 from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.node.run_mechanism import Mechanism
@@ -181,8 +182,10 @@ def _print_lines(console: Console, plan: NodePlan) -> None:
         told = "no guarantee" if price is None else "\n".join(events(price)) or "free"
         often = "any" if times is None else f"{times:,}"  # as a method that does not say how often
         each = " each" if times is None and price else ""
-        rows.append([line["question"], line["for"], told, often, f"{up(alone)}{each}"])
-    print_table(console, ["question", "for", "price", "times", "alone"], rows, left=3)
+        what = line["question"] if line["part"] == ANSWER else f"{line['question']}, {line['part']}"
+        noise = "-" if line["for"] in ("other", "nothing") else line["for"]
+        rows.append([what, noise, told, often, f"{up(alone)}{each}"])
+    print_table(console, ["question", "noise", "price", "times", "alone"], rows, left=3)
 
 
 def _lines(plan: NodePlan) -> list[dict[str, Any]]:
@@ -195,7 +198,7 @@ def _lines(plan: NodePlan) -> list[dict[str, Any]]:
             price = as_text(line.price)
             times = Price({event: count * max(line.times, 1) for event, count in line.price.items()})
             alone = epsilon(times, config.delta, config.accountant)
-        rows.append(_line(line.what, line.pays, price, line.times, alone))
+        rows.append(_line(line.what, line.pays, price, line.times, alone, line.part))
     paid = {line.what for line in plan.cost.lines}
     for name, question in plan.mechanism.side.questions.items():
         if name not in paid:
@@ -204,9 +207,15 @@ def _lines(plan: NodePlan) -> list[dict[str, Any]]:
 
 
 def _line(
-    what: str, pays: str, price: Mapping[str, int] | None, times: int, alone: float | None
+    what: str,
+    pays: str,
+    price: Mapping[str, int] | None,
+    times: int,
+    alone: float | None,
+    part: str = ANSWER,
 ) -> dict[str, Any]:
-    return {"question": what, "for": pays, "events": price, "times": times or None, "epsilon": alone}
+    told = {"question": what, "part": part, "for": pays, "events": price}
+    return {**told, "times": times or None, "epsilon": alone}
 
 
 def _budgets(plan: NodePlan) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         told = "it is not UTF-8: a spreadsheet saves it so as 'CSV UTF-8'"
         raise DataError(f"{path}: cannot be read as a table ({told})") from error
     except (OSError, EOFError, csv.Error, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
+        told = getattr(error, "strerror", None) or first_line(error)
+        raise DataError(f"{path}: cannot be read as a table ({told})") from error
 
 
 def column_of(header: Sequence[str], name: str, option: str, path: Path) -> int:

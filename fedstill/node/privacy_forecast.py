@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedstill.core.errors import FedstillError
+from fedstill.node.audit_entries import ANSWER
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import epsilon, longest
 from fedstill.privacy.config import Accountant, PrivacyConfig
@@ -22,12 +23,13 @@ MOST_STEPS = 1_000_000
 @dataclass(frozen=True)
 class CostLine:
     """One thing that costs: a question or local training, the part of the node's protection that it pays for,
-    how often, and its price of one time; None: no guarantee."""
+    how often, and its price of one time; None: no guarantee. ``part``: of a question, what leaves."""
 
     what: str
     pays: str
     times: int
     price: Price | None
+    part: str = ANSWER
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def parts(mechanism: Mechanism) -> list[str]:
     supposing = mechanism.supposing()
     paid = {part for part, price in supposing.schedule().items() if price}
     for question in mechanism.side.questions.values():  # also where nobody says how often it is asked
-        paid |= {part for part, price in supposing.once(question) if price}
+        paid |= {pays for _, pays, price in supposing.once(question) if price}
     return [part for part in mechanism.config.parts if part in paid]
 
 
@@ -103,9 +105,9 @@ def lines(mechanism: Mechanism) -> Iterator[CostLine]:
             TRAINING, mechanism.training, times, None if training is None else Price(list(training))
         )
     for question in mechanism.side.questions.values():
-        for pays, price in mechanism.once(question):
+        for part, pays, price in mechanism.once(question):
             if price is None or price:
-                yield CostLine(question.name, pays, question.times, price)
+                yield CostLine(question.name, pays, question.times, price, part)
 
 
 @dataclass(frozen=True)

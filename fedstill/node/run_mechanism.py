@@ -254,15 +254,17 @@ class Mechanism:
             parts = max(rounds, *(span.of for span in spans))
             bill = {self.training: self._local(max(self._all, parts))}
         for question in questions:
-            for name, price in self.once(question):
+            for _, name, price in self.once(question):
                 add(bill, name, None if price is None else _times(price, question.times))
         return bill
 
-    def once(self, question: Question) -> Iterator[tuple[str, Price | None]]:
-        """What asking a question once costs, by what pays: its share of local training is left out."""
+    def once(self, question: Question) -> Iterator[tuple[str, str, Price | None]]:
+        """What asking a question once costs, by the part that leaves and by what pays, without its share of
+        local training."""
         unspanned = replace(question, span=None)
         for part, shapes in self.expected(question).items():
-            yield from self.bill(unspanned, part, shapes, {}).items()
+            for pays, price in self.bill(unspanned, part, shapes, {}).items():
+                yield part, pays, price
 
     def expected(self, question: Question, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
         """The shapes of what leaves for a question, by part: as declared, or as what was sent asks for.

@@ -325,7 +325,7 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     told = said(capsys, "plan", str(clinic), "digits-fedkd")
     assert "node clinic, 200 records, would pay for" in told
     assert re.search(r"local training +training +gaussian\(\S+ rate=0.16\) +13 ", told)  # 2 * 200 / 32
-    assert re.search(r"predict +nothing +free +1 +0\n", told)
+    assert re.search(r"predict +- +free +1 +0\n", told)
     assert re.search(r"of the data  budget 5 at delta 1e-05: (\S+) after it, \S+ left", told)
     assert "[privacy.training]" in told
     assert max(map(len, told.splitlines())) <= 80
