@@ -92,8 +92,8 @@ def test_commands_tell_scripts_what_they_tell_people(
         assert told["run"]["can take part"] == "yes"
         assert "It can take part." in text
         asked = {each["question"]: each for each in told["run"]["questions"]}
-        assert asked["examine"]["times"] == 400
-        assert "examine x400 answers with " + ", ".join(asked["examine"]["answers with"]) in text
+        assert asked["predict"]["times"] == 1
+        assert "predict answers with " + ", ".join(asked["predict"]["answers with"]) in text
     for row in told.get("methods", ()):
         assert f"{row['method']} {row['can take part']} " in text
     for lines in told.get("facts", {}).values():
