@@ -56,7 +56,7 @@ def check(given: Given) -> None:
     told = _node(folder, found.file, found)
     if asking is not None:
         told["run"] = _run(folder, asking, found.file, found)
-    elif not found.untold:  # else which methods serve follows from a task that is not known
+    elif not found.untold and not found.faults:  # else which methods serve is not known, or not yet
         told["methods"] = _methods(found.file, found)
     if "--json" in given:
         print_json({**told, "faults": found.faults, "not checked": found.untold})
@@ -256,7 +256,6 @@ def _methods(file: NodeFile, found: Examined) -> list[dict[str, str]]:
     from fedstill.protocol.method import METHODS
 
     told_of = []
-    unseen = found.data is None or found.model is None or found.compute is None
     for name in (*METHODS.own, *file.policy.methods):
         verdict = _judged(METHODS[name](), file, found, None, None)
         told = [question for question in verdict.questions if question not in verdict.rules]
@@ -266,7 +265,7 @@ def _methods(file: NodeFile, found: Examined) -> list[dict[str, str]]:
             parts.append(f"refuses {asked} ({rule})")
         if verdict.against and not verdict.rules:
             parts = [verdict.against]
-        can = "no" if verdict.against else "not known" if unseen else "yes"
+        can = "no" if verdict.against else "yes"
         does = "; ".join(parts) or "is asked nothing"
         told_of.append({"method": name, "can take part": can, "does": does})
     return told_of

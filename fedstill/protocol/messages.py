@@ -64,11 +64,11 @@ class JoinRun(Message):
     """Make ready for a run, or for its going on. The tensors are the public data, once a node wants them.
 
     Args:
-        plan: a :class:`fedstill.protocol.run_plan.Plan`, as a table.
+        plan: a table of a :class:`fedstill.protocol.run_plan.Plan`; it is read once its server is admitted.
     """
 
     do: ClassVar[str] = "join"
-    plan: Mapping[str, Any]
+    plan: Any
 
 
 @dataclass(frozen=True)

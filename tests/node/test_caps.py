@@ -27,7 +27,7 @@ from fedstill.node.host import Host
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
-from fedstill.protocol.run_plan import Plan, fingerprint, public_tensors
+from fedstill.protocol.run_plan import PROTOCOL, Plan, fingerprint, public_tensors
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
 from tests.forked import FORKING
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
@@ -267,7 +267,7 @@ def test_a_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
 def test_a_header_within_the_limit_is_read(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     told, _ = clinic.say("hello", x="y" * 990_000)
-    assert told["name"] == "clinic"
+    assert told["protocol"] == PROTOCOL
 
 
 def test_a_large_message_is_refused(tmp_path: Path) -> None:

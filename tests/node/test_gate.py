@@ -16,6 +16,7 @@ from fedstill.node.audit_entries import ALL, Asked, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.replies import Paid
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy
@@ -242,7 +243,7 @@ def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
     door, journal, audit = journalled()
     released = release(door)
     assert journal.calls == ["bound", "bound", "noise", "noise", "price", "price", "charge answer"]
-    assert door.told(0, "answer") == {"mechanism": "journal", "price": PAID, "after": ""}
+    assert door.told(0, "answer") == Paid(mechanism="journal", price=PAID)
     assert all((tensor == 1.5).all() for tensor in released.values()), "what leaves is bounded and noised"
     assert set(released) == set(ANSWER)
     assert (audit.last.up, audit.last.price, audit.last.bare) == ({"logits": 24, "critic": 32}, PAID, 0)
@@ -286,18 +287,18 @@ def test_the_first_release_of_a_run_is_told_with_what_the_training_cost() -> Non
     trained = {"gaussian(2.0, rate=0.5)": 30}
     release(door, asked(0))
     assert journal.calls[-2:] == ["charge training", "charge answer"]
-    assert (audit.last.price, door.told(0, "answer")["price"]) == (PAID, PAID | trained)
+    assert (audit.last.price, door.told(0, "answer").price) == (PAID, PAID | trained)
     release(door, asked(1))
-    assert door.told(1, "answer")["price"] == PAID
+    assert door.told(1, "answer").price == PAID
     release(door, asked(0))
-    assert door.told(0, "answer")["price"] == PAID | trained, "again as it was told"
+    assert door.told(0, "answer").price == PAID | trained, "again as it was told"
     assert paid(audit, "clinic") == ({"laplace(4.0)": 4, **trained}, 0)
 
 
 def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
     door, _, audit = journalled(before={"training": None})
     release(door)
-    assert door.told(0, "answer")["price"] is None
+    assert door.told(0, "answer").price is None
     assert paid(audit, "clinic") == (PAID, 1)
 
 
@@ -305,14 +306,14 @@ def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> Non
     door, journal, audit = journalled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
     door.pay(asked(0), QUESTION, {})
     release(door, asked(0))
-    assert door.told(0, "answer")["price"] == {**PAID, "gaussian(3.0, rate=0.5)": 1}
+    assert door.told(0, "answer").price == {**PAID, "gaussian(3.0, rate=0.5)": 1}
     assert audit.last.price == PAID, "it has been paid for by itself"
     release(door, asked(0), "gradient", {"d/dx": torch.ones(1)})
-    assert door.told(0, "gradient")["price"] == PAID
+    assert door.told(0, "gradient").price == PAID
     journal.learned = {"critic": None}
     door.pay(asked(1), QUESTION, {})
     release(door, asked(1))
-    assert door.told(1, "answer")["price"] is None
+    assert door.told(1, "answer").price is None
 
 
 def test_what_is_learned_is_paid_for_as_a_question_is_let_in_and_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedstill.cli.main import main as cli
+from fedstill.cli.node_check import LIVE
 from fedstill.core.errors import FedstillError
 from fedstill.data.loader import load
 from fedstill.models.parameter_vector import to_vector
@@ -87,7 +88,7 @@ def test_an_owner_checks_a_table_by_the_runs_schema_alone(
     told = " ".join(capsys.readouterr().out.split())
     assert "30 examples, 5, from own.csv no: " in told
     assert "shape and classes are those of its schema" in told
-    assert "It can take part." in told
+    assert LIVE in told  # and nothing else is against it
     (here / "own.csv").write_text("age,ward,ill\n101,a,no\n", encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
         cli(["node", "check", str(here), str(tmp_path / "run.toml")])
@@ -113,7 +114,7 @@ def test_an_owner_who_names_the_schema_needs_no_run_to_check_a_table(
     assert code == 0
     assert "30 examples, 5, from own.csv" in told
     assert "that of ours.toml alone" in told
-    assert "It can take part." in command("node", "check", here, run)[1]
+    assert f"It cannot take part: {LIVE}." in command("node", "check", here, run)[1]
 
     schema.write_text(SCHEMA.replace("[0, 100]", "[0, 120]"), encoding="utf-8")
     _, told, _ = command("node", "check", here, run)
