@@ -53,8 +53,8 @@ def figure(preset: str, seed: int, precision: str, root: Path, out: Path) -> flo
         start = ["run", named, *words, *public]
         if (folder / "config.toml").exists():
             start = ["run", "--resume", str(folder)]
-        words = [sys.executable, "-m", "fedstill", *start, "--quiet"]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "fedstill", *start, "--quiet"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     result = json.loads((folder / "result.json").read_text())
     return float(result[result["metric"]])
 
