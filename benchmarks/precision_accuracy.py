@@ -64,9 +64,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/precision"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="two or more")
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
     given = parser.parse_args()
+    if len(given.seeds) < 2:
+        parser.error("--seeds: two or more, as what one does is chance")
     means = []
     print("| run | float32 | bfloat16 | difference over seeds |\n|---|---|---|---|", flush=True)
     for preset in given.only:

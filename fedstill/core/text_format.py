@@ -122,6 +122,15 @@ def cell(text: str) -> str:
     return text
 
 
+def more_such(count: int) -> str:
+    """What stands behind the first of some faults; empty, where there is no other.
+
+    >>> more_such(3), more_such(1)
+    (' (2 more such)', '')
+    """
+    return f" ({count - 1} more such)" if count > 1 else ""
+
+
 def clip(value: object, longest: int = 300) -> str:
     """What others sent as one line that can be shown anywhere, and is not long.
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import DataError
-from fedstill.core.text_format import times
+from fedstill.core.text_format import more_such, times
 from fedstill.core.user_functions import first_line
 from fedstill.data.stratified_sampling import Ints
 
@@ -235,8 +235,7 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "")
             raise DataError(f"{what}: is {sizes}: allowed is one form for all{way_out}")
         images.append(image)
     if unreadable:
-        more = f" ({len(unreadable) - 1} more such)" if unreadable[1:] else ""
-        raise UnreadableImage(f"{unreadable[0]}{more}")
+        raise UnreadableImage(f"{unreadable[0]}{more_such(len(unreadable))}")
     return np.stack(images)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn
+from fedstill.core.text_format import more_such
 
 BESIDE = ("split", "patient", "site")  # columns that are read, and never learned from
 MOST = 50  # categories: of a column with more different texts each is likely a name, or free text
@@ -57,7 +58,7 @@ def draft(
         whole = [cell for cell in column if cell.lower() not in EMPTY]
         if learned and len(whole) < len(column):
             empty = [row for row, cell in enumerate(column) if cell.lower() in EMPTY]
-            more = f" ({len(empty) - 1} more such)" if empty[1:] else ""
+            more = more_such(len(empty))
             raise DataError(f"{where(empty[0])}: column {name!r} is empty, and is to be learned{more}")
         classes = name == event or (name == target and not event)
         found = _column(name, whole, len(whole) < len(column), classes=classes)

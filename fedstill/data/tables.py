@@ -21,7 +21,7 @@ from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn, named_twice
-from fedstill.core.text_format import clip
+from fedstill.core.text_format import clip, more_such
 from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import rows, told_part
 from fedstill.data.parquet_tables import SUFFIX, read_parquet
@@ -160,9 +160,8 @@ def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn]
         if wrong:
             text = _text(cells[column.name][wrong[0]])
             found = clip(text if column.type == "number" else repr(text), 60) if text else "nothing"
-            more = f" ({len(wrong) - 1} more such)" if wrong[1:] else ""
             told = f"column {column.name!r} is {found}: allowed is {column.allowed}"
-            faults.append(f"{where(wrong[0])}: {told}{more}")
+            faults.append(f"{where(wrong[0])}: {told}{more_such(len(wrong))}")
         numbers.append([math.nan if number is None else number for number in read])
     if faults:
         more = f"; and {len(faults) - MOST_FAULTS} more columns" if faults[MOST_FAULTS:] else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,6 +40,15 @@ def gone(path: Path, folder: Path | None) -> str | None:
         return "is gone, and its head is there"
     began = folder is not None and any(folder.glob(f"runs/*/{PLAN_FILE}"))
     return "is gone, and its node's runs are there" if began else None
+
+
+def closed(path: Path) -> str:
+    """Why an audit log cannot be written, without which nothing leaves; empty: it can."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    places = [path.parent, *([path] if path.exists() else [])]  # SQLite has files of its own beside it
+    shut = [place for place in places if not os.access(place, os.W_OK)]
+    return f"{shut[0]} cannot be written to" if shut else ""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTS
-from fedstill.node.audit_file import audit_file, spent
+from fedstill.node.audit_file import audit_file, closed, spent
 from fedstill.node.gate import forbidden
 from fedstill.node.kit_faults import kit_faults, server_faults
 from fedstill.node.node_file import NodeFile
@@ -203,16 +203,6 @@ def examine(
         return _examine(folder, spec, task, quick)
 
 
-def _closed(file: NodeFile, folder: Path) -> str:
-    """Why the audit log cannot be written, without which nothing leaves; empty: it can."""
-    path = audit_file(file, folder)
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    places = [path.parent, *([path] if path.exists() else [])]  # SQLite has files of its own beside it
-    closed = [place for place in places if not os.access(place, os.W_OK)]
-    return f"{closed[0]} cannot be written to" if closed else ""
-
-
 def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quick: bool) -> Examined:
     try:
         table = _table(folder)
@@ -258,9 +248,9 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         if told is not None and told.trouble is not None:
             settle = f"nothing leaves until `fedstill audit settle {folder}`"
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
-        closed = None if told is None else attempt("audit log", lambda: _closed(file, folder))
-        if closed:
-            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {closed}")
+        why = None if told is None else attempt("audit log", lambda: closed(audit_file(file, folder)))
+        if why:
+            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {why}")
     if (fault := SecurityLog(folder).verify()) is not None:
         found.append(f"the security log: {fault}")
     if data is not None and "policy" not in spoilt and len(data) < file.policy.minimum_records:

@@ -112,7 +112,7 @@ def test_check_says_that_nothing_is_answered_at_this_hour(
         monkeypatch.undo()
 
 
-def test_check_of_a_run_says_each_question(clinic: Path, here: Here) -> None:
+def test_check_of_a_run_says_each_question(clinic: Path, tmp_path: Path, here: Here) -> None:
     code, out, err = here("check", clinic, "digits-fediod")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -120,6 +120,9 @@ def test_check_of_a_run_says_each_question(clinic: Path, here: Here) -> None:
     assert "examine x400 answers with logits, critic, gradients" in lines
     assert any(line.startswith("It cannot take part: the run asks live nodes, again after") for line in lines)
     assert "It can take part." in here("check", clinic, "digits-fedkd")[1]
+    run = tmp_path / "summed.toml"  # those who add meet each other first
+    run.write_text('extends = "digits-fedkd"\nlink.sums = true\nmethod.levels = 0\n', encoding="utf-8")
+    assert "It cannot take part: the run asks live nodes" in here("check", clinic, run)[1]
     code, out, _ = here("check", clinic, "digits-fedavg")
     assert code == 0  # to refuse is no fault
     assert "train x20 refuses (outputs_only: no parameters)" in " ".join(out.split())

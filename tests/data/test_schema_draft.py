@@ -108,6 +108,9 @@ def test_the_command_writes_what_a_run_reads(
     assert "schema.toml: 3 columns, from 80 rows." in out
     assert "  age: 0 to 50\n  sex: f, m\n  ill: no, yes\n" in out
     assert "widen them" in out
+    by_files = "--split.how column --split.column site --split.nodes 0"
+    assert f"Try: fedstill run wine-fediod --data . {by_files} --name mine\n" in out, "each file is a node"
+    assert "misspelt" not in out
     code, told, _ = command("show", "wine-fediod", "--data", "berlin.csv")
     assert code == 0, told
     assert command("schema", "berlin.csv", "--target", "ill")[2].startswith(
@@ -117,3 +120,11 @@ def test_the_command_writes_what_a_run_reads(
     told = command("schema", "berlin.csv", "other.csv", "--target", "ill", "--out", "new.toml")[2]
     assert told == "fedstill: other.csv: has other columns than berlin.csv: allowed are the same\n"
     assert not Path("new.toml").exists()
+    text = Path("paris.csv").read_text()
+    Path("paris.csv").write_text(f"{text}\n30,F,no")
+    out = command("schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "new.toml")[1]
+    assert "Once only, perhaps misspelt: 'F' of sex.\n" in out
+    Path("paris.csv").write_text(f"{text}\n30,f,\n31,f,")
+    told = command("schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "newer.toml")[2]
+    where = "fedstill: paris.csv, line 42: column 'ill' is empty, and is to be learned (1 more such)\n"
+    assert told == where

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -411,7 +412,7 @@ def test_an_audit_log_that_cannot_be_written_is_a_fault(
     assert owner_folder.examine(folder).faults == ()
     AuditLog(folder / "logs" / "audit.sqlite").close()
     for closed in (folder / "logs", folder / "logs" / "audit.sqlite"):  # as it is for all but root
-        monkeypatch.setattr(owner_folder.os, "access", lambda path, mode, closed=closed: path != closed)
+        monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
         (fault,) = owner_folder.examine(folder).faults
         assert fault == f"privacy.audit_log 'logs/audit.sqlite': {closed} cannot be written to"
     too_long = node(tmp_path, f'[privacy]\naudit_log = "{"a" * 300}"\n')

@@ -186,6 +186,9 @@ def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
     exact = a_node("south", 5.0, rules=["counts of count_labels: exact: no guarantee"])
     page = page_of(tmp_path, told(a_node("north", 3.0), exact)).text
     assert "each node told how many (north with noise) examples" in page
+    assert "training (as told" not in page, "in a simulation the counts are the true ones"
+    away = {**told(a_node("north", 3.0), exact), "files": {"questions": {}}}
+    assert "training (as told, north with noise)" in page_of(tmp_path, away).text
 
 
 def test_an_infinite_price_is_said(tmp_path: Path) -> None:
