@@ -34,7 +34,7 @@ KEPT = Path(__file__).with_name("options.toml")
 REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
 CHANGING = {  # dataclasses that are state, outside of the methods' own
     "AuditSums", "Budget", "Call", "FedstillConfig", "Heard", "LeftOnDay", "Meter", "Traffic", "Watch",
-    "World", "_Coming", "Exchange", "_Open",
+    "World", "Coming", "Exchange", "_Open",
 }  # fmt: skip
 
 

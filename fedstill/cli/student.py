@@ -39,7 +39,7 @@ def evaluate(given: Given) -> None:
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report.evaluation_table import evaluation_table, seen_text
     from fedstill.report.table_formats import print_rows
-    from fedstill.tasks.task import Figure
+    from fedstill.tasks.figure import Figure
 
     figures = tuple(Figure(**each) for each in found["measures"])
     print_rows(evaluation_table(found, figures), SafeConsole())

@@ -12,6 +12,7 @@ from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.summed import Sent
 from fedstill.models import PREDICTS, carries_gradient
+from fedstill.models.parameter_vector import parameter_count
 from fedstill.node.exchanges import KEPT
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike, multiplies_only, signature
@@ -51,7 +52,7 @@ def stacks(compute: Compute, nodes: Sequence[Node], *, alone: bool = False) -> b
         models = [node.model for node in nodes]
         if alone and compute.records(*models):
             return False
-        return all(sum(each.numel() for each in model.parameters()) < WIDE for model in models)
+        return all(parameter_count(model) < WIDE for model in models)
     networks = [network for node in nodes for network in node.modules.values()]
     kinds = len({signature(node.model) for node in nodes})
     return len(nodes) > 3 * compute.workers.count * kinds and all(multiplies_only(each) for each in networks)

@@ -31,6 +31,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import forbidden
 from fedstill.node.host import Host
 from fedstill.node.message_limits import limited
+from fedstill.node.refusals import note_in_audit_log
 from fedstill.node.session import Session
 from fedstill.privacy.budget_text import cost
 from fedstill.protocol.method import Ask
@@ -86,7 +87,7 @@ def answer(
         try:
             return _answer(host, questions, out, server_key, report)
         except FedstillError as error:
-            host.note_refusal(getattr(error, "question", QUESTIONS), error, "")
+            host.refusals.note(host.asker, getattr(error, "question", QUESTIONS), error, "")
             raise
 
 
@@ -218,7 +219,7 @@ def _answers(
             host.require_still(session, ask.question)
             answers[number] = session.answer(ask.question, number, ask.tensors, False)
         except (FedstillError, *OWN) as error:
-            session.note_refusal(ask.question, number, error)
+            note_in_audit_log(session, ask.question, number, error)
             raise
     return answers
 

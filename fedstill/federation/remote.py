@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,24 +26,22 @@ from fedstill.core.errors import (
 )
 from fedstill.core.text_format import human_seconds
 from fedstill.data.public import Public
-from fedstill.federation import transport
 from fedstill.federation.answer_checks import require_finite
+from fedstill.federation.arrivals import Arrivals
 from fedstill.federation.federation import Federation
+from fedstill.federation.joining import Coming, Joining
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.meter import Meter
-from fedstill.federation.replies import read, read_about
 from fedstill.federation.sum_exchange import SumExchange
 from fedstill.federation.summed import Sent
 from fedstill.federation.transport import Delivery, Endless, Link, LinkError, Reply
-from fedstill.node.audit_entries import ANSWER, Entry
+from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.replies import About, Hello, Progress
+from fedstill.node.replies import About
 from fedstill.protocol.digests import digest
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.messages import (
     AnswerQuestion,
-    JoinRun,
-    Learn,
     LeaveRun,
     Message,
     PullBack,
@@ -53,27 +50,17 @@ from fedstill.protocol.messages import (
     SayHello,
 )
 from fedstill.protocol.questions import Question
-from fedstill.protocol.run_plan import PROTOCOL, Plan, public_tensors
+from fedstill.protocol.run_plan import Plan
 from fedstill.protocol.summing import SumCall
-from fedstill.protocol.wire_format import SCALE, Tensors, size, sizes
+from fedstill.protocol.wire_format import Tensors, size, sizes
 
 logger = logging.getLogger("fedstill.server")
 
-LEARN = 2.0  # seconds of local training between two looks at how far it has come
 SAID = 2.0  # seconds until it is said who is waited for; then it is said ever more rarely
 MESSAGES = 3  # at most, in one call to a node: a join with public data
 SPARE = 30.0  # seconds beside, for what is done with a reply
 RARELY = 60.0  # seconds
 PROBE = 5.0  # seconds between two looks whether a node is back
-
-
-@dataclass
-class _Coming:
-    """How far a node has come in its local training, and seconds that it was at work since without result."""
-
-    node: str
-    percent: int = -1
-    seconds: float = 0.0
 
 
 class Remote(Federation):
@@ -98,8 +85,9 @@ class Remote(Federation):
     ) -> None:
         super().__init__(list(link.nodes), questions, config)
         self.outputs = plan.spec.outputs
-        self.carrier, self.plan, self.audit = link, plan, audit
-        self._compute, self._public = compute, public
+        self.carrier, self.plan = link, plan
+        self._arrivals = Arrivals(audit, plan.run, questions, config.sums)
+        self._compute = compute
         self.about: dict[str, About] = {}  # what each node told of itself
         self.meter = Meter()
         self.waits: Callable[[Sequence[str]], None] = lambda nodes: None  # is told who is waited for
@@ -107,6 +95,7 @@ class Remote(Federation):
         self._probes: dict[str, Future[About]] = {}
         self._probed = time.monotonic()
         self._send = Delivery(link, plan.run, config.wait)
+        self._joining = Joining(self._send, plan, public, config.wait)
         self._exchange = SumExchange(self._send, self._each)
 
     # --- before the first question and after the last -------------------------------------------------
@@ -117,14 +106,14 @@ class Remote(Federation):
         Raises:
             FedstillError: a node cannot take part, or too few can be reached.
         """
-        self.about |= self._each(self.present, "join", self._joined)
+        self.about |= self._each(self.present, "join", self._joining.join)
 
     def learn(self, progress: Callable[[int], None]) -> None:
         """Have all nodes do the local training that the method wants first; ``progress`` is told percents."""
         waiting = [node for node in self.present if not self.about[node].learned]
-        coming = {node: _Coming(node) for node in waiting}
+        coming = {node: Coming(node) for node in waiting}
         while waiting:
-            told = self._each(waiting, "learn", lambda node: self._learn(coming[node]))
+            told = self._each(waiting, "learn", lambda node: self._joining.learn(coming[node]))
             waiting = [node for node, come in told.items() if not come.learned]
             progress(min((come.percent for come in told.values()), default=100))
 
@@ -176,7 +165,7 @@ class Remote(Federation):
         content = digest(question, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
         replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
         for node, reply in replies.items():
-            self._count(node, number, question, ANSWER, content, down, reply)
+            self._arrivals.note(node, number, question, ANSWER, content, down, reply)
         return {node: self._arrived(reply, call) for node, reply in replies.items()}
 
     def _pull_back(
@@ -190,7 +179,7 @@ class Remote(Federation):
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
             down = sizes(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(question, pull)
-            self._count(node, number, question, "gradient", content, down, reply)
+            self._arrivals.note(node, number, question, GRADIENT, content, down, reply)
         return {node: self._arrived(reply, call) for node, reply in replies.items()}
 
     def _arrived(self, reply: Reply, call: SumCall | None) -> Tensors:
@@ -289,36 +278,6 @@ class Remote(Federation):
             pause = min(2 * pause, RARELY)
         self.waits(())
 
-    def _joined(self, node: str) -> About:
-        """Have one node join, with the public data if it has none."""
-        hello = read(Hello, self._send.tell(node, SayHello()))
-        if hello.protocol != PROTOCOL:
-            raise NodeFault(node, "hello", f"it speaks protocol {hello.protocol}, the server {PROTOCOL}")
-        joining = JoinRun(self.plan.to_dict())
-        about = read_about(self._send.tell(node, joining), hello.versions)
-        if about.wants_public and self._public is not None:
-            told = self._send.tell(node, joining, public_tensors(self._public))
-            about = read_about(told, hello.versions)
-        if about.wants_public:
-            raise NodeFault(node, "join", "it does not take the run's public data")
-        return about
-
-    def _learn(self, coming: _Coming) -> Progress:
-        """Have one node go on with its local training for a while."""
-        start = time.monotonic()
-        come = read(Progress, self._send.tell(coming.node, Learn(LEARN)))
-        if come.learned or come.percent > coming.percent:
-            coming.percent, coming.seconds = come.percent, 0.0
-            return come
-        if time.monotonic() - start < LEARN / 2:  # it was asked to be at work for longer
-            self._send.over.wait(transport.PAUSE)
-        coming.seconds += time.monotonic() - start
-        if coming.seconds > self.link.wait:
-            waited = human_seconds(coming.seconds)
-            stuck = f"its local training stays at {coming.percent}%, after {waited} more"
-            raise NodeFault(coming.node, "learn", stuck)
-        return come
-
     # --- nodes that come back --------------------------------------------------------------------------
 
     def _welcome(self) -> None:
@@ -347,44 +306,14 @@ class Remote(Federation):
         stopped meanwhile, and has gone back).
         """
         self.carrier.call(node, self._send.pack(SayHello()), PROBE)
-        about, coming = self._joined(node), _Coming(node)
+        about, coming = self._joining.join(node), Coming(node)
         learned = about.learned
         while not learned:
             if self._send.over.is_set():
                 raise LinkError("the run is over")
-            learned = self._learn(coming).learned
+            learned = self._joining.learn(coming).learned
         number = self.number
         mark = max((mark for mark in about.marks if mark <= number), default=0)
         if not mark - 1 <= about.last < number:
             self._send.tell(node, Recall(mark))
         return about
-
-    # --- the server's own log -----------------------------------------------------------------------
-
-    def _count(
-        self,
-        node: str,
-        number: int,
-        question: str,
-        part: str,
-        content: str,
-        down: Mapping[str, int],
-        reply: Reply,
-    ) -> None:
-        kinds = self.questions[question].kinds()
-        # What was not declared will be found faulty, and is not counted.
-        known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
-        entry = Entry(
-            *(self.plan.run, node, node, number, question, part, content),
-            after=reply.privacy.after,
-            # Other bits, as after a start with other threads, are another release, which is paid anew; under
-            # masks they are others each time.
-            left=reply.privacy.left if self.link.sums else digest(part, reply.tensors),
-            down=down,
-            up=sizes(known, kinds),
-            mechanism=reply.privacy.mechanism,
-            price=reply.privacy.price or {},
-            bare=int(reply.privacy.price is None),
-            questions=int(part == ANSWER),
-        )
-        self.audit.charge(entry)

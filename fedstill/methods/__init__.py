@@ -19,10 +19,11 @@ from fedstill.node.local_training import Work, predict, train_round
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, stack
 from fedstill.protocol import kinds
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import Kind
 from fedstill.protocol.local_config import Span, cosine, set_lr
 from fedstill.protocol.method import Ask, Method, Needs
-from fedstill.protocol.questions import NodeSetting, Question, question
+from fedstill.protocol.questions import NodeSetting, Question
 
 __all__ = [
     "Answers",

@@ -11,8 +11,9 @@ import torch
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
 from fedstill.node.node_group import Group
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import NodeSetting
 
 Tensors = Mapping[str, torch.Tensor]
 

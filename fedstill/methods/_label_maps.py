@@ -23,7 +23,8 @@ from fedstill.methods import ArgumentError, Group, Method, Needs, Node, NodeFaul
 from fedstill.methods._generated_inputs import Wish
 from fedstill.models.generator import ConditionalGenerator
 from fedstill.protocol import kinds
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.declarations import question
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks import Task
 
 NOBODY = -1  # owner of a map that is of no node

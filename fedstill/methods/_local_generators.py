@@ -23,6 +23,7 @@ from fedstill.models.extractor_head import HEAD, split
 from fedstill.models.feature_gan import condition
 from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
 from fedstill.node import local_training
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import (
     GENERATOR_PARAMETERS,
     HEAD_PARAMETERS,
@@ -31,7 +32,7 @@ from fedstill.protocol.kinds import (
     SCHEDULE,
 )
 from fedstill.protocol.local_config import Span
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import NodeSetting
 
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
 TRAVELS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}

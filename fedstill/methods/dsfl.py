@@ -36,8 +36,9 @@ from fedstill.methods._public import (
     study,
     teach,
 )
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks import Task
 from fedstill.tasks.formulas import entropy
 

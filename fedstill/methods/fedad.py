@@ -25,8 +25,9 @@ from fedstill.methods import Ask, Group, Needs, Node, Public, Server, Tensors, d
 from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import INDICES, LOGITS, Kind
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public images a question

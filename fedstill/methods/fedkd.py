@@ -38,8 +38,9 @@ from fedstill.methods._public import (
     optimiser_of,
     parts,
 )
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE, Kind
-from fedstill.protocol.questions import NodeSetting, Question, question
+from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.summing import Added
 from fedstill.tasks import Ensemble
 

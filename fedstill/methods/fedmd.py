@@ -36,8 +36,9 @@ from fedstill.methods._public import (
     teach,
 )
 from fedstill.node import local_training
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks import Task
 
 TAKEN = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}

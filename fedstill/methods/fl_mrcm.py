@@ -29,8 +29,9 @@ from fedstill.methods import Group, Needs, Node, Server, Tensors, Told, Work, ad
 from fedstill.methods._averaging import Averaging
 from fedstill.models.extractor_head import EXTRACTOR, split
 from fedstill.models.parameter_vector import load_vector, to_vector
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import PARAMETERS, SCHEDULE, Kind
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import NodeSetting
 
 FEATURES = Kind(
     "latent features",

@@ -12,6 +12,15 @@ from torch import nn
 from fedstill.core.errors import ArgumentError
 
 
+def parameter_count(module: nn.Module) -> int:
+    """How many numbers a network learns, frozen ones included.
+
+    >>> parameter_count(nn.Linear(2, 3))
+    9
+    """
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def to_vector(module: nn.Module) -> torch.Tensor:
     """All parameters and buffers as float32: ``(P,)``, a copy.
 

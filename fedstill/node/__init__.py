@@ -2,12 +2,13 @@
 
 - The service: ``host`` serves messages, ``session`` is one run, ``run_folder`` and ``kept_public`` what is
   kept of it. ``request_handler`` takes a question in, has it computed (on a GPU by ``recorded_handlers``) and
-  hands its answer out through the ``gate``; ``exchanges`` are what it has answered last, ``replies`` what it
-  tells a server beside.
+  hands its answer out through the ``gate``, and so with ``pulled_gradients``; ``exchanges`` are what it has
+  answered last, ``replies`` what it tells a server beside.
 - The owner: ``owner_folder`` with ``node_file`` and ``startup_kit``; ``policy`` is what is allowed, with
   ``message_limits``, ``memory_limits`` and ``network_limits``; ``policy_checks`` and ``permission_check`` say
   what is wrong. ``admission`` and ``requests`` are who may have a run, and which its owner approves;
-  ``security_log`` has who came, was refused and let in, ``refusal_text`` what a server hears of it.
+  ``security_log`` has who came, was refused and let in; ``refusals`` are told and written down, in the words
+  of ``refusal_text``.
   ``request_text`` is what an owner reads of a request, ``overview`` of all that goes on.
 - Learning: ``node`` is data and networks, ``node_group`` computes several together, ``owner_model`` and
   ``network_setup`` make them ready; ``local_training``, ``dp_training``, ``first_training``.

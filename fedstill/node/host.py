@@ -36,13 +36,13 @@ from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.kept_public import KeptPublic
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
-from fedstill.node.refusal_text import own_trouble, rule_of, telling
+from fedstill.node.refusal_text import telling
+from fedstill.node.refusals import Refusals
 from fedstill.node.replies import NOTHING, About, Hello, Released, Told, Words
 from fedstill.node.requests import Requests, asks
-from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
+from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
-    MOST,
     Agree,
     AnswerQuestion,
     Envelope,
@@ -85,6 +85,7 @@ class Host:
         self.folder, self.file = folder, owner_folder.read(folder)
         self.asker = ""
         self.security, self.requests = SecurityLog(folder), Requests(folder, self.file)
+        self.refusals = Refusals(self.security)
         if (fault := self.security.verify()) is not None:
             raise SecurityLogError(f"the security log in {folder}: {fault}")
         self.schema = node_data.own_schema(self.file.data, folder)
@@ -99,7 +100,6 @@ class Host:
         self._server, self._heard = "", -1  # the server process that asks, and the last of its messages
         self._over: deque[str] = deque(maxlen=1000)  # server processes before it
         self._joins = 0
-        self._refusals: set[tuple[object, ...]] = set()  # of this process, that the audit log has
 
     @property
     def name(self) -> str:
@@ -122,7 +122,7 @@ class Host:
         try:  # out of turn: many large ones would wait in memory
             self._refuse_large(message)
         except Exception as error:  # as below; of what is no bytes, too
-            return pack({"error": self._refused(header, error)})
+            return pack({"error": self.refusals.told(header, error, self.asker, self.session)})
         with self._lock, looking_in(self.folder):
             start = time.perf_counter()
             try:
@@ -131,7 +131,7 @@ class Host:
                 with limited(self.name, clip(header.get("do"))):
                     told, released = self._serve(header, tensors)
             except Exception as error:  # the node goes on serving, and says no more than it may
-                return pack({"error": self._refused(header, error)})
+                return pack({"error": self.refusals.told(header, error, self.asker, self.session)})
             seconds = time.perf_counter() - start
             session = self.session  # records are drawn in secret, or their number is not to be told
             if session is not None and (session.node.private or session.plan.sums):
@@ -227,42 +227,6 @@ class Host:
         heard, self._heard = self._heard, max(self._heard, number)
         return heard >= self._heard
 
-    def _refused(self, header: Mapping[str, Any], error: Exception) -> dict[str, Any]:
-        """An error as a message carries it; in the owner's log it stands whole.
-
-        The server is told what it did wrong, and of the node's own troubles only that there are some: their
-        texts may quote paths, columns of a table, or what an owner's own code says.
-        """
-        text = " ".join(str(error).split()) or type(error).__name__
-        question = clip(header.get("question") or header.get("do") or "message")
-        number = header.get("number")
-        asked = number if type(number) is int and abs(number) < MOST else -1
-        which = f"{question} (number {asked})" if asked >= 0 else question
-        logger.warning("refused %s: %s", which, clip(text, 1000))
-        session = self.session
-        if header.get("do") in ("answer", "pull back") and session is not None:
-            line = (session.plan.run, question, asked, rule_of(error))
-            new = line not in self._refusals and len(self._refusals) < REFUSALS
-            if session.plan.run == header.get("run") and new:
-                self._refusals.add(line)
-                session.note_refusal(question, asked, error)
-        if isinstance(error, QuestionRefused) or header.get("do") == "join":
-            self.note_refusal(question, error, clip(header.get("run") or ""))
-        kind = OwnDataError if own_trouble(error) else type(error)
-        told: dict[str, Any] = {"kind": kind.__name__, "text": clip(telling(error)), "question": question}
-        for name in ("rule", "number"):
-            if hasattr(error, name):
-                told[name] = getattr(error, name)
-        return told
-
-    def note_refusal(self, question: str, error: Exception, run: str) -> None:
-        """Write into the security log that something was refused, and why as far as a server may know; the
-        refusal stands all the same where that cannot be written."""
-        try:
-            self.security.refused(self.asker, rule_of(error), run=run, question=question)
-        except SecurityLogError as full:
-            logger.error("%s", full)
-
     # --- the same from Python ------------------------------------------------------------------------
 
     def hello(self) -> Hello:
@@ -316,7 +280,7 @@ class Host:
         """Write down what a server is told beforehand that it is refused, as it will not ask."""
         for question, rule in session.objections().items():
             logger.warning("run %s: %s will be refused: %s", run, question, clip(rule, 1000))
-            self.note_refusal(question, QuestionRefused(self.name, question, rule), run)
+            self.refusals.note(self.asker, question, QuestionRefused(self.name, question, rule), run)
 
     def require_still(self, session: Session, question: str) -> None:
         """Refuse what comes outside the owner's hours, or after the owner has taken an approval back.

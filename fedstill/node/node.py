@@ -69,6 +69,14 @@ class Node:
         self.frozen[role] = frozen(module)
         self.optimisers[role] = make_optimiser(module)
 
+    def learning_privately(self) -> dict[str, torch.Tensor]:
+        """The state of the networks that learn with DP-SGD, as it is now."""
+        return {
+            f"{role}.{name}": tensor
+            for role in sorted(self.private.keys() & self.modules.keys())
+            for name, tensor in self.modules[role].state_dict().items()
+        }
+
     def draw(self, *purpose: str | int) -> torch.Generator:
         """The node's random generator for one purpose: the same purpose gives the same draws."""
         return torch_generator(self.seed, self.name, *purpose)

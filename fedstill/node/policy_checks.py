@@ -12,8 +12,8 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.models import dp_compatibility
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.declarations import names
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.questions import names
 from fedstill.tasks import TASKS
 
 

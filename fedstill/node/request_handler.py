@@ -9,18 +9,19 @@ from dataclasses import replace
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
+from fedstill.core.errors import NodeFault, QuestionMismatch
 from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.exchanges import Exchange, Exchanges
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, signature, stack
+from fedstill.node.node_group import Group, signature
+from fedstill.node.pulled_gradients import pulled_back
 from fedstill.node.recorded_handlers import Handlers
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.kinds import GRADIENTS, SCHEDULE
+from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.summing import SumCall, spread, weight_of
+from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import Tensors, WireConfig, refine, sizes
 
 
@@ -113,7 +114,8 @@ class RequestHandler:
         """
         self.require_whole(name)
         arrived, tensors = tensors, refine(tensors)
-        question = self._question(name, tensors)
+        question = self.side.questions[name]
+        question.require(tensors)
         content = digest(name, arrived) if content is None else content
         kept = self._answered.get(number)
         if kept is not None:
@@ -168,17 +170,8 @@ class RequestHandler:
             raise QuestionMismatch(self.group.nodes[0].name, kept.question.name, number)
         for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
             mine = {key: out[row].detach() for key, out in kept.outputs.items()}
-            kept.releases.append(
-                node.gate.release(
-                    kept.asked[row],
-                    ANSWER,
-                    mine,
-                    kept.question,
-                    kept.tensors,
-                    self.wire,
-                    self._adding(node, kept.call, kept),
-                )
-            )
+            about, adding = (kept.question, kept.tensors), self._adding(node, kept.call, kept)
+            kept.releases.append(node.gate.release(kept.asked[row], ANSWER, mine, *about, self.wire, adding))
         kept.tensors = {}
         return kept.releases
 
@@ -256,22 +249,10 @@ class RequestHandler:
                 raise QuestionMismatch(first, name, number)
             return
         call = self._admit(kept.question, call, pulls.values())
-        arrived = {node.name: self._weighed(node, kept.question, pulls) for node in self.group.nodes}
-        arrived = {node: pull for node, pull in arrived.items() if pull}
-        sample = next(iter(arrived.values()))
-        # What does not depend on the inputs (a mean over the node's own examples) has no way back.
-        stacked = {key: out for key, out in kept.outputs.items() if isinstance(out, torch.Tensor)}
-        names = [key for key, out in stacked.items() if out.requires_grad and key in sample]
-        if not names:  # asked without gradients, or pulled only after the next question
+        kept.pulls = pulled_back(kept, self.group.nodes, pulls)
+        if not kept.pulls:  # asked without gradients, or pulled only after the next question
             raise QuestionMismatch(first, name, number)
-        nothing = {key: torch.zeros_like(sample[key]) for key in names}
-        each = [arrived.get(node.name, nothing) for node in self.group.nodes]
-        grads = torch.autograd.grad(
-            [kept.outputs[key] for key in names],
-            [kept.inputs[key] for key in kept.question.differentiable],
-            [stack([pull[key] for pull in each]) for key in names],
-        )
-        kept.pulls, kept.pulled, kept.call_back = list(grads), pulled, call
+        kept.pulled, kept.call_back = pulled, call
         kept.inputs, kept.outputs = {}, {}  # the graph has done its work
 
     def release_gradients(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
@@ -287,16 +268,6 @@ class RequestHandler:
                     asked, GRADIENT, own, kept.question, {}, self.wire, adding
                 )
         return {node: kept.gradients[node] for node in pulls}
-
-    @staticmethod
-    def _weighed(node: Node, question: Question, pulls: Mapping[str, Tensors]) -> dict[str, torch.Tensor]:
-        """What is pulled back through a node: its answer's share of it, where that was weighed in a sum."""
-        pull = refine(pulls.get(node.name, {}))
-        for name, how in question.sums.items() if pull else ():
-            weight = weight_of(how, node.told)
-            if weight is not None:
-                pull[name] = pull[name] * spread(weight, pull[name]).to(pull[name])
-        return pull
 
     def _learn(self, budgets: Budgets, now: Exchange) -> None:
         """Compute where a network learns privately first, and that is charged.
@@ -317,7 +288,7 @@ class RequestHandler:
                 if any(left for _, left in (node.due or {}).values()):
                     raise  # half of it, which the whole will tell no less of
                 failed = error  # which tells of what was learned, too
-            asked = replace(asked, learned=_learned(node, budgets))
+            asked = replace(asked, learned=budgets.fingerprint("learned", node.learning_privately()))
             if budgets.came_out(asked, now.question, attempt):
                 break
             node.load(before)
@@ -354,19 +325,6 @@ class RequestHandler:
             given = self._handle(question, number, inputs, values)
             now.outputs = question.give(given, len(self.group))
 
-    def _question(self, name: str, tensors: Tensors) -> Question:
-        question = self.side.questions[name]
-        if set(tensors) != set(question.sends):
-            raise ArgumentError(
-                f"tensors of question {name}", sorted(tensors), f"exactly {sorted(question.sends)}"
-            )
-        for key, kind in question.sends.items():
-            if kind == SCHEDULE and (tensors[key].ndim or tensors[key].dtype != torch.int64):
-                # A tensor in the place of a number could be priced as one round, and trained as two.
-                found = f"{tensors[key].dtype} of shape {tuple(tensors[key].shape)}"
-                raise ArgumentError(f"{key} of question {name}", found, "one whole number: int64, shape ()")
-        return question
-
     def _for_each(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
         """One copy a node, so that each node's gradient is its own: ``(B, ...)`` to ``(G, B, ...)``."""
         each = tensor.detach().unsqueeze(0).expand(len(self.group), *tensor.shape)
@@ -383,17 +341,7 @@ class RequestHandler:
 def _asked(node: Node, question: Question, number: int, content: str, down: Mapping[str, int]) -> Asked:
     budgets = node.gate.budgets
     if budgets is not None and "model" in node.private and not node.answered:
-        node.origin = budgets.seal(digest("origin", dict(node.model.state_dict())))
+        node.origin = budgets.fingerprint("origin", node.model.state_dict())
         node.answered = node.origin  # all that it will answer follows from this
     after = "" if question.constant else node.answered
     return Asked(number, question.name, content, after, down, node.origin)
-
-
-def _learned(node: Node, budgets: Budgets) -> str:
-    """A fingerprint of the networks that learn privately, as they are now."""
-    tensors = {
-        f"{role}.{name}": tensor
-        for role in sorted(node.private.keys() & node.modules.keys())
-        for name, tensor in node.modules[role].state_dict().items()
-    }
-    return budgets.seal(digest("learned", tensors))

@@ -12,7 +12,7 @@ from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.budget import Budget, BudgetSpent, OtherUnit, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text, total
-from fedstill.protocol.digests import chained
+from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.questions import Question
 from fedstill.protocol.wire_format import Tensors
 
@@ -35,6 +35,10 @@ class Budgets:
     def seal(self, text: str) -> str:
         """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
         return chained(f"{self.mechanism.binding} {self.mechanism.salt}", text)
+
+    def fingerprint(self, of: str, tensors: Tensors) -> str:
+        """A fingerprint of what a node has learned, sealed."""
+        return self.seal(digest(of, dict(tensors)))
 
     # --- before anything is computed --------------------------------------------------------------------
 

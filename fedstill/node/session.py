@@ -27,21 +27,18 @@ from fedstill.core.errors import (
     TooLarge,
 )
 from fedstill.core.run_writer import holding
-from fedstill.core.startup_kit import KIT
 from fedstill.core.text_format import clip
 from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.models import carries_gradient
 from fedstill.models.non_torch import file_of, tell_no_failures
+from fedstill.models.parameter_vector import parameter_count
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
-from fedstill.node.audit_database import AuditError
-from fedstill.node.audit_entries import DATA, REFUSED, Entry
-from fedstill.node.cohort import COHORT, Cohort
+from fedstill.node.audit_entries import DATA
 from fedstill.node.first_training import FirstTraining
 from fedstill.node.gate import Gate
-from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.message_limits import Sizes, limited
 from fedstill.node.network_limits import within_parameters
@@ -51,18 +48,17 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import Group
 from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import check_priced, prepare, protect
-from fedstill.node.refusal_text import rule_of
 from fedstill.node.replies import About, Progress
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, TOLD, RunFolder, of_mark
 from fedstill.node.sum_masks import SumMasks
 from fedstill.privacy.statement import Statement
-from fedstill.protocol.digests import digest, fingerprint, keyed
+from fedstill.protocol.digests import digest, keyed
 from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
 from fedstill.protocol.questions import NodeSetting
 from fedstill.protocol.run_description import Description
-from fedstill.protocol.run_plan import Plan, public_tensors
+from fedstill.protocol.run_plan import Plan
 from fedstill.protocol.summing import SumCall
 from fedstill.protocol.wire_format import SCALE, Tensors, size
 
@@ -156,7 +152,8 @@ class Session:
             self.compute.place(module)
         self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
-        self.masks = self._masks()
+        masked = (self._folder, file.name, file.policy, self.plan, self.setting.public)
+        self.masks = SumMasks.of_node(*masked) if self.plan.sums else None
         budgets = self.node.gate.budgets
         if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
             tell_no_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
@@ -191,7 +188,7 @@ class Session:
             marks=tuple(self.kept.marks()),
             last=self._last[self.node.name],
             model=type(self.node.model).__name__,
-            parameters=sum(parameter.numel() for parameter in self.node.model.parameters()),
+            parameters=parameter_count(self.node.model),
             architecture=architecture(self.node.model),
             frozen=self.node.only_answers,
             privacy=Statement() if gate.budgets is None else gate.budgets.mechanism.statement(),
@@ -270,17 +267,6 @@ class Session:
         self._log("gradient", number, release, start)
         return release
 
-    def note_refusal(self, question: str, number: int, error: Exception) -> None:
-        """Write into the audit log that a question was refused, and why as far as a server may know; the
-        refusal stands all the same where that cannot be written."""
-        rule = rule_of(error)
-        try:
-            self.kept.require(question)
-            about = (self.plan.run, DATA, self.node.name, number, question, REFUSED)
-            self.audit.append(Entry(*about, rule=rule))
-        except (AuditError, QuestionRefused) as full:
-            logger.error("the audit log cannot be written: %s", full)
-
     def remember(self, mark: int) -> None:
         """Keep the state as it is before question ``mark``, on disk.
 
@@ -326,15 +312,6 @@ class Session:
         """Questions about these data that other runs have answered."""
         spent = self.audit.spent(DATA, self.plan.run)
         return spent.questions - spent.questions_run
-
-    def _masks(self) -> SumMasks | None:
-        """What hides this node's answers in sums, where the server is to see no more."""
-        if not self.plan.sums:
-            return None
-        identity, cohort = KitIdentity(self._folder / KIT), Cohort(self._folder / COHORT)
-        public = {} if self.setting.public is None else public_tensors(self.setting.public)
-        plan = {**self.plan.to_dict(), "public bits": fingerprint(public)}
-        return SumMasks(plan, self.node.name, identity, self._file.policy, cohort)
 
     def _new_handler(self) -> RequestHandler:
         about = (Group([self.node]), self.side, self.compute, self._last, self.plan.wire)

@@ -28,14 +28,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.cohort import Cohort
+from fedstill.core.startup_kit import KIT
+from fedstill.data.public import Public
+from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.digests import fingerprint
+from fedstill.protocol.run_plan import Plan, public_tensors
 from fedstill.protocol.summing import LEAST, Spoil, SumCall
 
 logger = logging.getLogger("fedstill.node")
@@ -79,6 +84,16 @@ class SumMasks:
         self._shared: dict[str, bytes] = {}  # what is agreed on with each other node
         self._open: OrderedDict[int, _Open] = OrderedDict()
         self._last = -1
+
+    @classmethod
+    def of_node(
+        cls, folder: Path, name: str, policy: PolicyConfig, plan: Plan, public: Public | None
+    ) -> SumMasks:
+        """The masks of the node whose folder that is, in a run with a plan; public data are None for none."""
+        identity, cohort = KitIdentity(folder / KIT), Cohort(folder / COHORT)
+        tensors = {} if public is None else public_tensors(public)
+        about = {**plan.to_dict(), "public bits": fingerprint(tensors)}
+        return cls(about, name, identity, policy, cohort)
 
     @property
     def least(self) -> int:

@@ -12,8 +12,9 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.data.public import Public
+from fedstill.protocol.declarations import declared
 from fedstill.protocol.local_config import WHOLE, Span
-from fedstill.protocol.questions import NodeSetting, NodeSide, Question, declared
+from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Task
 
 SUMMED = "the server saw sums of all nodes' answers only (link.sums)"
@@ -90,9 +91,9 @@ class Method(Registered):
 
     A method is a frozen dataclass; its fields are its options, whose types say what they may be
     (:mod:`fedstill.core.checked`). Its questions are functions that are marked with
-    :func:`fedstill.protocol.questions.question` and run at the nodes. Its program is :meth:`begin` and then
-    :meth:`turn`, again and again; between two turns a run may be stopped, and goes on from there with all
-    that stands in what :meth:`begin` gave.
+    :func:`fedstill.protocol.declarations.question` and run at the nodes. Its program is :meth:`begin` and
+    then :meth:`turn`, again and again; between two turns a run may be stopped, and goes on from there with
+    all that stands in what :meth:`begin` gave.
 
     Attributes:
         title: in tables.

@@ -15,7 +15,7 @@ from fedstill.report.metric_text import bare, in_a_sentence
 from fedstill.report.paired import Gap, difference
 from fedstill.report.privacy_section import guaranteed
 from fedstill.report.result import ACCURACY
-from fedstill.tasks.task import Figure
+from fedstill.tasks.figure import Figure
 
 if TYPE_CHECKING:
     from fedstill.runs.config import PaperFigure

@@ -19,7 +19,7 @@ from fedstill.core.text_format import number
 from fedstill.protocol.kinds import KNOWN, Kind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import OverNodes
-from fedstill.tasks.task import Figure
+from fedstill.tasks.figure import Figure
 
 __all__ = ["ACCURACY", "CENTRAL", "OverNodes", "Result"]
 

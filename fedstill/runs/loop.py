@@ -25,6 +25,7 @@ from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records, holding
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
+from fedstill.models.parameter_vector import parameter_count
 from fedstill.node.audit_entries import ALL
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.local_training import predict
@@ -345,11 +346,5 @@ class Run(ABC):
 
     def _save(self) -> None:
         since = time.monotonic()
-        nodes = self._nodes()
         server = None if self._made is None else self._made.kept()
-        self.records.save({**nodes, "clock": self.clock.kept(), "server": server}, since=since)
-
-
-def parameter_count(model: torch.nn.Module) -> int:
-    """How many numbers a network learns, frozen ones included."""
-    return sum(parameter.numel() for parameter in model.parameters())
+        self.records.save({**self._nodes(), "clock": self.clock.kept(), "server": server}, since=since)

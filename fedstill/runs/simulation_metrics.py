@@ -17,14 +17,13 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.federation import Answers
 from fedstill.methods._histogram import LabelHistogram
-from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.models.parameter_vector import load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import WHOLE
 from fedstill.protocol.summing import SUM, read_sums, summands, total
 from fedstill.runs.evaluation import Metrics, Outputs, deviation, mean, number, plain
-from fedstill.runs.loop import parameter_count
 from fedstill.runs.simulation_nodes import Prepared
 from fedstill.runs.trained_models import TrainedModels
 

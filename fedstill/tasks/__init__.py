@@ -4,9 +4,9 @@ One file a task (``classification``, ``multi_label``, ``segmentation``, ``instan
 ``regression``, ``survival``): a subclass of ``task.Task``, and one of ``config.TaskConfig`` with its options;
 ``map_task`` is what those share whose answer is a class a pixel, ``numbers`` what those do whose answer is no
 class. ``formulas`` are the papers', as pure functions of logits; ``ensembles`` the ways to make one answer of
-the nodes'; ``classification_metrics``, ``segmentation_metrics``, ``instance_metrics``,
-``reconstruction_metrics`` and ``survival_metrics`` the figures, ``cases`` whose they are means over.
-``synthetic_maps``, ``instance_classes`` and ``body_mask`` are what maps are made of.
+the nodes'; a ``figure`` is one of a task's metrics, ``classification_metrics``, ``segmentation_metrics``,
+``instance_metrics``, ``reconstruction_metrics`` and ``survival_metrics`` compute them, ``cases`` are whose
+they are means over. ``synthetic_maps``, ``instance_classes`` and ``body_mask`` are what maps are made of.
 
 May import core. A newcomer adds a task: a file here, and a line in ``TASKS``; an ensemble: a function in
 ``ensembles``, and a line in ``ENSEMBLES``; or a file anywhere (docs/own-task.md, docs/own-model.md).
@@ -15,6 +15,7 @@ May import core. A newcomer adds a task: a file here, and a line in ``TASKS``; a
 from __future__ import annotations
 
 from fedstill.tasks.config import TASKS, Targets, TaskConfig
-from fedstill.tasks.task import ENSEMBLES, Ensemble, Figure, Kind, Task
+from fedstill.tasks.figure import Figure
+from fedstill.tasks.task import ENSEMBLES, Ensemble, Kind, Task
 
 __all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Figure", "Kind", "Targets", "Task", "TaskConfig"]

@@ -15,7 +15,8 @@ from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import classification_metrics, formulas
 from fedstill.tasks.classification_metrics import Floats, Ints
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.task import Figure, Task
+from fedstill.tasks.figure import Figure
+from fedstill.tasks.task import Task
 
 Leading = Literal["accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"]
 UNEVEN = 1.5  # times its even share that a class has, or has less than an even share over

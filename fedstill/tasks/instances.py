@@ -16,10 +16,10 @@ from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import instance_metrics, segmentation_metrics
 from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.figure import Figure
 from fedstill.tasks.instance_classes import objects_of, separate, three_classes
 from fedstill.tasks.map_task import MapTask
 from fedstill.tasks.synthetic_maps import nuclei
-from fedstill.tasks.task import Figure
 
 
 def stitch(outputs: torch.Tensor, cases: Cases) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

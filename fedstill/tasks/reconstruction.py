@@ -28,9 +28,9 @@ from fedstill.tasks.body_mask import outline
 from fedstill.tasks.cases import case_of, mean_by
 from fedstill.tasks.classification_metrics import Floats
 from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.figure import Figure
 from fedstill.tasks.numbers import Numbers
 from fedstill.tasks.synthetic_maps import regions
-from fedstill.tasks.task import Figure
 
 MEAN, STD = 0.5, 0.5  # the declared normalisation of all images
 ACCELERATION, CENTRE = 4, 0.08  # unless a configuration has others

@@ -15,9 +15,9 @@ from fedstill.tasks import segmentation_metrics
 from fedstill.tasks.body_mask import outline
 from fedstill.tasks.cases import case_of, mean_by
 from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.figure import Figure
 from fedstill.tasks.map_task import MapTask, Weights
 from fedstill.tasks.synthetic_maps import regions
-from fedstill.tasks.task import Figure
 
 
 class Segmentation(MapTask):

@@ -22,9 +22,9 @@ from fedstill.core.dataset import Cases, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import DataError
 from fedstill.tasks import formulas, survival_metrics
 from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.figure import Figure
 from fedstill.tasks.multi_label import UNKNOWN, MultiLabel
 from fedstill.tasks.survival_metrics import Floats
-from fedstill.tasks.task import Figure
 
 
 class Survival(MultiLabel):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -20,6 +19,7 @@ from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
 from fedstill.tasks import formulas
 from fedstill.tasks.cases import case_of
+from fedstill.tasks.figure import Figure
 
 Kind = Literal["class", "labels", "map", "image", "number", "time"]
 
@@ -35,24 +35,6 @@ ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] 
     takes="answers, weights and task",
 )
 Ensemble = Annotated[str, ENSEMBLES]  # an option that names one
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One of a task's metrics, as tables show it.
-
-    Args:
-        unit: "%", "dB", "px" or nothing.
-        better: whether a higher or a lower one is better.
-        brief: whether a terminal and a comparison's tables have it, too, and not only pages and files.
-    """
-
-    key: str
-    title: str
-    unit: str = "%"
-    digits: int = 1
-    better: Literal["higher", "lower"] = "higher"
-    brief: bool = True
 
 
 class Task(ABC):
@@ -188,8 +170,7 @@ class Task(ABC):
             return self.normalised(answers)
         if how == "probs":
             return self.mixed(answers)
-        allowed = "logits, log_probs or probs where link.sums: others are more than a weighted mean"
-        raise ArgumentError("ensemble", how, allowed)
+        raise ArgumentError("ensemble", how, "logits, log_probs or probs where link.sums: a weighted mean")
 
     def joined(self, mean: torch.Tensor, how: str) -> torch.Tensor:
         """The output that such a mean of :meth:`added` says."""
@@ -213,8 +194,7 @@ class Task(ABC):
         raise self._no_sums()
 
     def _no_sums(self) -> ArgumentError:
-        allowed = f"false for task {self.name}, whose losses are no sums over nodes"
-        return ArgumentError("link.sums", True, allowed)
+        return ArgumentError("link.sums", True, f"false for task {self.name}, whose losses are no sums")
 
     def confidence_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """:meth:`confidence` of the means of :meth:`parts`, ``(B, C, ...)`` and ``(B,)``."""

@@ -19,7 +19,7 @@ import torch
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.node import host as host_module
-from fedstill.node import owner_folder
+from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL, DATA
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.digests import digest, keyed
@@ -334,7 +334,7 @@ def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.M
         assert "kind" in clinic.ask(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
     assert [line["number"] for line in refused] == [7], "the same is one line"
-    monkeypatch.setattr(host_module, "REFUSALS", 3)
+    monkeypatch.setattr(refusals, "REFUSALS", 3)
     for number in range(10):
         assert "kind" in clinic.ask(number, wrong)
     assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3

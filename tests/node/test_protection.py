@@ -36,10 +36,11 @@ from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.pate_teachers import Teachers
 from fedstill.privacy.statement import SEVERAL
+from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import side_of
-from fedstill.protocol.questions import NodeSetting, question
+from fedstill.protocol.questions import NodeSetting
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation

@@ -1,0 +1,57 @@
+"""The server's own log: what it asked of each node, what arrived, and how that is protected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedstill.federation.transport import Reply
+from fedstill.node.audit_entries import ANSWER, Entry
+from fedstill.node.audit_log import AuditLog
+from fedstill.protocol.digests import digest
+from fedstill.protocol.questions import Question
+from fedstill.protocol.wire_format import SCALE, sizes
+
+
+class Arrivals:
+    """What arrives in one run.
+
+    Args:
+        masked: answers leave under masks, and the server sees sums.
+    """
+
+    def __init__(self, audit: AuditLog, run: str, questions: Mapping[str, Question], masked: bool) -> None:
+        self._audit, self._run, self._questions, self._masked = audit, run, questions, masked
+
+    def note(
+        self,
+        node: str,
+        number: int,
+        question: str,
+        part: str,
+        content: str,
+        down: Mapping[str, int],
+        reply: Reply,
+    ) -> None:
+        """Write down what a node gave: its answer, or the gradient of one.
+
+        Args:
+            content: a fingerprint of what was sent.
+            down: bytes that were sent, by kind.
+        """
+        kinds = self._questions[question].kinds()
+        # What was not declared will be found faulty, and is not counted.
+        known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
+        entry = Entry(
+            *(self._run, node, node, number, question, part, content),
+            after=reply.privacy.after,
+            # Other bits, as after a start with other threads, are another release, which is paid anew; under
+            # masks they are others each time.
+            left=reply.privacy.left if self._masked else digest(part, reply.tensors),
+            down=down,
+            up=sizes(known, kinds),
+            mechanism=reply.privacy.mechanism,
+            price=reply.privacy.price or {},
+            bare=int(reply.privacy.price is None),
+            questions=int(part == ANSWER),
+        )
+        self._audit.charge(entry)

@@ -1,0 +1,80 @@
+"""What a node refuses: what the server is told of it, and what stands in the owner's logs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fedstill.core.errors import OwnDataError, QuestionRefused
+from fedstill.core.text_format import clip
+from fedstill.node.audit_database import AuditError
+from fedstill.node.audit_entries import DATA, REFUSED, Entry
+from fedstill.node.refusal_text import own_trouble, rule_of, telling
+from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
+from fedstill.node.session import Session
+from fedstill.protocol.messages import MOST
+
+logger = logging.getLogger("fedstill.node")
+
+
+class Refusals:
+    """The refusals of one process at a node."""
+
+    def __init__(self, security: SecurityLog) -> None:
+        self._security = security
+        self._noted: set[tuple[object, ...]] = set()  # of this process, that the audit log has
+
+    def told(
+        self, header: Mapping[str, Any], error: Exception, asker: str, session: Session | None
+    ) -> dict[str, Any]:
+        """An error as a message carries it; in the owner's log it stands whole.
+
+        The server is told what it did wrong, and of the node's own troubles only that there are some: their
+        texts may quote paths, columns of a table, or what an owner's own code says.
+
+        Args:
+            header: of the message that was refused, as it came; empty where it could not be read.
+            asker: who asks, as :class:`~fedstill.node.host.Host` knows it.
+            session: the run that goes on.
+        """
+        text = " ".join(str(error).split()) or type(error).__name__
+        question = clip(header.get("question") or header.get("do") or "message")
+        number = header.get("number")
+        asked = number if type(number) is int and abs(number) < MOST else -1
+        which = f"{question} (number {asked})" if asked >= 0 else question
+        logger.warning("refused %s: %s", which, clip(text, 1000))
+        if header.get("do") in ("answer", "pull back") and session is not None:
+            line = (session.plan.run, question, asked, rule_of(error))
+            new = line not in self._noted and len(self._noted) < REFUSALS
+            if session.plan.run == header.get("run") and new:
+                self._noted.add(line)
+                note_in_audit_log(session, question, asked, error)
+        if isinstance(error, QuestionRefused) or header.get("do") == "join":
+            self.note(asker, question, error, clip(header.get("run") or ""))
+        kind = OwnDataError if own_trouble(error) else type(error)
+        told: dict[str, Any] = {"kind": kind.__name__, "text": clip(telling(error)), "question": question}
+        for name in ("rule", "number"):
+            if hasattr(error, name):
+                told[name] = getattr(error, name)
+        return told
+
+    def note(self, asker: str, question: str, error: Exception, run: str) -> None:
+        """Write into the security log that something was refused, and why as far as a server may know; the
+        refusal stands all the same where that cannot be written."""
+        try:
+            self._security.refused(asker, rule_of(error), run=run, question=question)
+        except SecurityLogError as full:
+            logger.error("%s", full)
+
+
+def note_in_audit_log(session: Session, question: str, number: int, error: Exception) -> None:
+    """Write into the audit log that a question was refused, and why as far as a server may know; the refusal
+    stands all the same where that cannot be written."""
+    rule = rule_of(error)
+    try:
+        session.kept.require(question)
+        about = (session.plan.run, DATA, session.node.name, number, question, REFUSED)
+        session.audit.append(Entry(*about, rule=rule))
+    except (AuditError, QuestionRefused) as full:
+        logger.error("the audit log cannot be written: %s", full)
