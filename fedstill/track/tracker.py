@@ -74,7 +74,8 @@ def numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def outcome(result: Mapping[str, Any]) -> dict[str, float]:
-    """A run's last figures: of the central model, of those beside it, bytes, seconds and epsilon.
+    """A run's last figures: of the central model, of those beside it, bytes, seconds, and the largest epsilon
+    of its nodes where each has one.
 
     >>> result = {"figures": [{"key": "accuracy"}], "accuracy": 90.0, "bytes": {"up": 10, "down": 20}}
     >>> outcome(result)
@@ -88,7 +89,9 @@ def outcome(result: Mapping[str, Any]) -> dict[str, float]:
         found[f"standalone/{key}"] = ((result.get("standalone") or {}).get(key) or {}).get("mean")
     found |= {f"bytes/{way}": result.get("bytes", {}).get(way) for way in ("up", "down")}
     found["seconds"] = result.get("seconds", {}).get("total")
-    found["epsilon"] = ((result.get("privacy") or {}).get("guarantee") or {}).get("epsilon")
+    privacy = result.get("privacy") or {}
+    if privacy.get("guarantee"):  # else what some nodes reach would pass for what all have
+        found["epsilon"] = max(node["epsilon"] for node in privacy["nodes"])
     return {name: float(value) for name, value in found.items() if _is_number(value)}
 
 

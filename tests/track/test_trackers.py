@@ -17,9 +17,11 @@ import pytest
 import fedstill
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.run_writer import Records
+from fedstill.privacy.pate import PATE
+from fedstill.privacy.statement import state, summary
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.run import resume, run
-from fedstill.track import TRACKERS, Tracker, numbers
+from fedstill.track import TRACKERS, Tracker, numbers, outcome
 from fedstill.track.listeners import Listeners
 from tests.own_lab import MY_LAB
 
@@ -78,6 +80,14 @@ def of_wandb(folder: Path) -> Told:
                     found[each.key, 3, json.loads(each.value_json)] += 1
             part = b""
     return found
+
+
+def test_epsilon_is_the_largest_of_all_nodes_or_none() -> None:
+    """As results have it: the guarantee is yes or nothing, and each node has its own epsilon."""
+    said, cheap, dear = state(PATE(), {}, ()), {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
+    both = summary({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 0)})
+    assert outcome({"privacy": both}) == {"epsilon": both["nodes"][1]["epsilon"]}
+    assert outcome({"privacy": summary({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 1)})}) == {}
 
 
 @pytest.mark.parametrize(
