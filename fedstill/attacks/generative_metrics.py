@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -99,12 +100,10 @@ def penultimate(model: nn.Module, example: torch.Tensor, whose: str) -> Extracto
         def see(layer: nn.Module, given: tuple[object, ...]) -> None:
             passed.append((layer, given[0] if given else None))
 
-        handles = [layer.register_forward_pre_hook(see) for layer in among]
-        try:
+        with ExitStack() as hooks:
+            for layer in among:
+                hooks.enter_context(layer.register_forward_pre_hook(see))
             network(x)
-        finally:
-            for handle in handles:
-                handle.remove()
         layer, features = passed[-1]
         if not isinstance(features, torch.Tensor) or features.ndim not in (2, 4) or len(features) != len(x):
             form = tuple(features.shape) if isinstance(features, torch.Tensor) else "no tensor"

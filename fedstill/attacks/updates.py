@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from fedstill.core.errors import ArgumentError
 from fedstill.models.extractor_head import split
+from fedstill.models.modes import in_mode
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine
 from fedstill.protocol.wire_format import Tensors
 
@@ -107,17 +108,10 @@ def gradients(
         name: value if value.requires_grad else value.clone().requires_grad_()
         for name, value in parameters.items()
     }
-    mode = model.training
-    model.train()
-    try:
-        with torch.enable_grad():
-            outputs = functional_call(model, ({**used, **leaves}, buffers), (inputs,))
-            loss = F.cross_entropy(outputs, labels, label_smoothing=smoothing)
-            found = torch.autograd.grad(
-                loss, list(leaves.values()), create_graph=True, materialize_grads=True
-            )
-    finally:
-        model.train(mode)
+    with in_mode(model, True), torch.enable_grad():
+        outputs = functional_call(model, ({**used, **leaves}, buffers), (inputs,))
+        loss = F.cross_entropy(outputs, labels, label_smoothing=smoothing)
+        found = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 

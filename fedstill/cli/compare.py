@@ -33,6 +33,7 @@ def compare(given: Given) -> None:
     comparison = _planned(given) if folder is None else None
 
     from fedstill.compare import comparison_runner
+    from fedstill.compare.comparison_file import read_folder
     from fedstill.report import write_report
 
     only = given.options.get("--only", [])
@@ -43,12 +44,11 @@ def compare(given: Given) -> None:
         "bars": given.bars,
     }
     if comparison is None:
-        with resumable(folder, "compare"):
-            comparison_runner.resume(folder, **how)
+        comparison = read_folder(folder)
     else:
         folder = out_folder(given, f"runs/{comparison.name}", "comparison")
-        with resumable(folder, "compare"):
-            comparison_runner.compare(comparison, folder, command=given.command, **how)
+    with resumable(folder, "compare"):
+        comparison_runner.compare(comparison, folder, command=given.command, **how)
     (_print_json if "--json" in given else _show_comparison)(folder, only)
 
 

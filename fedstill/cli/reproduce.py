@@ -94,7 +94,7 @@ def _order(entry: Reproduction, record: Record) -> str:
     """How many pairs of methods are in the paper's order, where it has figures."""
     from fedstill.report.reproduction_order import in_order
 
-    order = in_order(record.rows, entry.published(record.scale), len(record.seeds))
+    order = in_order(record.rows, entry.published(record.scale))
     return f"; {order}" if order.pairs else ""
 
 

@@ -33,7 +33,7 @@ from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.simulation import digest_of
 
-__all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resume"]
+__all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run"]
 
 TRAINED = ".trained"  # models of nodes that several methods of a setting and seed start from, while they run
 NOT_RUN = "not_run.json"
@@ -122,22 +122,6 @@ def compare(
                 failed[place.folder] = " ".join(str(error).split())
                 _remember(out / NOT_ATTACKED, failed)
                 console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
-
-
-def resume(
-    out: Path,
-    *,
-    report: Callable[[Path], object],
-    only: Collection[str] = (),
-    quiet: bool = False,
-    bars: bool = False,
-) -> None:
-    """Go on with the comparison in a folder, to the figures that it would have reached.
-
-    Raises:
-        RunFolderError: there is none.
-    """
-    compare(read_folder(out), out, command="", report=report, only=only, quiet=quiet, bars=bars)
 
 
 def not_run(out: Path) -> Mapping[str, str]:

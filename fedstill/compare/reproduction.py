@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -64,10 +64,7 @@ def as_recorded(value: float) -> float:
 
 @dataclass(frozen=True)
 class ReproducedFigure:
-    """One method's figure in one setting, by seed; of records from before there were any, mean and deviation.
-
-    Args:
-        count: the seeds behind a mean, where they are fewer than the record's.
+    """One method's figure in one setting, by seed.
 
     >>> ReproducedFigure("", "fedkd", "accuracy", {0: 80.0, 1: 82.0}).spread()
     (81.0, 1.4142135623730951)
@@ -76,20 +73,15 @@ class ReproducedFigure:
     setting: str
     method: str
     figure: str
-    values: Mapping[int, float] = field(default_factory=dict)
-    mean: float | None = None
-    std: float | None = None
-    count: int | None = None
+    values: Mapping[int, float]
 
     @property
     def place(self) -> tuple[str, str]:
         """Its line in a table."""
         return self.setting, self.method
 
-    def spread(self) -> tuple[float | None, float | None]:
+    def spread(self) -> tuple[float, float | None]:
         """Mean and sample deviation over seeds."""
-        if not self.values:
-            return self.mean, self.std
         values = list(self.values.values())
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
@@ -128,7 +120,7 @@ class Record:
             told = json.loads(presets.text_of(file))
             rows = [
                 ReproducedFigure(
-                    **{**row, "values": {int(seed): value for seed, value in row.get("values", {}).items()}}
+                    **{**row, "values": {int(seed): value for seed, value in row["values"].items()}}
                 )
                 for row in told.pop("rows")
             ]
@@ -158,14 +150,10 @@ class Record:
         """Keep it, one line a row."""
         told = {key: value for key, value in asdict(self).items() if key != "rows" and value not in ("", ())}
         head = json.dumps(told, indent=2, ensure_ascii=False).removesuffix("\n}")
-        lines = [json.dumps(_kept(row), ensure_ascii=False) for row in self.rows]
+        rows = [{**asdict(row), "values": dict(sorted(row.values.items()))} for row in self.rows]
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, f"{head},\n" + '  "rows": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n")
-
-
-def _kept(row: ReproducedFigure) -> dict[str, Any]:
-    told = {key: value for key, value in asdict(row).items() if value is not None and value != {}}
-    return {**told, **({"values": dict(sorted(row.values.items()))} if row.values else {})}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from fedstill.models.classifiers import (
     UnitLinear,
 )
 from fedstill.models.generator import Generator
+from fedstill.models.modes import in_mode
 from fedstill.models.patch_critics import PatchCritic
 from fedstill.models.tables import MLP, Linear, ResidualMLP
 
@@ -208,15 +209,12 @@ def check(
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"{whose} is {model!r}: allowed is a torch.nn.Module")
-    training = model.training
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
-        with torch.no_grad():
-            output = model.eval()(example(shape, form).to(device))
+        with in_mode(model, False), torch.no_grad():
+            output = model(example(shape, form).to(device))
     except FORWARD as error:
         raise ModelError(f"{whose} cannot take inputs of shape {shape}: {first_line(error)}") from error
-    finally:
-        model.train(training)
     if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, *outputs):
         found = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else type(output).__name__
         raise ModelError(f"{whose} gives outputs of shape {found} an example: allowed is {outputs}")
@@ -231,14 +229,11 @@ def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:
     if not getattr(model, "differentiable", True):
         return False
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    training = model.training
-    with torch.enable_grad():
+    with in_mode(model, False), torch.enable_grad():
         x = example(shape).to(device).requires_grad_()
         try:
-            output = model.eval()(x)
+            output = model(x)
             (gradient,) = torch.autograd.grad(output.sum(), x, allow_unused=True)
         except FORWARD:  # of what needs no gradient, or of x.numpy()
             return False
-        finally:
-            model.train(training)
     return gradient is not None

@@ -7,11 +7,14 @@ architecture that has activations with places; maps are brought to one size, so 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.errors import ModelError
+from fedstill.models.modes import in_mode
 
 
 def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
@@ -25,19 +28,13 @@ def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
         ModelError: no layer gives ``(B, C, h, w)`` with more than one place.
     """
     given: list[tuple[str, object]] = []
-    handles = [
-        layer.register_forward_hook(lambda _, __, out, name=name: given.append((name, out)))
-        for name, layer in model.named_modules()
-        if name
-    ]
-    device, training = next(parameter.device for parameter in model.parameters()), model.training
-    try:
-        with torch.no_grad():
-            output = model.eval()(torch.zeros(2, *shape, device=device))
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
+    device = next(parameter.device for parameter in model.parameters())
+    with ExitStack() as hooks, in_mode(model, False), torch.no_grad():
+        for name, layer in model.named_modules():
+            if name:
+                seen = layer.register_forward_hook(lambda _, __, out, name=name: given.append((name, out)))
+                hooks.enter_context(seen)
+        output = model(torch.zeros(2, *shape, device=device))
     named = [
         name
         for name, out in given
@@ -61,10 +58,7 @@ def looked(model: nn.Module, place: str, x: torch.Tensor, side: int) -> tuple[to
         side: cells of a map, each way: activations are averaged, or repeated, to that.
     """
     seen: list[torch.Tensor] = []
-    handle = model.get_submodule(place).register_forward_hook(lambda _, __, out: seen.append(out))
-    try:
+    with model.get_submodule(place).register_forward_hook(lambda _, __, out: seen.append(out)):
         outputs: torch.Tensor = model(x)
-    finally:
-        handle.remove()
     strength = seen[-1].float().square().mean(1, keepdim=True)  # (B, 1, h, w)
     return outputs, F.normalize(F.adaptive_avg_pool2d(strength, side).flatten(1), dim=1)

@@ -5,6 +5,7 @@ Yin et al., "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -32,10 +33,8 @@ def remembered(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.T
         apart.append((mean - layer.running_mean).norm() + (variance - layer.running_var).norm())
 
     layers = [each for each in model.modules() if isinstance(each, _BatchNorm) and each.track_running_stats]
-    handles = [layer.register_forward_hook(look) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(look))
         out: torch.Tensor = model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
     return out.float(), torch.stack(apart).sum() if apart else 0.0 * x.sum()

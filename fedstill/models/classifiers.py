@@ -16,11 +16,6 @@ from fedstill.models.group_norm import GroupNorm
 MOST_SQUARES = 8  # a side, that RandomConv's features are averaged in
 
 
-def _groups(channels: int) -> int:
-    """The most groups, up to 8, that divide the channels."""
-    return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
-
-
 class SmallCNN(nn.Sequential):
     """Three 3x3 convolutions, of which the last two have twice the width, and one linear layer.
 
@@ -33,15 +28,15 @@ class SmallCNN(nn.Sequential):
         wide = 2 * width
         super().__init__(
             nn.Conv2d(channels, width, 3, padding=1),
-            GroupNorm(_groups(width), width),
+            GroupNorm(math.gcd(8, width), width),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(width, wide, 3, padding=1),
-            GroupNorm(_groups(wide), wide),
+            GroupNorm(math.gcd(8, wide), wide),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(wide, wide, 3, padding=1),
-            GroupNorm(_groups(wide), wide),
+            GroupNorm(math.gcd(8, wide), wide),
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(wide * (height // 4) * (side // 4), classes),

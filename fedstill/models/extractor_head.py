@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
+from fedstill.models.modes import in_mode
 
 EXTRACTOR, HEAD = "extractor", "head"
 
@@ -77,10 +78,8 @@ def features(model: Split, example: torch.Tensor, whose: str, *, maps: bool = Fa
     Raises:
         ModelError: it gives something else than one vector an input.
     """
-    training = model.training
-    with torch.no_grad():
-        found = model.eval().extractor(example)
-    model.train(training)
+    with in_mode(model, False), torch.no_grad():
+        found = model.extractor(example)
     if (
         not isinstance(found, torch.Tensor)
         or found.ndim not in ((2, 4) if maps else (2,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -9,7 +10,6 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.models.classifiers import _groups
 from fedstill.models.extractor_head import Split
 from fedstill.models.group_norm import GroupNorm
 
@@ -28,7 +28,7 @@ def depth_of(height: int, side: int) -> int:
 
 def by_group(channels: int) -> nn.Module:
     """Group norm, of the most groups up to 8."""
-    return GroupNorm(_groups(channels), channels)
+    return GroupNorm(math.gcd(8, channels), channels)
 
 
 def block(inside: int, outside: int, norm: Norm) -> nn.Sequential:

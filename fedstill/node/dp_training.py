@@ -16,6 +16,7 @@ from torch.func import functional_call
 from fedstill.core.compute import Compute, as_laid_out
 from fedstill.core.errors import ArgumentError
 from fedstill.data.augment import augmented
+from fedstill.models.modes import in_mode
 from fedstill.node.node import Node
 from fedstill.privacy import dpsgd
 from fedstill.privacy.alone import Alone
@@ -75,22 +76,20 @@ def step(
     names = (node.asking, *purpose)  # what is asked again otherwise is another release, with other noise
     drawn = sample(node.data, rate, dp.draws(*names, "sample"))
     trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
-    training = module.training
-    module.train()
     inputs, targets = drawn.inputs, drawn.targets
     if augment is not None and len(drawn):
         inputs, targets = augment(inputs, targets, dp.draws(*names, "augment"))
     rows = rows_at_once(len(node.data), batch)
-    total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
-    if dp.noise:
-        # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits on
-        # another machine, then so does all of its noise, and no difference of two steps is without noise.
-        noise = dp.draws(*names, "noise", digest(total)).normal(tuple(total.shape))
-        total = add_noise(total, noise, dp.noise * dp.clip)
-    gradient = total.float() / batch
-    if public_loss is not None:
-        gradient = gradient + public_gradient(module, trained, public_loss)
-    module.train(training)
+    with in_mode(module, True):
+        total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
+        if dp.noise:
+            # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits
+            # on another machine, then so does all of its noise, and no difference of two steps is without.
+            noise = dp.draws(*names, "noise", digest(total)).normal(tuple(total.shape))
+            total = add_noise(total, noise, dp.noise * dp.clip)
+        gradient = total.float() / batch
+        if public_loss is not None:
+            gradient = gradient + public_gradient(module, trained, public_loss)
     pieces = torch.split(gradient, [own.numel() for own in trained.values()])
     for own, piece in zip(trained.values(), pieces, strict=True):
         own.grad = as_laid_out(piece.view(own.shape), own)

@@ -17,6 +17,7 @@ from fedstill.core.compute import Compute, onto
 from fedstill.core.errors import ArgumentError
 from fedstill.core.recorded import Memory, Recorded, recordable
 from fedstill.data.augment import augmented, drawn
+from fedstill.models.modes import in_mode
 from fedstill.node import dp_training
 from fedstill.node.dp_training import Report
 from fedstill.node.node import Node
@@ -196,12 +197,8 @@ def at_once(inputs: torch.Tensor) -> int:
 
 def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
     """A model's outputs on many inputs, in evaluation mode, without gradients: ``(N, ...)`` float32."""
-    training = model.training
-    model.eval()
-    with torch.no_grad(), compute.autocast():
-        outputs = torch.cat([model(part).float() for part in torch.split(inputs, at_once(inputs))])
-    model.train(training)
-    return outputs
+    with in_mode(model, False), torch.no_grad(), compute.autocast():
+        return torch.cat([model(part).float() for part in torch.split(inputs, at_once(inputs))])
 
 
 def train_round(nodes: Group, round: int, rounds: int, work: Work | None = None) -> None:

@@ -20,6 +20,7 @@ from torch.func import functional_call
 from fedstill.core.dataset import Form
 from fedstill.data.input_spec import COPIES, InputSpec, fits, of_example
 from fedstill.models import FORWARD, example
+from fedstill.models.modes import in_mode
 
 SHARE = 0.75  # of a machine's memory, where its owner says nothing
 TRAINED = 4  # of each parameter: its weight, its gradient and what Adam remembers of it, twice
@@ -98,15 +99,13 @@ def of_input(model: nn.Module, shape: tuple[int, ...], form: Form = "images") ->
     >>> of_input(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 2, 2))
     36
     """
-    training, device = model.training, next((own.device for own in model.parameters()), torch.device("cpu"))
+    device = next((own.device for own in model.parameters()), torch.device("cpu"))
     x = example(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm takes no row alone
-    model.eval()
-    try:
-        return _kept(model, x, torch.device("meta")) // len(x)
-    except FORWARD:
-        return _kept(model, x, device) // len(x)
-    finally:
-        model.train(training)
+    with in_mode(model, False):
+        try:
+            return _kept(model, x, torch.device("meta")) // len(x)
+        except FORWARD:
+            return _kept(model, x, device) // len(x)
 
 
 def _kept(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:

@@ -7,7 +7,7 @@ is only a matter of how nodes are parted into groups; what is computed is the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -223,13 +223,11 @@ def _in_float32(module: nn.Module, device: torch.device) -> Iterator[None]:
     """
     lower = device.type == "cuda" and torch.is_autocast_enabled(device.type)
     layers = module.modules() if lower else ()
-    norms = [each for each in layers if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-    hooks = [norm.register_forward_pre_hook(_as_float32) for norm in norms]
-    try:
+    with ExitStack() as hooks:
+        for each in layers:
+            if isinstance(each, nn.modules.batchnorm._BatchNorm):
+                hooks.enter_context(each.register_forward_pre_hook(_as_float32))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _as_float32(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

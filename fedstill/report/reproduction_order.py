@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from fedstill.compare.reproduction import ReproducedFigure
-from fedstill.report.paired import Gap, difference
+from fedstill.report.paired import difference
 from fedstill.runs.config import PaperFigure
 
 
@@ -34,17 +33,17 @@ class Order:
         return f"{self.alike} of {self.pairs}; told apart: {clear}"
 
 
-def in_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperFigure], seeds: int) -> Order:
-    """The order of a record of some seeds.
+def in_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperFigure]) -> Order:
+    """The order of a record. Two methods are compared seed by seed, on those that both have.
 
     >>> theirs = [PaperFigure(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
     >>> ours = {"a": (9.0, 9.2, 9.1), "b": (7.0, 7.1, 7.3), "c": (8.0, 5.0, 9.0)}
     >>> rows = [ReproducedFigure("", m, "accuracy", dict(enumerate(of))) for m, of in ours.items()]
-    >>> print(in_order(rows, theirs, 3))
+    >>> print(in_order(rows, theirs))
     2 of 3; told apart: 1 of 1
     """
     groups: dict[tuple[str, str], list[tuple[float, ReproducedFigure]]] = {}
-    for row in (row for row in rows if row.spread()[0] is not None):
+    for row in rows:
         for paper in published:
             if (paper.method, paper.figure) == (row.method, row.figure) and paper.setting in (
                 "",
@@ -52,31 +51,11 @@ def in_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperFigure],
             ):
                 groups.setdefault((row.setting, row.figure), []).append((paper.value, row))
     found = [
-        (theirs - other > 0, _apart(ours, others, seeds))
+        (theirs > other, difference([ours.values[seed] - others.values[seed] for seed in shared]))
         for group in groups.values()
         for (theirs, ours), (other, others) in combinations(group, 2)
-        if theirs != other
+        if theirs != other and (shared := ours.values.keys() & others.values.keys())
     ]
     alike = [gap.mean > 0 if above else gap.mean < 0 for above, gap in found]
     told = [gap.told for _, gap in found]
     return Order(len(found), sum(alike), sum(told), sum(map(bool.__and__, alike, told)))
-
-
-def _apart(one: ReproducedFigure, other: ReproducedFigure, seeds: int) -> Gap:
-    """The difference of two rows: seed by seed, where these were kept."""
-    if one.values and one.values.keys() == other.values.keys():
-        return difference([value - other.values[seed] for seed, value in one.values.items()])
-    return _unpaired(one, other, seeds)
-
-
-def _unpaired(one: ReproducedFigure, other: ReproducedFigure, seeds: int) -> Gap:
-    """Of means and deviations alone, by Student's t with a pooled variance."""
-    from scipy.special import stdtrit
-
-    (mean, std), (other_mean, other_std) = one.spread(), other.spread()
-    gap = (mean or 0.0) - (other_mean or 0.0)
-    n, m = (len(row.values) or row.count or seeds for row in (one, other))
-    if std is None or other_std is None or min(n, m) < 2:
-        return Gap(gap, None)
-    pooled = ((n - 1) * std**2 + (m - 1) * other_std**2) / (n + m - 2)
-    return Gap(gap, float(stdtrit(n + m - 2, 0.975)) * math.sqrt(pooled * (1 / n + 1 / m)))

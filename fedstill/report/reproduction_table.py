@@ -91,7 +91,7 @@ def markdown(entry: Reproduction, record: Record) -> str:
         lines += [f"**{setting}**", ""] if setting else []
         lines += table_formats.markdown(table_formats.Table("", "", columns, table))
         lines.append("")
-    order = in_order(record.rows, published, len(record.seeds))
+    order = in_order(record.rows, published)
     seeds = counted(len(record.seeds), "seed")
     minutes = "" if record.minutes is None else f", {counted(round(record.minutes), 'minute')} in all"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""

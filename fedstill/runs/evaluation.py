@@ -14,6 +14,7 @@ from torch import nn
 from fedstill.core import bootstrap
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
+from fedstill.core.json_text import finite
 from fedstill.core.run_writer import Records
 from fedstill.core.seeds import torch_generator
 from fedstill.node import local_training
@@ -97,7 +98,7 @@ class Evaluation:
     def guess(self) -> dict[str, float | None] | None:
         """Figures of who knows nothing of the inputs; None for tasks without such a mark."""
         outputs = self.task.guess(self.test.targets)
-        return None if outputs is None else plain(self.metrics(outputs))
+        return None if outputs is None else finite(self.metrics(outputs))
 
     def by_site(
         self, outputs: torch.Tensor, *, node: str | None = None
@@ -106,7 +107,7 @@ class Evaluation:
         found = {}
         for site in self.sites:
             rows = self.of_site(site)
-            found[site] = plain(self.metrics(outputs[rows], rows, node=node))
+            found[site] = finite(self.metrics(outputs[rows], rows, node=node))
         return found
 
     def share(self, index: int, of: int) -> torch.Tensor:
@@ -176,7 +177,7 @@ class Evaluation:
 
         def each(outputs: torch.Tensor | None) -> list[float | None] | None:
             scores = None if outputs is None else self.task.scores(outputs, self.test.targets, cases)
-            return None if scores is None else [number(score) for score in scores.tolist()]
+            return None if scores is None else [finite(score) for score in scores.tolist()]
 
         cases = self.test.cases
         whole = {"central": told.central, "ensemble": told.ensembled, "centralised": told.marked}
@@ -198,7 +199,7 @@ class Evaluation:
     def _labels(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
         def each(outputs: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
             values = None if outputs is None else self.task.per_class(outputs, self._asked_of(node).targets)
-            return None if values is None else [number(value) for value in values]
+            return None if values is None else [finite(value) for value in values]
 
         whole = {"central": each(told.central), "centralised": each(told.marked)}
         nodes = {name: each(outputs, name) for name, outputs in told.own.items()}
@@ -229,20 +230,6 @@ def mean(metrics: Sequence[Metrics]) -> Metrics:
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation of the values that can be said."""
     return _over(values, np.std)
-
-
-def plain(metrics: Metrics) -> dict[str, float | None]:
-    """Figures as JSON has them: None where one cannot be said.
-
-    >>> plain({"dice": 50.0, "hd95": math.nan})
-    {'dice': 50.0, 'hd95': None}
-    """
-    return {key: number(value) for key, value in metrics.items()}
-
-
-def number(value: float) -> float | None:
-    """A figure, or None where it is none."""
-    return float(value) if math.isfinite(value) else None
 
 
 def _over(values: Sequence[float], how: Any) -> float:

@@ -21,6 +21,7 @@ import torch
 from fedstill.core.clock import Clock
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
+from fedstill.core.json_text import finite
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records, holding
 from fedstill.federation.federation import Federation
@@ -34,7 +35,7 @@ from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.cautions import best, cautions
-from fedstill.runs.evaluation import Evaluation, Outputs, mean, plain
+from fedstill.runs.evaluation import Evaluation, Outputs, mean
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 from fedstill.runs.student_file import header
 from fedstill.track.listeners import Listeners
@@ -234,9 +235,9 @@ class Run(ABC):
         told = self._outputs()
         reached: Mapping[str, Any] = {metric: None}
         if told.central is not None:
-            reached = plain(look.metrics(told.central))
+            reached = finite(look.metrics(told.central))
         elif told.own:
-            reached = plain(mean([look.metrics(each, node=name) for name, each in told.own.items()]))
+            reached = finite(mean([look.metrics(each, node=name) for name, each in told.own.items()]))
         sums = self.audit.summary()
         by_node: Mapping[str, dict[str, int]] = sums["by_node"]
         nothing = {"up": 0, "down": 0}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError
+from fedstill.core.json_text import finite
 from fedstill.federation.federation import Answers
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.parameter_vector import load_vector, parameter_count, to_vector, weighted_mean
@@ -23,7 +24,7 @@ from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import WHOLE
 from fedstill.protocol.summing import SUM, read_sums, summands, total
-from fedstill.runs.evaluation import Metrics, Outputs, deviation, mean, number, plain
+from fedstill.runs.evaluation import Metrics, Outputs, deviation, mean
 from fedstill.runs.simulation_nodes import Prepared
 from fedstill.runs.trained_models import TrainedModels
 
@@ -88,10 +89,10 @@ class Measured(Prepared, ABC):
             "ensemble": (
                 None
                 if ensembled is None
-                else {**plain(look.metrics(ensembled)), **self._only(self._teachers())}
+                else {**finite(look.metrics(ensembled)), **self._only(self._teachers())}
             ),
             "centralised": (
-                {self.task.metric: None} if told.marked is None else plain(look.metrics(told.marked))
+                {self.task.metric: None} if told.marked is None else finite(look.metrics(told.marked))
             ),
         }
 
@@ -199,10 +200,10 @@ class Measured(Prepared, ABC):
 
     def _spread(self, values: Sequence[float]) -> dict[str, Any]:
         """Mean and standard deviation over the nodes; those of which nothing is known have None."""
-        each = dict(zip((node.name for node in self.known), map(number, values), strict=True))
+        each = dict(zip((node.name for node in self.known), map(finite, values), strict=True))
         return {
-            "mean": number(mean([{"it": value} for value in values])["it"]),
-            "std": number(deviation(values)),
+            "mean": finite(mean([{"it": value} for value in values])["it"]),
+            "std": finite(deviation(values)),
             "per_node": [each.get(node.name) for node in self.nodes],
             **self._only(self.known),
         }

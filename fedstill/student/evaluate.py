@@ -16,6 +16,7 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import FedstillError
+from fedstill.core.json_text import finite
 from fedstill.core.run_writer import Records, read_object
 from fedstill.core.version import __version__
 from fedstill.data.loader import load
@@ -23,7 +24,7 @@ from fedstill.data.new_data import Reading, measured
 from fedstill.runs.assemble import divide, told_cases
 from fedstill.runs.cautions import digests
 from fedstill.runs.config import load_toml
-from fedstill.runs.evaluation import Evaluation, Outputs, plain
+from fedstill.runs.evaluation import Evaluation, Outputs
 from fedstill.runs.student_file import read
 
 
@@ -64,7 +65,7 @@ def evaluate(
         own = outputs[rows]
         sites[site] = {
             "examples": len(rows),
-            "figures": plain(part.metrics(own)),
+            "figures": finite(part.metrics(own)),
             "interval": _interval(part, Outputs(own)),
         }
     advice = task.advice(test.targets, about.known.classes)
@@ -78,7 +79,7 @@ def evaluate(
         "measures": [asdict(figure) for figure in task.figures],
         "examples": len(test),
         **told_cases(test),
-        "figures": plain(look.metrics(outputs)),
+        "figures": finite(look.metrics(outputs)),
         "interval": _interval(look, told),
         "sites": sites,
         "labels": details["labels"],

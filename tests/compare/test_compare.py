@@ -429,8 +429,7 @@ def compared(plan: compare.Comparison, out: Path, **how: Any) -> None:
 
 
 def resumed(out: Path, **how: Any) -> None:
-    comparing.resume(out, report=write_report, **how)
-    write_comparison(out, compare.read_folder(out))
+    compared(compare.read_folder(out), out, command="", **how)
 
 
 def records(out: Path, name: str = "compare.csv") -> list[dict[str, str]]:

@@ -35,7 +35,7 @@ def test_a_line_says_what_was_recorded(entry: Reproduction) -> None:
         assert (ours, seeds, pairs) == ("-", "-", "-")
         return
     assert seeds == f"{len(record.seeds)}, {record.date}"
-    order = in_order(record.rows, entry.published(), len(record.seeds))
+    order = in_order(record.rows, entry.published())
     assert pairs == (str(order) if order.pairs else "nothing printed")
     figures = re.findall(rf"(?:({'|'.join(NAMES)}|[\w-]+) )?(\d+\.\d+)", ours)
     assert figures
