@@ -74,6 +74,4 @@ def _alike(targets: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor
 
 
 def merged(parts: Sequence[TensorData]) -> TensorData:
-    return TensorData(
-        torch.cat([part.inputs.cpu() for part in parts]), torch.cat([part.targets.cpu() for part in parts])
-    )
+    return TensorData.joined([part.to("cpu") for part in parts])

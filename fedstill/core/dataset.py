@@ -92,6 +92,11 @@ class TensorData:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @classmethod
+    def joined(cls, parts: Sequence[TensorData]) -> TensorData:
+        """The examples of all parts, one part after the other, each example by itself."""
+        return cls(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+
     def subset(self, indices: torch.Tensor) -> TensorData:
         """The examples at ``indices`` (int64, in that order), copied."""
         groups = None if self.groups is None else self.groups[indices]

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedstill.core.config_tables import load
 from fedstill.core.errors import FedstillError, RunFolderError
+from fedstill.core.run_writer import write_text
 from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import clip, human_seconds
 
@@ -258,9 +259,7 @@ class Noted(Bars):
             self._write()
 
     def _write(self) -> None:
-        part = self._path.with_name(f"{self._path.name}.part")
-        part.write_text(self._last.text(), encoding="utf-8")
-        part.replace(self._path)
+        write_text(self._path, self._last.text())
         self._written = start = time.monotonic()
         if start >= self._next:
             try:

@@ -256,8 +256,7 @@ def read_folder(path: Path, schema: Schema) -> TableRows:
     in_all = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in in_all}
     columns["site"] = np.repeat([file.stem for file in files], [len(part.data) for part in parts])
-    inputs, targets = zip(*((part.data.inputs, part.data.targets) for part in parts), strict=True)
-    data = TensorData(torch.cat(inputs), torch.cat(targets))
+    data = TensorData.joined([part.data for part in parts])
     return TableRows(schema, data, np.concatenate(tests) if tests else None, columns)
 
 

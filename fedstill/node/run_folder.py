@@ -130,12 +130,7 @@ class RunFolder:
 
     def marks(self) -> list[int]:
         """Before which questions a state is kept; :class:`RunFolderError` where a file is of none."""
-        marks = []
-        for path in self.path.glob("mark-*.safetensors"):
-            if (found := re.fullmatch(r"mark-([0-9]{1,10})\.safetensors", path.name)) is None:
-                raise RunFolderError(f"{path} is no state of a run: allowed is mark-NUMBER.safetensors")
-            marks.append(int(found[1]))
-        return sorted(marks)
+        return marks_in(self.path)
 
     def save_mark(self, mark: int, state: Any) -> None:
         """Keep the state before a question, and of older ones only the last."""
@@ -148,6 +143,16 @@ class RunFolder:
         for later in self.marks():
             if later > mark:
                 (self.path / of_mark(later)).unlink()
+
+
+def marks_in(folder: Path) -> list[int]:
+    """See :meth:`RunFolder.marks`, of a folder of that run."""
+    marks = []
+    for path in folder.glob("mark-*.safetensors"):
+        if (found := re.fullmatch(r"mark-([0-9]{1,10})\.safetensors", path.name)) is None:
+            raise RunFolderError(f"{path} is no state of a run: allowed is mark-NUMBER.safetensors")
+        marks.append(int(found[1]))
+    return sorted(marks)
 
 
 def of_mark(mark: int) -> str:

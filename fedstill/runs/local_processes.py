@@ -43,7 +43,7 @@ from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.run_folder import SALT
+from fedstill.node.run_folder import LEARNING, SALT, marks_in, of_mark
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.runs.assemble import node_models
 from fedstill.runs.config import RunConfig
@@ -202,11 +202,9 @@ def _looked_into(
 
 def _latest(folder: Path, mark: int) -> Path | None:
     """Where a node was at a mark; if it had been left out by then, where it was last."""
-    marks = {int(path.stem.removeprefix("mark-")): path for path in folder.glob("mark-*.safetensors")}
-    reached = [number for number in marks if number <= mark]
-    if reached:
-        return marks[max(reached)]
-    learning = folder / "learning.safetensors"
+    if reached := [number for number in marks_in(folder) if number <= mark]:
+        return folder / of_mark(max(reached))
+    learning = folder / LEARNING
     return learning if learning.exists() else None
 
 

@@ -118,9 +118,7 @@ class Simulation(Measured):
         parts = [part.to(self.compute.device) for part in self.setting.parts]
         if self.needs.public_labels and self.public is not None and self.public.labels is not None:
             parts.append(TensorData(self.public.inputs, self.public.labels))
-        together = TensorData(
-            torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
-        )
+        together = TensorData.joined(parts)
         gate = Gate("centralised", PolicyConfig(), AuditLog())
         model = self.compute.place(self.setting.mark)
         self.mark = Node("centralised", together, model, gate, self.setting.seed)
