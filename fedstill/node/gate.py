@@ -204,6 +204,7 @@ class Gate:
         Raises:
             QuestionRefused: a tensor of undeclared kind, numbers that cannot be added (without masks), more
                 bytes than the policy allows, or more privacy than the budget.
+            OwnDataError: rows of another width than the question declares, where their price follows from it.
             AuditError: the log is in trouble, or cannot be written; nothing is released then.
         """
         kinds = question.kinds()
@@ -306,6 +307,8 @@ class Gate:
             name: rule.noise(bounded[name], mechanism.draws(*about, name)) for name, rule in rules.items()
         }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for name, shape in shapes.items():
+            mechanism.require_width(question, name, shape)
         price, most = (total(mechanism.release(question, shapes, of)) for of in (noised, None))
         told = [f"{name}: {mechanism.says(question, name, shape)}" for name, shape in shapes.items()]
         return noised, price, most, "; ".join(told), stamp

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, OwnDataError, QuestionRefused
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.noise_calibration import Levels, find, supposed
 from fedstill.privacy import dpsgd
@@ -220,6 +220,21 @@ class Mechanism:
             add(bill, rule.pays, self._price(rule, shape, None if noised is None else noised[name]))
         return bill
 
+    def require_width(self, question: Question, name: str, shape: Sequence[int]) -> None:
+        """Refuse rows that cost other than those that the question declares, as its plan does.
+
+        Raises:
+            OwnDataError: to the server it tells no shape, which nobody has paid for.
+        """
+        width = question.width or self.task.classes
+        if name not in question.releases or question.releases[name].of != "rows" or not shape:
+            return
+        rule = self.rule(question, name)
+        if self._price(rule, shape, None) != self._price(rule, (shape[0], width), None):
+            found = f"{name} of question {question.name} is {tuple(shape)}"
+            allowed = f"{width} numbers a row, from which its price was told: width = ... declares others"
+            raise OwnDataError(f"{found}: allowed are {allowed}")
+
     def learning(self, question: Question, sent: Tensors) -> Bill:
         """What it costs that networks learn from the records before a question is answered."""
         due = self.due(question, sent).items()
@@ -276,7 +291,8 @@ class Mechanism:
         classes = self.task.classes
         answer: dict[str, Shape] = {}
         for name, kind in question.releases.items():
-            answer[name] = (rows, classes) if kind.of in ("scores", "rows") else (rows,)
+            width = question.width or classes if kind.of == "rows" else classes
+            answer[name] = (rows, width) if kind.of in ("scores", "rows") else (rows,)
             if kind.by_class:
                 answer[name] = (classes,)
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}

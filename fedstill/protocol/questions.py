@@ -43,6 +43,8 @@ class Question:
         constant: the answer follows from the node's data alone, whatever it has been asked before; asked
             again under another number's state, it is the same release.
         rows: inputs that it is about at most, where that is known beforehand: prices follow from it.
+        width: numbers in each row of what it answers of kind "rows", from which prices follow, too; 0: as
+            many as there are classes.
         reads: the tensors of its answer that are computed from the node's records themselves; all others
             come from its networks. None: not declared, and then no mechanism can protect any of them.
         trains: networks, beside the model, that take a step on the node's records for each answer.
@@ -76,6 +78,7 @@ class Question:
     times: int = 0
     constant: bool = False
     rows: int = 0
+    width: int = 0
     reads: tuple[str, ...] | None = None
     trains: tuple[str, ...] = ()
     span: Callable[[Mapping[str, torch.Tensor]], Span] | None = None

@@ -90,6 +90,9 @@ class Journal:
         self.calls.append("noise")
         return tensor + 1
 
+    def require_width(self, *given: Any) -> None:
+        pass
+
     def release(self, *given: Any) -> Bill:
         self.calls.append("price")
         return {"logits": Price({Event("laplace", 4.0): 2})}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, OwnDataError, QuestionRefused
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import ALL, Asked
@@ -25,6 +25,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, from_text, total
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
+from fedstill.protocol.kinds import Kind
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.questions import NodeSide, Question
 from fedstill.tasks.classification import Classification
@@ -127,6 +128,24 @@ def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> Non
     with pytest.raises(QuestionRefused, match="privacy budget"):
         node.gate.admit(asked, node.question, many)
     node.gate.admit(asked, node.question, X)
+
+
+def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_not_leave() -> None:
+    """Laplace noise is paid for by the numbers of a row, of which a method of one's own may have any."""
+    config = NoisyOutputs(outputs=OutputsConfig("laplace", noise=700.0, bound=1.0))
+    wide = {"releases": {"rows": Kind("rows", of="rows")}, "reads": ("rows",), "times": 3, "width": 16}
+    told = {"rows": torch.zeros(ROWS, 16)}
+    node = Node(config, **wide)
+    for number in range(3):
+        node.ask(number, tensors=told)
+    assert from_text(node.spent().run) == total(node.mechanism.schedule())
+    assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
+    narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
+    with pytest.raises(OwnDataError, match=r"rows of question predict is \(8, 16\): allowed are 4 numbers a"):
+        narrow.ask(0, tensors=told)
+    assert narrow.spent() == Spent({}, {})
+    row = replace(config.outputs, how="gaussian")  # a row's length is bounded, whatever is in it
+    Node(replace(config, outputs=row), **{**wide, "width": 0}).ask(0, tensors=told)
 
 
 def test_a_refusal_does_not_tell_how_many_votes_reached_the_threshold() -> None:
