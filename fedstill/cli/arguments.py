@@ -124,7 +124,8 @@ def read(name: str, usage: str, words: Sequence[str]) -> Given:
             )
         elif word.startswith("--") or (open_ended and word in HELPS):
             if not open_ended:
-                raise UnknownName("option", option, options, see=f"fedstill {name} {usage}")
+                see = "what goes on has the options that it began with" if "--resume" in needed else ""
+                raise UnknownName("option", option, options, see=see or f"fedstill {name} {usage}")
             given.rest.append(word)
         else:
             (given.rest or given.places).append(word)

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import RunFolderError
 from fedstill.core.json_text import finite, json_text
 from fedstill.core.locks import lock
+from fedstill.core.text_format import more_such
 
 STATE = "state.safetensors"
 PICTURES = "pictures.safetensors"
@@ -31,12 +33,16 @@ class Records:
     Args:
         heard: is told the lines of ``metrics.jsonl`` as they reach the disk; of a run that goes on, all of
             those that it goes on from come first.
+        options: of the run, by name, with which alone it goes on.
     """
 
     def __init__(
-        self, folder: Path | None, heard: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None
+        self,
+        folder: Path | None,
+        heard: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None,
+        options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.folder, self._heard = folder, heard
+        self.folder, self._heard, self._options = folder, heard, dict(options)
         self.metrics: list[dict[str, Any]] = []
         self.samples: dict[str, torch.Tensor] = {}  # by turn; what they were made from as "<turn>.maps"
         self._wait = SECONDS_BETWEEN
@@ -62,20 +68,25 @@ class Records:
             return
         start = time.monotonic() if since is None else since
         fresh = self._write_metrics()
-        kept = {**state, "metrics": self._written, "samples": self.samples}
+        kept = {**state, "metrics": self._written, "samples": self.samples, "options": self._options}
         save_state(self.folder / STATE, kept)
         self._saved = time.monotonic()
         self._wait = max(SECONDS_BETWEEN, 20 * (self._saved - start))  # at most 5 % of the time
         self._heard(fresh)  # who hears may be slow, and the state does not wait for it
 
     def load(self) -> dict[str, Any]:
-        """The state to go on from; empty where there is none."""
+        """The state to go on from; empty where there is none.
+
+        Raises:
+            RunFolderError: its metrics are not all there, or it was saved with other options.
+        """
         if self.folder is None:
             return {}
         if not (self.folder / STATE).exists():  # stopped before there was one: what it measured is void
             (self.folder / "metrics.jsonl").unlink(missing_ok=True)
             return {}
         state: dict[str, Any] = load_state(self.folder / STATE)
+        self._require_same(state.get("options", {}))
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         if len(lines) < state["metrics"]:
             told = f"{len(lines)} lines, and the state counts {state['metrics']}"
@@ -86,6 +97,15 @@ class Records:
         self._written = state["metrics"]
         self._heard(self.metrics)
         return state
+
+    def _require_same(self, before: Mapping[str, str]) -> None:
+        now = self._options
+        other = sorted(name for name in {**now, **before} if now.get(name) != before.get(name))
+        if other:
+            name, more = other[0], more_such(len(other))
+            told = f"with {name} = {before.get(name)}, and now it is {now.get(name)}{more}"
+            allowed = "allowed is as it was: with other options a run has a folder of its own"
+            raise RunFolderError(f"the run in {self.folder} began {told}: {allowed}")
 
     def finish(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -76,6 +76,10 @@ class Public:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def about(self) -> dict[str, Any]:
+        """What a result says of them."""
+        return {"name": self.name, "examples": len(self), "note": self.note}
 
     def to(self, device: torch.device | str) -> Public:
         """The same data on ``device``."""

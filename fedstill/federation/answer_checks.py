@@ -264,7 +264,10 @@ def _blamed(
         ((node, times),) = larger.items()
         (other,) = set(sizes) - {node}
         told = f"{name} of {node} are {times:.3g} times as large as those of {other}"
-        why = f"link.outlier {outlier:g}; of two it is not known which is wrong"
+        why = (
+            f"link.outlier {outlier:g}; of two it is not known which is wrong. Where one's noise is so large, "
+            "link.outlier in the run's config.toml can be larger before it goes on"
+        )
         raise NodeFault(", ".join(sizes), question, f"{told}: {why}")
     return {
         node: f"{name} are {times:.3g} times as large as others': link.outlier {outlier:g}"

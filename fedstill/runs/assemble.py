@@ -27,7 +27,7 @@ from fedstill.models.endpoint import SCHEMES, Endpoint
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read
 from fedstill.protocol.method import refusal
-from fedstill.runs.config import RunConfig
+from fedstill.runs.config import RunConfig, lasting
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 
@@ -150,6 +150,7 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         student_name=config.student.model,
         learns=config.task,
         words=config.data.vocabulary if isinstance(config.data, TextData) else "",
+        options=lasting(config),
     )
 
 

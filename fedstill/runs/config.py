@@ -21,7 +21,7 @@ from annotated_types import MinLen
 
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.compute import EngineConfig
-from fedstill.core.config_tables import as_table, read_table, read_value
+from fedstill.core.config_tables import as_table, flat, read_table, read_value
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.registry import check_named
 from fedstill.core.user_functions import look_in
@@ -40,6 +40,13 @@ from fedstill.tasks import TASKS, TaskConfig
 from fedstill.tasks.classification import ClassificationConfig
 
 Name = Annotated[str, MinLen(1), "the name of a model"]
+
+
+# Options that decide nothing of what a run comes to, or only who is believed on the way there.
+MOVABLE = (
+    r"name|plugins|track\b.*|(data|public)\.(root|path)|link\.(wait|quorum|outlier)"
+    r"|engine\.(name|device|threads|graphs|channels_last|startup_kit)"
+)
 
 
 @dataclass(frozen=True)
@@ -252,6 +259,13 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
     """
     look_in(read_value(tuple[str, ...], table.get("plugins", ()), "plugins"))
     return read_table(RunConfig, {"method": {}, **table})
+
+
+def lasting(config: RunConfig) -> dict[str, str]:
+    """The options that a run keeps from its beginning to its end, as texts by dotted name: all but where data
+    lie, what computes, who listens, and how long nodes are waited for and which are believed."""
+    options = flat(to_dict(config))
+    return {name: str(value) for name, value in options.items() if not re.fullmatch(MOVABLE, name)}
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

@@ -107,7 +107,8 @@ class Run(ABC):
             FedstillError: a node cannot take part, refuses or fails; the run can go on.
         """
         self.clock.start()
-        self.records, self.bars = Records(out, self.listeners.log), bars or Bars(False)
+        self.records = Records(out, self.listeners.log, self.setting.options)
+        self.bars = bars or Bars(False)
         with ExitStack() as at_last:
             if out is not None:
                 at_last.enter_context(holding(out, "run"))
@@ -241,6 +242,7 @@ class Run(ABC):
         sums = self.audit.summary()
         by_node: Mapping[str, dict[str, int]] = sums["by_node"]
         nothing = {"up": 0, "down": 0}
+        nodes = [{**about, "bytes": by_node.get(about["name"]) or nothing} for about in self._about_nodes()]
         model = self.setting.student_name or type(self.setting.student).__name__
         student = {"model": model, "parameters": parameter_count(self.student), **reached}
         scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
@@ -270,9 +272,7 @@ class Run(ABC):
             ),
             "turn": self.server.unit,
             "turns": self.server.total,
-            "public": None
-            if public is None
-            else {"name": public.name, "examples": len(public), "note": public.note},
+            "public": None if public is None else public.about(),
             "bytes": {key: sums[key] for key in ("up", "down", "by_kind")},
             "questions": sums["questions"],
             "questions_by_name": sums["questions_by_name"],
@@ -287,9 +287,7 @@ class Run(ABC):
             "privacy": privacy,
             **reached,
             **({"notes": notes} if notes else {}),
-            "nodes": [
-                {**about, "bytes": by_node.get(about["name"]) or nothing} for about in self._about_nodes()
-            ],
+            "nodes": nodes,
             "student": student if self.has_student else None,
             **self._beside(told),
             "majority": look.guess(),

@@ -50,6 +50,7 @@ class Setting:
         values: what of a column each node stands for, known to whoever divided the data; none: of none.
         learns: the task with its options, for the student's file; None: the file does not say it.
         words: how words become token ids, where inputs are texts.
+        options: of a config, by dotted name: a run goes on with those that it began with.
     """
 
     task: Task
@@ -81,6 +82,7 @@ class Setting:
     values: Sequence[str] = ()
     learns: TaskConfig | None = None
     words: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_method(method: Method, task: Task, public: Public | None) -> None:

@@ -142,6 +142,9 @@ def read(place: str | Path, model: nn.Module | str | None = None) -> tuple[nn.Mo
         ArgumentError: it names a network or a task that it may not import.
         ModelError: the weights are of another architecture.
     """
+    if not isinstance(model, nn.Module | str | None):
+        called = getattr(model, "__name__", type(model).__name__)
+        raise ArgumentError("model", called, f"a network, as {called}(...) makes one, or its name")
     path, folder = _located(Path(place))
     try:
         with safe_open(str(path), "pt") as file:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import flat
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.user_functions import first_line
 from fedstill.track.tracker import TRACKERS, Tracker
@@ -30,7 +30,7 @@ class Listeners:
         self._made = {_name(each): _made(each) for each in named}
         if len(self._made) < len(named):
             raise ArgumentError("track", [_name(each) for each in named], "each tracker once")
-        self._options = {name: _short(value) for name, value in _flat(options or {})}
+        self._options = {name: _short(value) for name, value in flat(options or {}).items()}
         self._there: dict[str, Tracker] = {}  # those that have begun
         self.notes: list[str] = []
 
@@ -94,12 +94,3 @@ def _made(each: str | Tracker) -> Tracker:
 def _short(value: Any) -> Any:
     """An option as others may read it: of a path of this machine its last part."""
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for key, value in table.items():
-        value = as_table(value)
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-        found += inner
-    return found

@@ -68,6 +68,15 @@ def test_state_metrics_and_samples_come_back(tmp_path: Path) -> None:
     assert torch.equal(again.samples["000001"], records.samples["000001"])
 
 
+def test_a_state_is_gone_on_from_with_the_options_alone_that_it_was_saved_with(tmp_path: Path) -> None:
+    begun = {"method.steps": "200", "seed": "0"}
+    Records(tmp_path, options=begun).save({"done": 1})
+    assert Records(tmp_path, options=begun).load()["done"] == 1
+    said = r"began with method.steps = 200, and now it is 110 \(1 more such\): allowed is as it was"
+    with pytest.raises(RunFolderError, match=said):
+        Records(tmp_path, options={"method.steps": "110", "seed": "1"}).load()
+
+
 def test_metrics_written_after_the_last_state_are_cut_and_written_anew(tmp_path: Path) -> None:
     records = Records(tmp_path)
     for step in (1, 2):

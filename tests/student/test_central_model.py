@@ -85,6 +85,10 @@ def test_a_file_imports_nothing_that_the_caller_does_not_name(tmp_path: Path) ->
         assert fedstill.load(own, model)(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
     with pytest.raises(ModelError, match="weights of another architecture than MLP"):
         fedstill.load(own, "mlp:5")
+    with pytest.raises(
+        ArgumentError, match=r"model is 'MLP': allowed is a network, as MLP\(\.\.\.\) makes one"
+    ):
+        fedstill.load(own, MLP)  # type: ignore[arg-type]
 
 
 def test_files_that_are_no_students_are_refused(tmp_path: Path) -> None:

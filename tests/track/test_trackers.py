@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 import fedstill
-from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError
 from fedstill.core.run_writer import Records
 from fedstill.privacy.pate import PATE
 from fedstill.privacy.statement import state, summary
@@ -171,6 +171,12 @@ def test_a_run_that_goes_on_tells_all_its_metrics_once(
         run(config, tmp_path / "run", command="", progress=False)
     assert Stops.heard[-1] is None
     monkeypatch.setattr(Stops, "stops", False)
+    file = tmp_path / "run" / "config.toml"
+    told = file.read_text(encoding="utf-8")
+    file.write_text(told.replace("quorum = 1.0", "quorum = 0.5").replace("gamma = 10.0", "gamma = 0.5"))
+    with pytest.raises(RunFolderError, match=r"method.gamma = 10.0, and now it is 0.5: allowed is as it was"):
+        resume(tmp_path / "run", progress=False)
+    file.write_text(told.replace("quorum = 1.0", "quorum = 0.5"))  # whom it waits for may change
     result = resume(tmp_path / "run", progress=False)
     about, *lines, last = Stops.heard
     assert about["options"]["method.epochs"] == 30
