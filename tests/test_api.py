@@ -310,6 +310,7 @@ def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     given = few()
     parts = {"mark", "samples", "best", "model_names", "student_name", "values"}  # not arguments of distil
     parts |= {"learns", "words"}  # nor is what the student's file says of the task
+    parts |= {"options"}  # those of a config are compared by themselves
     task = api.TASKS["classification"]().make(3)
     setting = api.Setting(
         task=task,

@@ -265,8 +265,8 @@ def _blamed(
         (other,) = set(sizes) - {node}
         told = f"{name} of {node} are {times:.3g} times as large as those of {other}"
         why = (
-            f"link.outlier {outlier:g}; of two it is not known which is wrong. Where one's noise is so large, "
-            "link.outlier in the run's config.toml can be larger before it goes on"
+            f"link.outlier {outlier:g}; of two it is not known which is wrong. Where one's noise is so "
+            "large, link.outlier in the run's config.toml can be larger before it goes on"
         )
         raise NodeFault(", ".join(sizes), question, f"{told}: {why}")
     return {

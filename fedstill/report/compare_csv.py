@@ -19,6 +19,7 @@ from fedstill.report.privacy_section import guaranteed
 
 MARKS = ("standalone", "ensemble", "centralised")
 WHOSE = ("", "local", *MARKS)
+PAIRED = ("setting", "figure", "method", "than", "seeds", "difference", "low", "high", "told_apart")
 
 
 def runs_csv(summary: Summary) -> str:
@@ -102,6 +103,29 @@ def summary_csv(summary: Summary) -> str:
                 record[f"{column}_gap"] = entry.gap(name)
             records.append({**record, "reason": entry.reason()})
     return table_formats.as_csv(records)
+
+
+def pairs_csv(summary: Summary) -> str:
+    """One row for each two methods of a setting and each figure: how far the first is above the second, its
+    95 % interval over seeds, and whether that tells them apart."""
+    records = []
+    for setting in summary.settings:
+        for figure in setting.figures:
+            for one, other, gap in setting.pairs(figure):
+                low, high = (None, None) if gap.half is None else (gap.mean - gap.half, gap.mean + gap.half)
+                told = (
+                    setting.name,
+                    figure.key,
+                    one.label,
+                    other.label,
+                    gap.seeds,
+                    gap.mean,
+                    low,
+                    high,
+                    gap.told,
+                )
+                records.append(dict(zip(PAIRED, told, strict=True)))
+    return table_formats.as_csv(records, PAIRED)
 
 
 def _head(setting: ComparedSetting, entry: ComparedMethod) -> dict[str, Any]:

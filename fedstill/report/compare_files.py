@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.core.run_writer import write_text
 from fedstill.report import table_formats
-from fedstill.report.compare_csv import runs_csv, summary_csv
+from fedstill.report.compare_csv import pairs_csv, runs_csv, summary_csv
 from fedstill.report.compare_page import html
 from fedstill.report.compare_reader import summarise
 from fedstill.report.compare_summary import Summary
@@ -44,6 +44,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
     summary = summarise(out, comparison)
     write_text(out / "compare.csv", runs_csv(summary))
     write_text(out / "compare-summary.csv", summary_csv(summary))
+    write_text(out / "compare-pairs.csv", pairs_csv(summary))
     write_text(out / "compare.tex", latex(summary))
     write_text(out / "compare.md", markdown(summary))
     write_text(out / "compare.html", html(summary))

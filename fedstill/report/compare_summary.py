@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from fedstill.core.text_format import listed
 from fedstill.protocol.kinds import PRIVATE_DATA
 from fedstill.report.compare_entry import LOCAL, ComparedMethod, Spread
 from fedstill.report.metric_text import bare, in_a_sentence
-from fedstill.report.paired import Gap, difference
+from fedstill.report.paired import Gap, Reached, between
 from fedstill.report.privacy_section import guaranteed
 from fedstill.report.result import ACCURACY
 from fedstill.tasks.figure import Figure
@@ -62,18 +62,23 @@ class ComparedSetting:
 
     def above(self, first: ComparedMethod, second: ComparedMethod, figure: Figure) -> Gap:
         """The paired difference of two methods that have the figure, over the seeds that both have."""
-        others = {run.seed: run for run in second.runs}
-        pairs = [(run, others[run.seed]) for run in first.runs if run.seed in others]
-        ours = [[run.figure(figure.key) or 0.0 for run in pair] for pair in pairs]
-        if not pairs:
-            return Gap(math.nan, None)
-        drawn = [
-            one.draws - other.draws
-            for one, other in pairs
-            if one.draws is not None and other.draws is not None and one.tested == other.tested
-        ]
-        paired = figure.key == self.metric.key and len(drawn) == len(pairs)
-        return difference([one - other for one, other in ours], drawn if paired else ())
+        ours, theirs = (self._reached(entry, figure) for entry in (first, second))
+        return between([(ours[seed], theirs[seed]) for seed in ours if seed in theirs])
+
+    def pairs(self, figure: Figure) -> list[tuple[ComparedMethod, ComparedMethod, Gap]]:
+        """Each two methods that have the figure, in the table's order, and the difference of the first."""
+        both = itertools.combinations(self.entries, 2)
+        gaps = [(one, other, self.above(one, other, figure)) for one, other in both]
+        return [(one, other, gap) for one, other, gap in gaps if gap.seeds]
+
+    def _reached(self, entry: ComparedMethod, figure: Figure) -> dict[int, Reached]:
+        """What each run of a method has, by seed."""
+        judged = figure.key == self.metric.key
+        return {
+            run.seed: Reached(told, run.draws if judged else None, run.tested)
+            for run in entry.runs
+            if (told := run.figure(figure.key)) is not None
+        }
 
     def verdicts(self) -> list[str]:
         """What may be said of the order of methods by what they are judged by: a sentence for each kind."""

@@ -15,26 +15,60 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from fedstill.core.text_format import counted
+
 LEAST = 3  # seeds that may tell two methods apart
 Draws = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A mean difference, and half of its 95 % interval; None of one seed, whose chance nobody knows.
-
-    Args:
-        few: it is of so few seeds that their agreeing may be chance, whatever the interval.
-    """
+    """A mean difference, and half of its 95 % interval; None of one seed, whose chance nobody knows."""
 
     mean: float
     half: float | None
-    few: bool = field(default=False, repr=False)
+    seeds: int = field(default=0, repr=False)
 
     @property
     def told(self) -> bool:
-        """Whether the interval is on one side of 0: more than chance explains."""
-        return self.half is not None and not self.few and abs(self.mean) > self.half
+        """Whether the interval is on one side of 0, and of seeds enough that their agreeing is not chance."""
+        return self.half is not None and self.seeds >= LEAST and abs(self.mean) > self.half
+
+    def __str__(self) -> str:
+        half = "" if self.half is None else f" ± {self.half:.1f}"
+        return f"{self.mean:+.1f}{half} over {counted(self.seeds, 'seed')}"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What one run has of a figure.
+
+    Args:
+        draws: the same in each draw of test cases ``(R,)``; None: not known.
+        tested: how many test cases were drawn from.
+    """
+
+    figure: float
+    draws: Draws | None = None
+    tested: int | None = None
+
+
+def between(pairs: Sequence[tuple[Reached, Reached]]) -> Gap:
+    """How far the first of each pair is above the second: two runs of one seed.
+
+    >>> between([(Reached(80.0), Reached(other)) for other in (79.0, 78.0, 77.0)])
+    Gap(mean=2.0, half=2.484...)
+    """
+    if not pairs:
+        return Gap(math.nan, None)
+    drawn = [
+        one.draws - other.draws
+        for one, other in pairs
+        if one.draws is not None and other.draws is not None and one.tested == other.tested
+    ]
+    return difference(
+        [one.figure - other.figure for one, other in pairs], drawn if len(drawn) == len(pairs) else ()
+    )
 
 
 def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
@@ -55,10 +89,10 @@ def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
 
     seeds, mean = len(by_seed), statistics.fmean(by_seed)
     if seeds < 2:
-        return Gap(mean, None)
+        return Gap(mean, None, seeds)
     variance = statistics.variance(by_seed) / seeds
     if draws:
         over_cases = np.mean(np.stack(list(draws)), axis=0)
         known = over_cases[~np.isnan(over_cases)]
         variance += float(known.var(ddof=1)) if len(known) > 1 else 0.0
-    return Gap(mean, float(stdtrit(seeds - 1, 0.975)) * math.sqrt(variance), few=seeds < LEAST)
+    return Gap(mean, float(stdtrit(seeds - 1, 0.975)) * math.sqrt(variance), seeds)

@@ -214,10 +214,10 @@ def tex(text: str) -> str:
     return "".join(SPECIAL.get(letter, letter) for letter in " ".join(text.split()))
 
 
-def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records of the same keys as CSV with a head; None is empty."""
+def as_csv(records: Sequence[Mapping[str, Any]], head: Sequence[str] = ()) -> str:
+    """Records of the same keys as CSV with a head, which of none must be given; None is empty."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, head or list(records[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()

@@ -128,7 +128,7 @@ def name_of(setting: Setting) -> str:
     return f"{type(student).__module__}:{type(student).__qualname__}"
 
 
-def read(place: str | Path, model: nn.Module | str | None = None) -> tuple[nn.Module, StudentFile]:
+def read(place: str | Path, model: nn.Module | type | str | None = None) -> tuple[nn.Module, StudentFile]:
     """A run's student, in evaluation mode on the CPU.
 
     Args:
@@ -142,8 +142,8 @@ def read(place: str | Path, model: nn.Module | str | None = None) -> tuple[nn.Mo
         ArgumentError: it names a network or a task that it may not import.
         ModelError: the weights are of another architecture.
     """
-    if not isinstance(model, nn.Module | str | None):
-        called = getattr(model, "__name__", type(model).__name__)
+    if isinstance(model, type):
+        called = model.__name__
         raise ArgumentError("model", called, f"a network, as {called}(...) makes one, or its name")
     path, folder = _located(Path(place))
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.report.paired_difference import Difference, paired_difference
+from fedstill.report.paired_difference import Difference, paired_difference, seed_difference
 
 
 def a_run(folder: Path, cases: dict[str, Any] | None) -> str:
@@ -45,6 +45,36 @@ def test_models_of_one_run_are_compared(tmp_path: Path) -> None:
     assert paired_difference([run], [run], than="ensemble").mean == -1.0
     with pytest.raises(ArgumentError, match="centralised"):
         paired_difference([run], [run], of="centralised")
+
+
+def test_runs_of_one_seed_are_paired_whatever_their_order_and_task(tmp_path: Path) -> None:
+    def run(name: str, seed: int, reached: float) -> Path:
+        folder = Path(a_run(tmp_path / f"{name}{seed}", None))
+        said = {
+            "metric": "accuracy",
+            "accuracy": reached,
+            "seed": seed,
+            "figures": [{"key": "accuracy", "title": "Accuracy"}],
+        }
+        (folder / "result.json").write_text(json.dumps(said))
+        return folder
+
+    # Seeds move both by 20 points; the differences 1.0, 1.2, 0.8 have 1.0 +- 4.303 * 0.2 / sqrt(3).
+    first = [run("a", seed, reached) for seed, reached in enumerate((70.0, 80.0, 90.0))]
+    second = [run("b", seed, reached) for seed, reached in enumerate((69.0, 78.8, 89.2))]
+    found = seed_difference(first, second[::-1])
+    assert (found.mean, found.half, found.told) == (pytest.approx(1.0), pytest.approx(0.497, abs=1e-3), True)
+    assert str(found) == "+1.0 ± 0.5 over 3 seeds"
+    assert not seed_difference(first[:2], second[:2]).told, "two seeds may agree by chance"
+    for ours, theirs, allowed in (
+        (first, second[:2], "runs of seeds 0, 1, 2"),
+        ([], [], "of which each has one"),
+        ([first[0], first[0]], second[:1], "each with a seed of its own"),
+    ):
+        with pytest.raises(ArgumentError, match=allowed):
+            seed_difference(ours, theirs)
+    with pytest.raises(ArgumentError, match="seed_difference compares any, over seeds"):
+        paired_difference([first[0]], [second[0]])
 
 
 def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:

@@ -399,6 +399,15 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     remarks = [line.removeprefix("% ") for line in latex(summary).splitlines() if line.startswith("%")]
     assert first.verdicts()[0] in remarks, "a setting without a name has none before it"
     assert first.verdicts()[0] in Page(html(summary)).text
+    write_comparison(folder, plan)
+    pair = next(row for row in records(folder / "compare-pairs.csv") if row["figure"] == "accuracy")
+    assert (pair["method"], pair["than"], pair["seeds"], pair["told_apart"]) == (
+        "fedavg",
+        "fediod",
+        "3",
+        "True",
+    )
+    assert [round(float(pair[name]), 1) for name in ("difference", "low", "high")] == [-4.0, -6.5, -1.5]
 
 
 def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
