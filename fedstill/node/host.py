@@ -130,13 +130,17 @@ class Host:
                     header, tensors = unpack(message, 0)
                 with limited(self.name, clip(header.get("do"))):
                     told, released = self._serve(header, tensors)
+                    return self._reply(told, released, start)
             except Exception as error:  # the node goes on serving, and says no more than it may
                 return pack({"error": self.refusals.told(header, error, self.asker, self.session)})
-            seconds = time.perf_counter() - start
-            session = self.session  # records are drawn in secret, or their number is not to be told
-            if session is not None and (session.node.private or session.plan.sums):
-                seconds = math.ceil(10 * seconds) / 10
-            return pack({"told": {} if told is None else asdict(told), "seconds": seconds}, released)
+
+    def _reply(self, told: Told, released: Tensors, start: float) -> bytes:
+        """What a node tells and lets out, with the seconds that it took itself."""
+        seconds = time.perf_counter() - start
+        session = self.session  # records are drawn in secret, or their number is not to be told
+        if session is not None and (session.node.private or session.plan.sums):
+            seconds = math.ceil(10 * seconds) / 10
+        return pack({"told": {} if told is None else asdict(told), "seconds": seconds}, released)
 
     def _refuse_large(self, message: bytes) -> None:
         """Refuse a message by its size or its header's, before anything of it is parsed."""

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.protocol.kinds import INPUTS, kind_named
+from fedstill.protocol.tensor_bytes import METADATA, header_of, tensors_of, to_bytes
 
 Tensors = Mapping[str, torch.Tensor]
 Form = Literal["float32", "float16", "int8"]
@@ -172,13 +171,11 @@ def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
     plain = {name: tensor.detach().cpu() for name, tensor in (tensors or {}).items()}
     # How a tensor lies in memory decides which kernel computes it, and so its last digits.
     strides = {name: tensor.stride() for name, tensor in sorted(plain.items()) if tensor.ndim == 4}
-    # Under one key: safetensors writes several in any order, and equal messages are to be equal bytes.
-    metadata = {HEADER: json.dumps({HEADER: header, STRIDES: strides})}
-    return save({name: tensor.contiguous() for name, tensor in plain.items()}, metadata=metadata)
+    return to_bytes(plain, {HEADER: json.dumps({HEADER: header, STRIDES: strides})})
 
 
 # What reading bytes can raise that somebody made up; a RuntimeError is torch's, of a shape beyond all memory.
-NO_MESSAGE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
+NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
 def header_size(message: bytes) -> int:
@@ -202,13 +199,11 @@ def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, An
     if 0 < most_header < length:
         raise DataError(f"its header has {length} bytes: allowed are {most_header} (most_header)")
     try:
-        if not length:
-            raise ValueError("cut short")
-        told = json.loads(json.loads(message[8 : 8 + length])["__metadata__"][HEADER])
+        names = header_of(message)
+        told = json.loads(names[METADATA][HEADER])
         header, strides = told[HEADER], told[STRIDES]
-        loaded = load(message)
-        # One after the other leaves the first copy: all together would be a third of a large message.
-        tensors = {name: _laid_out(loaded.pop(name), strides.get(name)) for name in list(loaded)}
+        loaded = tensors_of(message, names)
+        tensors = {name: _laid_out(tensor, strides.get(name)) for name, tensor in loaded.items()}
     except NO_MESSAGE as error:
         raise DataError(f"{len(message)} bytes are no message of fedstill: {error}") from error
     if not isinstance(header, dict):
@@ -217,11 +212,8 @@ def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, An
 
 
 def _laid_out(tensor: torch.Tensor, strides: Any) -> torch.Tensor:
-    """A copy of a tensor that lies in memory as before it travelled, if that is dense: channels last, say.
-
-    It begins where torch lets tensors begin; within a message it would at any byte, which too decides.
-    """
+    """A tensor as it lay in memory before it travelled, if that was channels last."""
     if strides is None or tensor.ndim != 4 or tuple(strides) == tensor.stride():
-        return tensor.clone()
+        return tensor
     last = torch.empty(tensor.shape, dtype=tensor.dtype, memory_format=torch.channels_last)
-    return last.copy_(tensor) if tuple(strides) == last.stride() else tensor.clone()
+    return last.copy_(tensor) if tuple(strides) == last.stride() else tensor

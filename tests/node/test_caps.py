@@ -28,7 +28,8 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
 from fedstill.protocol.run_plan import PROTOCOL, Plan, fingerprint, public_tensors
-from fedstill.protocol.wire_format import WireConfig, pack, unpack
+from fedstill.protocol.tensor_bytes import METADATA, header_of
+from fedstill.protocol.wire_format import HEADER, WireConfig, pack
 from tests.forked import FORKING
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
@@ -47,7 +48,8 @@ def serve(folder: Path, ceiling: bool) -> None:
     before, replies = peak(), []
     for path in sorted((folder / "messages").iterdir()):
         message, start = path.read_bytes(), time.monotonic()
-        told, _ = unpack(host.serve(message))
+        # Without its tensors, for which there may be no more memory than for the node.
+        told = json.loads(header_of(host.serve(message))[METADATA][HEADER])[HEADER]
         replies.append({**told.get("error", {}), "took": time.monotonic() - start})
     (folder / "replies").write_text(json.dumps([replies, peak() - before]))
 
@@ -413,3 +415,32 @@ WILD: list[Any] = [True, -1, 1.5, float("nan"), "9" * 1000]
 def test_a_limit_is_a_whole_number(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"policy.{name} is .* 0 .no limit. or more, a whole number"):
         PolicyConfig(**{name: value})
+
+
+@linux
+def test_a_message_for_which_there_is_no_memory_leaves_the_node_serving(tmp_path: Path) -> None:
+    """Read by Rust it would end the process, or its call, with what no one handles."""
+    large = pack({"do": "hello"}, {"x": torch.zeros(2**24)})
+    policy = f"most_memory = {2**20 * 100}"
+    replies, _ = served(tmp_path / "large", large, pack({"do": "hello"}), policy=policy, ceiling=True)
+    assert replies[0]["rule"] == "most_memory: it would take more than the node's owner allows"
+    assert "rule" not in replies[1]
+
+
+def test_an_answer_for_whose_bytes_there_is_no_memory_is_refused_and_can_be_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clinic = Clinic(tmp_path / "clinic").ready()
+
+    def full(header: Mapping[str, Any], tensors: Any = None) -> bytes:
+        if tensors:
+            raise MemoryError
+        return pack(header)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedstill.node.host.pack", full)
+        assert clinic.ask(0)["rule"] == "most_memory: it would take more than the node's owner allows"
+    assert clinic.left() == [(0, "answer")], "it is charged"
+    _, released = clinic.ask(0)
+    assert set(released) == {"logits", "critic"}
+    assert clinic.left() == [(0, "answer")], "and once"
