@@ -152,8 +152,19 @@ def fits(what: str, need: float, most: int) -> None:
         raise TooLarge(what, need, most)
 
 
+def rounded(count: int) -> int:
+    """The power of two that so many reach at most. What is refused for their memory tells a server no more,
+    however it varies what it asks for.
+
+    >>> rounded(1), rounded(1000), rounded(1024), rounded(1025)
+    (1, 1024, 1024, 2048)
+    """
+    return 1 << max(count - 1, 0).bit_length()
+
+
 def check_examples(count: int, spec: InputSpec, most: int) -> None:
-    """Refuse (TooLarge) to bring so many examples into a spec, if they took more bytes than are allowed."""
+    """Refuse (TooLarge) to bring so many examples into a spec, if they, or as many as :func:`rounded`, took
+    more bytes than are allowed."""
     sizes = " x ".join(map(str, spec.shape))
-    need = COPIES * count * of_example(spec)
+    need = COPIES * rounded(count) * of_example(spec)
     fits(f"its data as inputs of {sizes} with {len(spec.classes)} classes", need, most)

@@ -9,10 +9,11 @@ does is :class:`~fedstill.privacy.release_rules.NoisyRows`, which bounds first.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, NodeFault
 
 BITS = 52  # of a uniform draw: a float64 tells all of them apart, halves included
 
@@ -35,36 +36,47 @@ def quantise(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
     fewer digits are not privacy.
 
     Args:
-        z: of any shape, without NaN.
+        z: of any shape.
         levels: S, intervals between ``-z_max`` and ``z_max``.
         z_max: above 0.
 
     Returns:
         Whole numbers ``-floor(S/2) .. ceil(S/2)``, of the shape of z, in the type that :func:`wire_type`
-        names.
+        names; its least number for NaN. Nodes call this on what they are about to release, and were it
+        refused, that would tell the server something that is neither charged nor counted.
 
     Raises:
-        ArgumentError: a bound that is not above 0, NaN.
+        ArgumentError: a bound that is not above 0.
 
     >>> quantise(torch.tensor([-9.0, -0.5, 0.0, 0.1, 1.0]), 4, 2.0)
     tensor([-2,  0,  0,  1,  1], dtype=torch.int8)
     """
     if not 0 < z_max < math.inf:
         raise ArgumentError("z_max", z_max, "above 0")
-    if z.isnan().any():
-        raise ArgumentError("z", "NaN", "numbers: has a model diverged?")
     # In double precision: rounding in float32 would move values over a grid point.
-    scaled = z.double().clamp(-z_max, z_max) * levels / (2 * z_max)
-    return scaled.ceil().to(wire_type(levels))
+    scaled, kind = z.double().clamp(-z_max, z_max) * levels / (2 * z_max), wire_type(levels)
+    return scaled.ceil().nan_to_num(nan=torch.iinfo(kind).min).to(kind)
 
 
 def dequantise(index: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
-    """The values that level indices stand for, FedKD Eq. 4: ``index 2 z_max / S``, float32.
+    """The values that level indices stand for, FedKD Eq. 4: ``index 2 z_max / S``, float32, or NaN.
 
     >>> dequantise(torch.tensor([-2, 0, 1], dtype=torch.int8), 4, 2.0)
     tensor([-2.,  0.,  1.])
     """
-    return (index.double() * (2 * z_max) / levels).float()
+    values = index.double() * (2 * z_max) / levels
+    return values.where(index != torch.iinfo(index.dtype).min, math.nan).float()
+
+
+def require_numbers(nodes: Sequence[str], z: torch.Tensor) -> None:
+    """Refuse what nodes' models answered, ``(K, ...)``, where it is NaN.
+
+    Raises:
+        NodeFault: naming the nodes.
+    """
+    if z.isnan().any():
+        lost = [name for name, own in zip(nodes, z, strict=True) if own.isnan().any()]
+        raise NodeFault(", ".join(lost), "predict", "logits hold NaN: has a model diverged?")
 
 
 def laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> torch.Tensor:

@@ -27,7 +27,7 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augment import shifted
 from fedstill.methods import ArgumentError, Ask, Group, Needs, Node, Public, Server, TensorData, Tensors
 from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
-from fedstill.methods._perturbing import dequantise, laplace, quantise
+from fedstill.methods._perturbing import dequantise, laplace, quantise, require_numbers
 from fedstill.methods._public import (
     batches,
     distil,
@@ -232,6 +232,7 @@ class FedKD(OneShot):
             z = heard(server, answers, self.ensemble)
             if self.levels:
                 z = dequantise(z, self.levels, z_max)
+                require_numbers(answers.nodes, z)
             each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2
         z_hat = torch.stack(torch.cat(each).chunk(self.predictions))
         if not math.isinf(self.gamma):

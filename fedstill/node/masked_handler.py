@@ -46,7 +46,7 @@ class MaskedHandler(RequestHandler):
         # whether a sum may be read without some is asked of sums alone.
         summed = bool(self.side.questions[name].sums)
         before = "" if summed and call is not None and call.recover else node.heard
-        return fingerprint(arrived, name, str(number), str(differentiable), before)
+        return fingerprint(arrived, name, str(number), str(differentiable), before, _layout(arrived))
 
     def _admit(
         self, question: Question, call: SumCall | None, pulls: Iterable[Tensors] = ()
@@ -73,6 +73,11 @@ class MaskedHandler(RequestHandler):
         adding = super()._adding(node, call, kept)
         if adding is None or call is None:
             return None
-        told = (kept.bits, "" if pull is None else fingerprint(pull))
+        told = (kept.bits, "" if pull is None else fingerprint(pull, _layout(pull)))
         mask = self.masks.mask(call, kept.question.name, told)
         return replace(adding, mask=mask, spoil=self.masks.noise(call), always=self.masks.exhausted)
+
+
+def _layout(tensors: Tensors) -> str:
+    """How tensors lie in memory: equal values that lie otherwise have answers with other last digits."""
+    return " ".join(f"{name}{tuple(tensor.stride())}" for name, tensor in sorted(tensors.items()))

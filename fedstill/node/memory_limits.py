@@ -18,7 +18,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedstill.core.dataset import Form
-from fedstill.data.input_spec import COPIES, InputSpec, fits, of_example
+from fedstill.data.input_spec import COPIES, InputSpec, fits, of_example, rounded
 from fedstill.models import FORWARD, example
 from fedstill.models.modes import in_mode
 
@@ -166,7 +166,7 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     fits(_model(spec), need, most)
     answers = public * (of_example(spec) + 2 * 4 * math.prod(spec.outputs))
     fits(f"{public} public inputs with answers about them", need + answers, most)
-    own = COPIES * examples * of_example(spec)
+    own = COPIES * rounded(examples) * of_example(spec)
     fits("its data beside its model and public data", need + answers + own, most)
 
 

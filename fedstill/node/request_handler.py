@@ -150,7 +150,7 @@ class RequestHandler:
             else:
                 self._compute(now)
         except BaseException:  # it may have changed networks: no later answer passes for one without it
-            failed = f"{number} {now.content} failed"
+            failed = f"{number} {now.content}{now.bits} failed"  # of which masks know more than its content
             for each in self.group.nodes:
                 each.answered, each.heard = chained(each.answered, failed), chained(each.heard, failed)
             raise

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._perturbing import dequantise, laplace, quantise, wire_type
+from fedstill.methods._perturbing import dequantise, laplace, quantise, require_numbers, wire_type
 
 # --- the quantiser -------------------------------------------------------------------------------
 
@@ -66,8 +66,18 @@ def test_what_cannot_be_quantised_is_said_in_one_line() -> None:
     for z_max in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="z_max is"):
             quantise(torch.zeros(1), 2, z_max)
-    with pytest.raises(ArgumentError, match="NaN"):
-        quantise(torch.tensor([math.nan]), 2, 1.0)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 200, 254, 255, 65534, 65535])
+def test_what_is_no_number_travels_as_such_and_is_named_at_the_server(levels: int) -> None:
+    """A node that refused it would tell something that is neither charged nor counted."""
+    z = torch.tensor([[0.5, -1.0], [math.nan, 1.0]])
+    back = dequantise(quantise(z, levels, 1.0), levels, 1.0)
+    assert back.isnan().tolist() == [[False, False], [True, False]]
+    require_numbers(["a"], back[:1])
+    with pytest.raises(NodeFault, match=r"'b'.* logits hold NaN") as caught:
+        require_numbers(["a", "b"], back)
+    assert caught.value.node == "b"
 
 
 # --- Laplace noise -------------------------------------------------------------------------------
