@@ -84,7 +84,8 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, owner_folder.read(folder)
         self.asker = ""
-        self.security, self.requests = SecurityLog(folder), Requests(folder, self.file)
+        self.security = SecurityLog(folder, self.file.policy.most_disk)
+        self.requests = Requests(folder, self.file)
         self.refusals = Refusals(self.security)
         if (fault := self.security.verify()) is not None:
             raise SecurityLogError(f"the security log in {folder}: {fault}")

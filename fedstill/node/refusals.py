@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from fedstill.protocol.messages import MOST
 
 logger = logging.getLogger("fedstill.node")
 
+HOUR = 3600.0  # seconds
+
 
 class Refusals:
     """The refusals of one process at a node."""
@@ -24,6 +27,7 @@ class Refusals:
     def __init__(self, security: SecurityLog) -> None:
         self._security = security
         self._noted: set[tuple[object, ...]] = set()  # of this process, that the audit log has
+        self._hour, self._lines = time.monotonic(), 0
 
     def told(
         self, header: Mapping[str, Any], error: Exception, asker: str, session: Session | None
@@ -43,7 +47,7 @@ class Refusals:
         number = header.get("number")
         asked = number if type(number) is int and abs(number) < MOST else -1
         which = f"{question} (number {asked})" if asked >= 0 else question
-        logger.warning("refused %s: %s", which, clip(text, 1000))
+        self._log(f"refused {which}: {clip(text, 1000)}")
         if header.get("do") in ("answer", "pull back") and session is not None:
             line = (session.plan.run, question, asked, rule_of(error))
             new = line not in self._noted and len(self._noted) < REFUSALS
@@ -58,6 +62,16 @@ class Refusals:
             if hasattr(error, name):
                 told[name] = getattr(error, name)
         return told
+
+    def _log(self, line: str) -> None:
+        """Write into the process's own log, so many lines an hour: a server could fill the disk with them."""
+        if time.monotonic() - self._hour > HOUR:
+            self._hour, self._lines = time.monotonic(), 0
+        self._lines += 1
+        if self._lines <= REFUSALS:
+            logger.warning("%s", line)
+        if self._lines == REFUSALS:
+            logger.warning("further refusals of this hour are not written here")
 
     def note(self, asker: str, question: str, error: Exception, run: str) -> None:
         """Write into the security log that something was refused, and why as far as a server may know; the

@@ -72,7 +72,7 @@ class Requests:
 
     def __init__(self, folder: Path, file: NodeFile) -> None:
         self._folder, self._file = folder / FOLDER, file
-        self._log = SecurityLog(folder)
+        self._log = SecurityLog(folder, file.policy.most_disk)
 
     # --- at the node -------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from fedstill.core.errors import QuestionRefused, RunFolderError
 from fedstill.core.run_writer import read_object
 from fedstill.node import audit_file
 from fedstill.node.node_file import NodeFile
+from fedstill.node.security_log import size as size_of_log
 from fedstill.protocol.run_plan import PLAN_FILE
 from fedstill.protocol.wire_format import size
 
@@ -57,9 +58,9 @@ class RunFolder:
         most = self._policy.most_disk
         # What SQLite has not yet moved from its log of writes to the file is on the disk, too.
         files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
-        logged = sum(file.stat().st_size for file in files if file.exists())
+        logged = sum(file.stat().st_size for file in files if file.exists()) + size_of_log(self._folder)
         if most and self._others + _on_disk(self.path) + logged + more >= most:
-            rule = f"most_disk: {most}, which runs/, public/ and the audit log have reached; {CURE}"
+            rule = f"most_disk: {most}, which runs/, public/ and the node's logs have reached; {CURE}"
             raise QuestionRefused(self._node, question, rule)
 
     @property

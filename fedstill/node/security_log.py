@@ -44,10 +44,14 @@ class SecurityLogError(FedstillError):
 
 
 class SecurityLog:
-    """The log in a node's folder, to which several processes may write."""
+    """The log in a node's folder, to which several processes may write.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        most: bytes beyond which what a server causes is not written any more; 0 is no limit.
+    """
+
+    def __init__(self, folder: Path, most: int = 0) -> None:
+        self._folder, self._most = folder, most
         self._written: set[tuple[str, ...]] = set()  # what this process has written of what a server causes
 
     def write(self, event: Event, who: str, why: str, **about: str) -> None:
@@ -74,6 +78,8 @@ class SecurityLog:
         """Write what a server can cause as often as it likes, if this process has not written the same, or
         too many such lines, already."""
         key = (event, who, why, *about.values())
+        if self._most and size(self._folder) >= self._most:
+            return
         if key not in self._written and len(self._written) < REFUSALS:
             self._written.add(key)
             if len(self._written) == REFUSALS:
@@ -300,3 +306,8 @@ def _through(line: Mapping[str, Any]) -> int:
 def _hashed(chain: str) -> str:
     """How a line ends."""
     return f',"hash":"{chain}"}}'
+
+
+def size(folder: Path) -> int:
+    """Bytes of the security log in a folder, full files included."""
+    return sum(path.stat().st_size for path in folder.glob("security*.jsonl"))

@@ -346,6 +346,26 @@ def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.M
     assert [line["event"] for line in SecurityLog(clinic.folder).lines()].count("joined") == 4
 
 
+def test_a_server_cannot_fill_the_processes_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(refusals, "REFUSALS", 3)
+    host = Clinic(tmp_path / "clinic").host
+
+    def lines(messages: int) -> list[str]:
+        caplog.clear()
+        for _ in range(messages):
+            host.serve(b"no message")
+        return [record.getMessage() for record in caplog.records]
+
+    first = lines(10)
+    assert [line.startswith("refused message: ") for line in first] == [True, True, True, False]
+    assert first[-1] == "further refusals of this hour are not written here"
+    assert lines(10) == []
+    monkeypatch.setattr(refusals, "HOUR", 0.0)  # as if one had gone by
+    assert len(lines(1)) == 1
+
+
 def test_what_a_stranger_asks_is_not_noted_under_the_run_that_goes_on(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
     assert "a run that this node has joined" in clinic.ask(5, run="stranger")["text"]
@@ -365,8 +385,10 @@ def test_no_gradient_leaves_of_an_answer_that_was_refused(tmp_path: Path) -> Non
     assert clinic.left() == []
 
 
-def test_a_model_that_fails_at_an_answer_has_been_paid_for(tmp_path: Path) -> None:
-    """As public images at the end of float32 can make it do, or not, by what a private model has learned."""
+def test_a_model_that_fails_at_an_answer_has_been_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what is asked can make it do, or not, by what a private model has learned."""
     public = Public("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
     plan = Plan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
@@ -375,12 +397,34 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(tmp_path: Path) -> No
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
     clinic.say("learn", seconds=60)
     assert not clinic.session.audit.spent(DATA, ALL).total
-    for parameter in clinic.session.node.model.parameters():
-        torch.nn.init.constant_(parameter, float("nan"))
+
+    def fails(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a weight is 3.5")
+
+    monkeypatch.setattr(clinic.session.node.model, "forward", fails)
     rows = {"rows": torch.tensor([0, 2]), "view": torch.tensor(0)}
     said = clinic.say("answer", rows, question="predict", number=0, differentiable=False)
-    assert "z is 'NaN'" in said["text"]
+    assert said["text"] == "its data or model fail here: its own log says more"
     assert clinic.session.audit.spent(DATA, ALL).total
+
+
+def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
+    """As public images at the end of float32 can make it: a refusal would tell, and nothing be counted."""
+    public = Public("p", torch.zeros(4, *SHAPE))
+    method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
+    plan = Plan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
+    most = 3 * len(SPEC.classes)
+    clinic = Clinic(tmp_path / "clinic", f"most_bytes = {most}\n", plan)
+    clinic.say("join", public_tensors(public), plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    for parameter in clinic.session.node.model.parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    ask = {"question": "predict", "differentiable": False}
+    one, more = ({"rows": torch.tensor([0, rows]), "view": torch.tensor(0)} for rows in (1, 4))
+    _, released = clinic.say("answer", one, number=0, **ask)
+    assert (released["logits"] == -128).all()
+    assert clinic.session.audit.spent(DATA, ALL).bytes == released["logits"].numel()
+    assert clinic.say("answer", more, number=1, **ask)["rule"] == f"most_bytes: {most} bytes", "as of numbers"
 
 
 ESTIMATOR = """

@@ -151,6 +151,18 @@ def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pyte
     assert told == ["rule 0", "rule 1", "rule 2", "further lines of this process stand in node.log alone"]
 
 
+def test_beyond_its_share_of_the_disk_only_its_owners_deeds_are_written(tmp_path: Path) -> None:
+    log = SecurityLog(tmp_path, most=2000)
+    for number in range(100):
+        log.refused("aa", f"rule {number}", run="one")
+    refused = len(list(log.lines()))
+    assert 5 < refused < 20
+    assert security_log.size(tmp_path) < 2000 + 400
+    log.write("approved", "owner", "it is sound", run="one")
+    SecurityLog(tmp_path, most=2000).refused("aa", "of another process", run="one")
+    assert [line["event"] for line in log.lines()] == [*["refused"] * refused, "approved"]
+
+
 def test_changed_rules_stand_there_once_and_by_name(tmp_path: Path) -> None:
     log = SecurityLog(tmp_path)
     for most in (1, 1, 2):
