@@ -71,15 +71,16 @@ def _planned(given: Given) -> Comparison:
             names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
         )
         if "--quiet" not in given:
-            _say_what_is_left_out([name for name in names if name != base], plan.config(plan.places()[0]))
+            run = plan.config(plan.places()[0])
+            _say_what_is_left_out([name for name in names if name != base], run, based=base is not None)
         return plan
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
     return comparison_file.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
-def _say_what_is_left_out(names: Sequence[str], run: RunConfig) -> None:
-    """Say of a preset whose data are others that its method alone is taken."""
+def _say_what_is_left_out(names: Sequence[str], run: RunConfig, *, based: bool) -> None:
+    """Say of a run's file, and of a preset whose data are others, that its method alone is taken."""
     from fedstill.compare.comparison_methods import table_at
     from fedstill.runs import presets
     from fedstill.runs.config import RunConfig
@@ -88,8 +89,10 @@ def _say_what_is_left_out(names: Sequence[str], run: RunConfig) -> None:
     for name in names:
         if name.endswith(".toml") or name in presets.names():
             own = table_at(presets.read(name, RunConfig), "data").get("name", data)
-            if own != data:
-                told = f"Of {name} the method alone is taken: all run on {data}, not on its {own}."
+            if own != data or (name.endswith(".toml") and not based):
+                apart = f", not on its {own}" if own != data else ""
+                cure = "" if based else f"; --base {name} takes all else from it, too"
+                told = f"Of {name} the method alone is taken: all run on {data}{apart}{cure}."
                 print(told, file=sys.stderr)
 
 

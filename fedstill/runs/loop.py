@@ -286,7 +286,7 @@ class Run(ABC):
             },
             "privacy": privacy,
             **reached,
-            **({"notes": notes} if notes else {}),
+            "notes": notes,
             "nodes": nodes,
             "student": student if self.has_student else None,
             **self._beside(told),

@@ -434,13 +434,16 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
 def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
     command: Main, here: Path, comparisons: Comparisons
 ) -> None:
-    told = "Of fashion-fediod the method alone is taken: all run on digits, not on its fashion-mnist.\n"
+    taken = "Of fashion-fediod the method alone is taken: all run on digits, not on its fashion-mnist"
+    told = f"{taken}; --base fashion-fediod takes all else from it, too.\n"
     words = ("compare", "fedavg", "fashion-fediod", "--out", "there")
     assert command(*words) == (0, "table of there\n", told)
     assert command(*words, "--quiet") == (0, "table of there\n", "")
     assert command(*words, "--data", "fashion-mnist") == (0, "table of there\n", "")
     (here / "part.toml").write_text('method.name = "fediod"\n[evaluation]\nnope = 3', encoding="utf-8")
-    assert command("compare", "fedavg", "part.toml", "--out", "there") == (0, "table of there\n", "")
+    code, out, said = command("compare", "fedavg", "part.toml", "--out", "there")
+    assert (code, out) == (0, "table of there\n")
+    assert said.endswith("all run on digits; --base part.toml takes all else from it, too.\n")
     (here / "lab.py").touch()
     wanted = "unknown method or preset 'lab.py': did you mean 'lab:CLASS', a method in that file?"
     assert one_line(command("compare", "fedavg", "lab.py")) == wanted

@@ -90,6 +90,13 @@ def test_who_asks_before_the_first_turn_is_refused() -> None:
         prepare(config(Hasty()))
 
 
+@pytest.mark.parametrize("rounds", [0, -3])
+def test_a_method_without_a_round_is_refused(rounds: int) -> None:
+    """Its type says no range, and its student would be called trained."""
+    with pytest.raises(ArgumentError, match=f"method.rounds is {rounds}: allowed is 1 or more"):
+        prepare(config(Idle(rounds=rounds)))
+
+
 def test_in_a_comparison_it_is_called_by_its_class() -> None:
     comparison = plan([f"{__name__}:Idle", "fedavg"])
     assert [place.folder for place in comparison.places()] == ["Idle-seed0", "fedavg-seed0"]

@@ -409,12 +409,12 @@ def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
         one = setting(FedAvg(rounds=1), privacies=[privacy] * 3)
         parts = [replace(part, groups=torch.arange(len(part)) // 5) for part in one.parts]
         experiment = Simulation(replace(one, parts=parts))
-        return str(experiment.run().get("notes"))
+        return str(experiment.run()["notes"])
 
     noise = StepsConfig(noise=4.0)
     assert "privacy.group_size = 5" in notes(DPSGD(training=noise))
-    assert notes(DPSGD(training=noise, group_size=5)) == "None"
-    assert notes(NoPrivacy()) == "None"
+    assert notes(DPSGD(training=noise, group_size=5)) == "[]"
+    assert notes(NoPrivacy()) == "[]"
 
 
 def test_a_result_says_of_how_many_cases_its_test_examples_are() -> None:
