@@ -112,6 +112,10 @@ def _of_one_method(
     for option in group(words):
         first, dot, rest = option.name.rpartition(".")
         label = spelled.get(first, "") if dot else ""
+        meant = [spelt for spelt in spelled if first in spelt.split("_")]
+        if dot and not label and first not in to_dict(base) and len(meant) == 1:
+            option_of = f"'--{spelled[meant[0]]}.{rest}'"
+            raise UnknownName("option", option.option, [], meant=option_of)
         (own.setdefault(label, []) if label else shared).extend(
             [f"--method.{rest}" if label else option.option, *option.values]
         )

@@ -444,6 +444,9 @@ def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
     code, out, said = command("compare", "fedavg", "part.toml", "--out", "there")
     assert (code, out) == (0, "table of there\n")
     assert said.endswith("all run on digits; --base part.toml takes all else from it, too.\n")
+    code, _, said = command("compare", "digits-fedkd", "fedavg", "--fedkd.epochs", "2")
+    assert code == 2
+    assert said == "fedstill: unknown option '--fedkd.epochs': did you mean '--digits-fedkd.epochs'?\n"
     (here / "lab.py").touch()
     wanted = "unknown method or preset 'lab.py': did you mean 'lab:CLASS', a method in that file?"
     assert one_line(command("compare", "fedavg", "lab.py")) == wanted
