@@ -178,8 +178,14 @@ class Method(Registered):
 
     @property
     def turns(self) -> int:
-        """Turns of a whole run: rounds, unless a method says otherwise."""
+        """Turns of a whole run: rounds, unless a method says otherwise.
+
+        Raises:
+            ArgumentError: not one round, as an option without a range lets one ask for.
+        """
         rounds: int = getattr(self, "rounds", 0)
+        if hasattr(self, "rounds") and rounds < 1:
+            raise ArgumentError("method.rounds", rounds, "1 or more")
         return rounds
 
     def begin(self, server: Any) -> Any:

@@ -53,7 +53,8 @@ def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -
     start = 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
         tensor = tensors[name].detach()
-        raw = tensor.reshape(-1).view(torch.uint8).numpy()
+        flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # of one number the stride may be any
+        raw = flat.view(torch.uint8).numpy()
         end = start + raw.nbytes
         header[name] = {
             "dtype": NAMES[tensor.dtype],

@@ -92,9 +92,7 @@ def check_method(method: Method, task: Task, public: Public | None) -> None:
         MethodRefused: it does.
         ArgumentError: it has no rounds.
     """
-    rounds = getattr(method, "rounds", 1)
-    if isinstance(rounds, int) and rounds < 1:  # of a method of one's own, whose option has no range
-        raise ArgumentError("method.rounds", rounds, "1 or more")
+    method.turns  # noqa: B018 - which refuses to be none
     needs = method.needs()
     reason = refusal(needs, task)
     if reason is None and (needs.public or needs.public_labels) and public is None:

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.json_text import finite
 from fedstill.core.run_writer import Records
 from fedstill.runs import resampling
-from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean, plain
+from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean
 from fedstill.tasks import TASKS
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabelConfig
@@ -76,7 +77,7 @@ def test_of_fewer_cases_than_nodes_some_nodes_share() -> None:
 def test_what_cannot_be_said_is_left_out_of_means_and_is_none_in_files() -> None:
     told = [{"dice": 40.0, "hd95": math.nan}, {"dice": 60.0, "hd95": 3.0}]
     assert mean(told) == {"dice": 50.0, "hd95": 3.0}
-    assert plain(told[0]) == {"dice": 40.0, "hd95": None}
+    assert finite(told[0]) == {"dice": 40.0, "hd95": None}
     assert deviation([1.0, 3.0, math.nan]) == 1.0
     assert math.isnan(mean([{"hd95": math.nan}])["hd95"])
     assert math.isnan(deviation([math.nan]))

@@ -17,8 +17,9 @@ from fedstill.federation import transport
 from fedstill.federation.transport import LinkError
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.host import Host
+from fedstill.protocol.run_plan import Plan
 from fedstill.protocol.wire_format import unpack
-from fedstill.runs import assemble, local_processes
+from fedstill.runs import assemble, local_processes, remote_run
 from fedstill.runs.config import RunConfig, from_dict, to_dict
 from tests.federation.test_remote import NAMES, Live, tiny
 from tests.loopback import Loopback
@@ -174,12 +175,20 @@ def test_a_policy_that_forbids_a_question_refuses_at_once(tmp_path: Path) -> Non
     assert refused(link)
 
 
-def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(tmp_path: Path) -> None:
+def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = remote_run.plan_of
+
+    def other(*about: Any) -> Plan:
+        plan = sound(*about)
+        return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, classes=("zero", "one")))
+
     config = tiny("fediod")
     link = Heard(nodes(config, tmp_path))
-    server = live(config, link, tmp_path)
-    spec = dataclasses.replace(server.federation.plan.spec, classes=("zero", "one"))
-    server.federation.plan = dataclasses.replace(server.federation.plan, spec=spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_run, "plan_of", other)
+        server = live(config, link, tmp_path)
     with pytest.raises(NodeFault, match="its own log says more"):
         server.run()
     assert refused(link)
