@@ -27,7 +27,6 @@ RUNS = {
     "cifar10-fediod-jpeg": f"{CIFAR} --method.steps 100",
     "cifar10-fedkd-jpeg": f"{CIFAR} --public.limit 2000 --method.epochs 10",
     "mri-segmentation-fedavg": "",
-    "mri-segmentation-asyndgan": "--method.steps 100",
     "mri-segmentation-fediod": "--method.pretrain 100 --method.steps 60",
     "mri-reconstruction-fedavg": "",
     "mri-reconstruction-fediod": "--method.pretrain 100 --method.steps 60",
