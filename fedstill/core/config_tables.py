@@ -342,19 +342,3 @@ def changed(table: dict[str, Any], default: dict[str, Any], prefix: str = "--") 
             told = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
             words += [f"{prefix}{key}", *told]
     return words
-
-
-def flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a table of tables, by dotted name.
-
-    >>> flat({"seed": 1, "split": {"nodes": 8}})
-    {'seed': 1, 'split.nodes': 8}
-    """
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        value = as_table(value)
-        if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": each for name, each in flat(value).items()}
-        else:
-            found[key] = value
-    return found

@@ -21,7 +21,8 @@ from annotated_types import MinLen
 
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.compute import EngineConfig
-from fedstill.core.config_tables import as_table, flat, read_table, read_value
+from fedstill.core.config_tables import as_table, read_table, read_value
+from fedstill.core.dotted_names import flat
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.registry import check_named
 from fedstill.core.user_functions import look_in

@@ -1,0 +1,24 @@
+"""Tables in tables as values by dotted name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedstill.core.config_tables import as_table
+
+
+def flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a table of tables, by dotted name.
+
+    >>> flat({"seed": 1, "split": {"nodes": 8}})
+    {'seed': 1, 'split.nodes': 8}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        value = as_table(value)
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": each for name, each in flat(value).items()}
+        else:
+            found[key] = value
+    return found
