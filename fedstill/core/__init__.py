@@ -1,8 +1,9 @@
 """What every room uses: errors, seeds, devices, configuration tables, names, a run's files.
 
 - Configuration: ``config_tables`` makes frozen dataclasses of tables and back, ``dotted_names`` lists what is
-  in them, ``checked`` holds them to their types, ``toml`` and ``commented_toml`` read and write files, ``registry`` finds things by name, the
-  package's own and those of others, and ``user_functions`` a user's own function.
+  in them, ``checked`` holds them to their types, ``toml`` and ``commented_toml`` read and write files,
+  ``registry`` finds things by name, the package's own and those of others, and ``user_functions`` a user's
+  own function.
 - Computing: ``compute`` is device and precision, ``workers`` do independent work at once, ``seeds`` names
   every random draw, ``bootstrap`` draws cases, ``deadline`` ends what takes too long, ``dataset`` is data as
   tensors.

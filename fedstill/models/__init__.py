@@ -3,8 +3,8 @@
 ``classifiers``, ``tables``, ``unet`` and ``transformer`` are for nodes and student; ``generator``,
 ``patch_critics``, ``table_gan`` and ``feature_gan`` are what methods add. ``extractor_head`` parts a network
 in two, ``parameter_vector`` makes it one vector, ``modes`` puts it into a mode for a while,
-``attention_maps`` are where it looks, ``vgg`` is what a perceptual loss compares. ``hugging_face`` has models of that library. ``dp_compatibility`` says which can
-learn privately.
+``attention_maps`` are where it looks, ``vgg`` is what a perceptual loss compares. ``hugging_face`` has models
+of that library. ``dp_compatibility`` says which can learn privately.
 
 A model that is there already: ``model_config`` is what is said of it, and ``own_model`` makes it, by
 ``non_torch`` from a ``skops_file``, an ``onnx_graph`` or an ``endpoint``, to fit an ``interface``, with its
