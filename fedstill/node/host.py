@@ -60,7 +60,8 @@ from fedstill.protocol.messages import (
 )
 from fedstill.protocol.run_description import Description, describe
 from fedstill.protocol.run_plan import PROTOCOL, Plan
-from fedstill.protocol.wire_format import Tensors, header_size, pack, unpack
+from fedstill.protocol.tensor_bytes import header_size
+from fedstill.protocol.wire_format import Tensors, pack, unpack
 
 logger = logging.getLogger("fedstill.node")
 

@@ -68,14 +68,20 @@ def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -
     return b"".join([len(text).to_bytes(LENGTH, "little"), text, *parts])
 
 
+def header_size(blob: bytes) -> int:
+    """Bytes that stand before the tensors, as they say themselves; 0 where there are not as many."""
+    length = int.from_bytes(blob[:LENGTH], "little")
+    return length if length <= len(blob) - LENGTH else 0
+
+
 def header_of(blob: bytes) -> dict[str, Any]:
     """What stands before the tensors.
 
     Raises:
         ValueError: no header, or none that is a table.
     """
-    length = int.from_bytes(blob[:LENGTH], "little")
-    if not 0 < length <= len(blob) - LENGTH:
+    length = header_size(blob)
+    if not length:
         raise ValueError("cut short")
     header = json.loads(blob[LENGTH : LENGTH + length])
     if not isinstance(header, dict):
@@ -91,7 +97,7 @@ def tensors_of(blob: bytes, header: Mapping[str, Any]) -> dict[str, torch.Tensor
             there, one behind the other.
         RuntimeError: torch has no such shape, or there is no more memory.
     """
-    start = LENGTH + int.from_bytes(blob[:LENGTH], "little")
+    start = LENGTH + header_size(blob)
     told = sorted(((*each["data_offsets"], name) for name, each in header.items() if name != METADATA))
     tensors, at = {}, 0
     for begin, end, name in told:

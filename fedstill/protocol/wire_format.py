@@ -18,7 +18,7 @@ import torch
 from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.protocol.kinds import INPUTS, kind_named
-from fedstill.protocol.tensor_bytes import METADATA, header_of, tensors_of, to_bytes
+from fedstill.protocol.tensor_bytes import METADATA, header_of, header_size, tensors_of, to_bytes
 
 Tensors = Mapping[str, torch.Tensor]
 Form = Literal["float32", "float16", "int8"]
@@ -176,12 +176,6 @@ def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
 
 # What reading bytes can raise that somebody made up; a RuntimeError is torch's, of a shape beyond all memory.
 NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
-
-
-def header_size(message: bytes) -> int:
-    """Bytes of a message before its tensors, as it says itself; 0 where it has not as many."""
-    length = int.from_bytes(message[:8], "little")
-    return length if length <= len(message) - 8 else 0
 
 
 def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -345,5 +345,6 @@ class Run(ABC):
 
     def _save(self) -> None:
         since = time.monotonic()
+        nodes = self._nodes()  # first, as a node that is lost meanwhile is out of the server's state, too
         server = None if self._made is None else self._made.kept()
-        self.records.save({**self._nodes(), "clock": self.clock.kept(), "server": server}, since=since)
+        self.records.save({**nodes, "clock": self.clock.kept(), "server": server}, since=since)

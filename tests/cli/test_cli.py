@@ -233,6 +233,10 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml other.toml", "fedstill run is 'mine.toml other.toml': allowed is PRESET|"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
+        (
+            "run --resume x --method.steps 3",
+            "unknown option '--method.steps': what goes on has the options that",
+        ),
         ("run mine.toml --method fedkd", "unknown option '--method': did you mean '--method.name'?"),
         ("run mine.toml --seed x", "seed is 'x': allowed is a whole number"),
         ("run mine.toml --seed", "seed is empty: allowed is a whole number"),
