@@ -137,8 +137,8 @@ class Columns:
 
     Args:
         label: the column of classes, or of all findings divided by ``|``.
-        image: the column of image files, from the folder of the csv; empty: of classes all other columns are
-            pixels, of findings it is called image.
+        image: the column of image files, from the folder of the csv; empty: "image" where there is one, else
+            all other columns are pixels.
         group: a column that is neither pixels nor a finding; empty: none.
     """
 
@@ -150,10 +150,32 @@ class Columns:
 # --- classes ------------------------------------------------------------------------------------------
 
 
-def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> Raw:
-    """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``."""
+def read_classes(
+    path: Path,
+    columns: Columns,
+    shape: tuple[int, ...] = (),
+    size: int = 0,
+    counted: Callable[[int], None] = lambda count: None,
+) -> Raw:
+    """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``.
+
+    Beside image files a table may say of each where it belongs: ``split``, ``patient``, ``site`` and others.
+    Other arguments as :func:`fedstill.data.user_data.read`.
+    """
     found = rows(path)
     _, header = next(found)
+    if image := columns.image or ("image" if "image" in header else ""):
+        column_of(header, image, "data.image", path)
+        column_of(header, columns.label, "data.label", path)
+        if columns.group:
+            column_of(header, columns.group, "data.group", path)
+        table = read_csv(path)
+        names = table.pop(image)
+        counted(len(names))
+        labels, classes = by_name(table.pop(columns.label), str(path))
+        test = told_part(table, path)
+        known = {name: np.array(cells) for name, cells in table.items()}
+        return Raw(_files(path, names, size), labels, classes, test, known)
     options = {option: name for option, name in asdict(columns).items() if name or option == "label"}
     places = {option: column_of(header, name, f"data.{option}", path) for option, name in options.items()}
     cells: dict[str, list[str]] = {option: [] for option in places}
@@ -162,14 +184,13 @@ def read_classes(path: Path, columns: Columns, shape: tuple[int, ...] = ()) -> R
     for line, row in found:  # pixels become numbers row by row: as texts they would take far more memory
         for option, place in places.items():
             cells[option].append(row[place])
-        if "image" in places:
-            continue
         try:
             pixels.append(np.array([row[column] for column in rest], dtype=np.float32))
         except ValueError as error:
-            raise DataError(f"{path}: line {line}: {first_line(error)}: allowed are numbers") from error
+            told = "allowed are numbers, or a column of image files"
+            raise DataError(f"{path}: line {line}: {first_line(error)}: {told}") from error
     labels, classes = by_name(cells["label"], str(path))
-    images = pixel_images(np.stack(pixels), path, shape) if pixels else _files(path, cells["image"])
+    images = pixel_images(np.stack(pixels), path, shape)
     groups = {columns.group: np.array(cells["group"])} if columns.group else {}
     return Raw(images, labels, classes, columns=groups)
 

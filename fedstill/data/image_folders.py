@@ -74,11 +74,11 @@ def in_one_size(
     """Images, with masks of classes if they are wanted, all of one size.
 
     A mask is a grey image: the number of the class at each pixel, or 0 and 255 for background and foreground.
-    Arguments as :func:`fedstill.data.formats.read`; a DataError names the file.
+    Arguments as :func:`fedstill.data.user_data.read`; a DataError names the file.
     """
     found = map_files(folder, masks=masks)
     counted(len(found.images))
-    images = stacked(((file, str(file)) for file in found.images), size, "; data.size makes one size")
+    images = stacked(((file, str(file)) for file in found.images), size)
     if not masks:
         nothing = np.zeros(len(images), dtype=np.int64)
         return Raw(images, nothing, ("image",), found.test, found.columns, named=False)
@@ -93,12 +93,13 @@ def in_one_size(
     return Raw(images, labels, classes, found.test, found.columns, named=False)
 
 
-def read_folder(path: Path) -> Raw:
+def read_folder(path: Path, *, size: int = 0, counted: Callable[[int], None] = lambda count: None) -> Raw:
     """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``.
 
     Classes are the names of the folders, in sorted order; files that end in no image suffix are passed over.
     ``cases.csv`` may say more (:func:`fedstill.data.csv_tables.about`), where an image is called by its place
-    in the folder, without suffix: ``cat/1``. A DataError names the folder or file that cannot be used.
+    in the folder, without suffix: ``cat/1``. Arguments as :func:`fedstill.data.user_data.read`; a DataError
+    names the folder or file that cannot be used.
     """
     parts = _parts(path)
     classes = _class_names(parts[0][0])
@@ -117,7 +118,8 @@ def read_folder(path: Path) -> Raw:
             labels += [label] * len(there)
             test += [is_test] * len(there)
     columns, told = about(path, [file.relative_to(path).with_suffix("").as_posix() for file in files])
-    images = stacked((file, str(file)) for file in files)
+    counted(len(files))
+    images = stacked(((file, str(file)) for file in files), size)
     return Raw(images, np.array(labels), classes, _part(path, parts, test, told), columns)
 
 

@@ -212,11 +212,14 @@ def size_of(source: Path, what: str) -> tuple[int, int]:
         return image.height, image.width
 
 
-def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "") -> npt.NDArray[Any]:
+ONE_SIZE = "; data.size makes one size, at a node data.fit, of new data --fit"
+
+
+def stacked(files: Iterable[tuple[Path, str]], size: int = 0) -> npt.NDArray[Any]:
     """Image files, each with what it is for errors, of one form: ``(N, C, H, W)``; averaged to a ``size``.
 
-    A DataError names the first that cannot be read and counts the others, or names one that is of another
-    form than the first, and the ``way_out``.
+    Where some are grey and some have colours, all get colours. A DataError names the first that cannot be
+    read and counts the others, or names one of another size than the first.
     """
     images: list[npt.NDArray[Any]] = []
     unreadable: list[str] = []  # texts alone: an error holds its half of a picture
@@ -230,13 +233,14 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, way_out: str = "")
         if size:
             image = resized(image[None], size, size)[0]
         first = first or what
-        if images and image.shape != images[0].shape:
-            sizes = f"{times(image.shape)}, but {first} is {times(images[0].shape)}"
-            raise DataError(f"{what}: is {sizes}: allowed is one form for all{way_out}")
+        if images and image.shape[1:] != images[0].shape[1:]:
+            sizes = f"{times(image.shape[1:])}, but {first} is {times(images[0].shape[1:])}"
+            raise DataError(f"{what}: is {sizes} (height, width): allowed is one size for all{ONE_SIZE}")
         images.append(image)
     if unreadable:
         raise UnreadableImage(f"{unreadable[0]}{more_such(len(unreadable))}")
-    return np.stack(images)
+    channels = max(len(image) for image in images)
+    return np.stack([np.broadcast_to(image, (channels, *image.shape[1:])) for image in images])
 
 
 def image_files(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from fedstill.core.user_functions import first_line
 from fedstill.data import text_data
 from fedstill.data.config import DATA, named
 from fedstill.data.csv_tables import Columns, column_of, pixel_images, read_csv
-from fedstill.data.images import images_below, resized, stacked
+from fedstill.data.images import images_below, stacked
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.instance_images import cases_of, cut, read_pictures
 from fedstill.data.loader import load
@@ -100,7 +100,7 @@ def measured(name: str, spec: InputSpec, how: Reading) -> TensorData:
             shape=spec.shape,
         )
         labels = torch.from_numpy(labels_in(raw, spec, what))
-        images = _pixels(raw.images, spec, spec, how, what)
+        images = _pixels(raw.images, spec, how, what)
         inputs, outputs = taught(images, labels, spec.task)
         data, columns = TensorData(inputs, outputs), raw.columns
     return _checked(_of_sites(data, columns, how.sites), spec, what)
@@ -171,15 +171,11 @@ def unlabelled(name: str, spec: InputSpec, how: Reading) -> tuple[list[str], Any
         return _numbered(len(texts)), texts
     names, images = _images(place, spec, how)
     unit = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
-    return names, torch.cat([_pixels(some, spec, unit, how, what) for some in images])
+    return names, torch.cat([_pixels(some, unit, how, what) for some in images])
 
 
-def _pixels(images: Images, spec: InputSpec, scale: InputSpec, how: Reading, what: str) -> torch.Tensor:
-    """Images in a spec, by the normalisation of ``scale``: brought into its size as a run's own would be."""
-    chosen = with_channels(images, how.channels)
-    if how.fit and spec.task.targets != "class" and chosen.shape[2:] != spec.shape[1:]:
-        chosen = resized(chosen, *spec.shape[1:])
-    return inputs_in(chosen, how.fit, scale, what)
+def _pixels(images: Images, spec: InputSpec, how: Reading, what: str) -> torch.Tensor:
+    return inputs_in(with_channels(images, how.channels), how.fit, spec, what)
 
 
 def _images(place: Path, spec: InputSpec, how: Reading) -> tuple[list[str], Sequence[Images]]:
@@ -210,9 +206,8 @@ def _images(place: Path, spec: InputSpec, how: Reading) -> tuple[list[str], Sequ
 def _decoded(files: Sequence[tuple[Path, str]], spec: InputSpec, how: Reading) -> list[Images]:
     """Image files, one by one where they are fitted, and brought to a size as those of the task are."""
     if not how.fit:
-        return [stacked(files, way_out="; --fit brings them into it")]
-    averaged = spec.task.targets != "class" and spec.shape[1] == spec.shape[2]
-    return [stacked([each], spec.shape[1] if averaged else 0) for each in files]
+        return [stacked(files)]
+    return [stacked([each]) for each in files]
 
 
 def _numbered(count: int) -> list[str]:

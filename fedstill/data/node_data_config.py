@@ -34,8 +34,8 @@ class PrivateConfig:
     that lists them divided by |, without which each finding has a column of its own."""
 
     image: str = ""
-    """csv: the column of image files, from the folder of the csv; if empty, all other columns are
-    pixels from 0 to 255."""
+    """csv: the column of image files, from the folder of the csv; if empty, "image" where there is one, else
+    all other columns are pixels from 0 to 255."""
 
     group: str = ""
     """Whose each example is (a patient, say), for privacy.group_size: a column of the csv, or an array of the

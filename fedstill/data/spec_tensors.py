@@ -11,6 +11,7 @@ import torch
 from fedstill.core.dataset import DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.text_format import times
+from fedstill.data.images import resized
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.public import conform
@@ -57,12 +58,18 @@ def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor
 
 
 def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:
-    """Images normalised as the spec declares, ``(N, C, H, W)`` float32; of another form only to ``fit``."""
+    """Images normalised as the spec declares, ``(N, C, H, W)`` float32.
+
+    Those of another form only where they may be made to ``fit``: averaged to its size, as by a run's
+    ``data.size``, and grey for colour or colour for grey.
+    """
     found = tuple(images.shape[1:])
     if found != spec.shape and not fit:
         shapes = f"{times(found)} (channels, height, width): allowed is {times(spec.shape)}"
         raise DataError(f"{what}: images are {shapes}; data.fit = true, or --fit, brings images into it")
-    if found == spec.shape:
+    if found[1:] != spec.shape[1:]:
+        images = resized(images, *spec.shape[1:])
+    if found[0] == spec.shape[0]:
         return normalised(images, spec.mean, spec.std)
     black, white = (0.0,) * found[0], (1.0,) * found[0]
     as_pixels = TensorData(normalised(images, black, white), torch.zeros(len(images)))

@@ -19,11 +19,14 @@ from fedstill.data import instance_images, table_data, tables, text_data
 from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.csv_tables import Columns, read_classes, read_findings
 from fedstill.data.image_folders import in_one_size, read_folder
+from fedstill.data.images import UnreadableImage
 from fedstill.data.instance_images import Picture, read_pictures
 from fedstill.data.nifti import read_volumes
 from fedstill.data.preparation import of_images
 from fedstill.data.raw import Raw, from_arrays, read_npz
 from fedstill.tasks import Targets, TaskConfig
+
+TABULAR = "columns of numbers are learned by task.name = 'tabular'"
 
 
 def located(config: DataConfig, task: str, targets: Targets) -> Path:
@@ -41,12 +44,11 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
         raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
     if place is None:
         raise DataError(f"data {name!r}: there is no {listed(places)}: look at the path, or set data.root")
-    table = (".csv", ".parquet") if targets in ("rows", "values", "times") else (".npz",)
-    suffixes = (".npz", ".csv") if targets == "labels" else table
+    suffixes = tuple(f".{form}" for form in SERVING[targets] if form not in ("folder", "nifti"))
     if place.is_file() and targets != "texts" and place.suffix not in suffixes:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
-        tabular = targets == "class" and place.suffix in (".csv", ".parquet")
-        other = "; columns of numbers are learned by task.name = 'tabular'" if tabular else ""
+        tabular = targets == "class" and place.suffix == ".parquet"
+        other = f"; {TABULAR}" if tabular else ""
         raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}{other}")
     return place
 
@@ -123,7 +125,7 @@ def read(
     Args:
         form: one of those that can hold it: npz, folder, csv or nifti.
         targets: class, labels, map or image.
-        size: height and width to which images of other targets than classes are averaged; 0: as they are.
+        size: height and width to which images in files of their own are averaged; 0: as they are.
         slices: of each NIfTI volume at most; 0: all.
         gaps: as :func:`fedstill.data.images.mask_classes` takes it.
         columns: what those of a csv mean.
@@ -139,20 +141,20 @@ def read(
     if targets == "labels":
         return read_findings(place, columns, classes, size, counted)
     if form == "csv":
-        return read_classes(place, columns or Columns(), shape)
+        return read_classes(place, columns or Columns(), shape, size, counted)
     masks = targets == "map"
     if form == "nifti":
         return read_volumes(place, masks=masks, size=size, slices=slices, gaps=gaps, counted=counted)
     if targets == "class":
-        return read_folder(place)
+        return read_folder(place, size=size, counted=counted)
     return in_one_size(place, masks=masks, size=size, gaps=gaps, counted=counted)
 
 
 # By what is read: the options that it has beside those of all data.
 _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
     {
-        "class": (),
-        "labels": ("size", "sites"),
+        "class": ("size", "label", "image"),
+        "labels": ("size", "sites", "label", "image"),
         "map": ("size", "channels", "sites", "slices"),
         "image": ("size", "channels", "sites", "slices"),
         "instances": ("sites", "patch", "scale"),
@@ -167,8 +169,8 @@ _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 @dataclass(frozen=True, kw_only=True)
 class UserFiles(instance_images.PictureData, text_data.TextData):
     """Data of one's own, by their path: an .npz with images and labels or masks, a folder of images by class,
-    of images and masks, or of NIfTI volumes; a csv of findings or texts; a table's rows in a csv or Parquet
-    file, or a folder of these."""
+    of images and masks, or of NIfTI volumes; a csv of image files with classes or findings, or of texts; a
+    table's rows in a csv or Parquet file, or a folder of these."""
 
     targets: ClassVar[tuple[Targets, ...]] = get_args(Targets)
 
@@ -176,8 +178,14 @@ class UserFiles(instance_images.PictureData, text_data.TextData):
     """The path, from this folder or from data.root."""
 
     size: Side = 0
-    """Findings, maps and images: height and width that images are averaged down to, masks by majority; 0: as
-    they are."""
+    """Images: height and width that all are averaged down to, masks by majority; 0: as they are."""
+
+    label: str = ""
+    """A csv of images: the column of classes, which is else called label; or of findings, divided by |,
+    without which each finding has a column of its own."""
+
+    image: str = ""
+    """A csv of images: the column of image files, from the folder of the csv, which is else called image."""
 
     channels: tuple[int, ...] = ()
     """Maps and images: which channels; empty: all, and for reconstruction the first."""
@@ -206,7 +214,14 @@ class UserFiles(instance_images.PictureData, text_data.TextData):
             return table_data.data_set(self.rows(place), self, task, name, "")
         if targets == "instances":
             return instance_images.data_set(self.pictures(), self, name, "", "site")
-        raw = read(place, form_of(place, targets), targets, size=self.size, slices=self.slices)
+        form = form_of(place, targets)
+        try:
+            columns = Columns(self.label or ("label" if targets == "class" else ""), self.image)
+            raw = read(place, form, targets, size=self.size, slices=self.slices, columns=columns)
+        except DataError as error:
+            if targets != "class" or form != "csv" or isinstance(error, UnreadableImage):
+                raise
+            raise DataError(f"{error}; {TABULAR}") from error
         return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)
 
     def columns(self, place: Path) -> Schema:

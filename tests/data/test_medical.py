@@ -126,7 +126,7 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
 @pytest.mark.parametrize(
     ("option", "task"),
     [
-        ({"size": 8}, "classification"),
+        ({"slices": 8}, "classification"),
         ({"channels": (0,)}, "multi-label"),
         ({"patch": 64}, "segmentation"),
         ({"scale": 0.5}, "reconstruction"),
@@ -212,7 +212,7 @@ def test_faults_of_folders_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"images/i1\.png: has no mask"):
         load(named(str(root)), SEGMENTATION)
     Image.fromarray(np.zeros((8, 4), dtype=np.uint8)).save(root / "images" / "i1.png")
-    with pytest.raises(DataError, match=r"images/i1\.png: is 1 x 8 x 4, but .*i0\.png is 1 x 8 x 8"):
+    with pytest.raises(DataError, match=r"images/i1\.png: is 8 x 4, but .*i0\.png is 8 x 8"):
         load(named(str(root)), RECONSTRUCTION)
     data = load(named(str(root), size=8), RECONSTRUCTION)
     assert data.train.targets.shape == (5, 1, 8, 8)

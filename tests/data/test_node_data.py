@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,10 @@ def test_a_csv_of_image_files(tmp_path: Path) -> None:
     torch.testing.assert_close(data.inputs, NORMALISED)
     assert data.targets.tolist() == [2, 0]
     png(tmp_path / "in" / "two.png", PIXELS[1][:2])
-    with pytest.raises(DataError, match=r"image 'two.png': is 1 x 2 x 8, but .* 'one.png' is 1 x 4 x 8"):
+    with pytest.raises(DataError, match=r"image 'two.png': is 2 x 8, but .* 'one.png' is 4 x 8 .*data\.fit"):
         load(config, tmp_path, PETS)
+    fitted, _ = load(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
+    assert fitted.inputs.shape == (2, 1, 4, 4)
     (tmp_path / "in" / "two.png").unlink()
     with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):
         load(config, tmp_path, PETS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,16 +197,23 @@ def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
         monkeypatch.setattr(f"fedstill.data.{module}.resized", resized)
     nibabel = pytest.importorskip("nibabel")
     scans = pictures(tmp_path, PIXELS, MASKS)
+    shutil.copytree(tmp_path / "mine", tmp_path / "by-class")
+    for name in ("images", "masks"):
+        (tmp_path / "by-class" / name).rename(tmp_path / "by-class" / name.removesuffix("s"))
     (tmp_path / "volumes").mkdir()
     for part, array in (("image", PIXELS), ("mask", MASKS)):
         volume = nibabel.Nifti1Image(array.transpose(2, 1, 0), np.eye(4))
         nibabel.save(volume, tmp_path / "volumes" / f"c_{part}.nii.gz")
     (tmp_path / "mine.csv").write_text("image,Mass\nmine/images/0.png,1\n")
+    (tmp_path / "classes.csv").write_text("image,label\nmine/images/0.png,1\n")
+    classes = InputSpec(ClassificationConfig(), ("image", "mask"), (1, 8, 8), (0.5,), (0.5,))
     large = (1, 8000, 8000)
     for config, spec in (
         (scans, MAPS),
         (PrivateConfig(source="nifti", path="volumes"), MAPS),
         (PrivateConfig(source="csv", path="mine.csv"), FINDINGS),
+        (PrivateConfig(source="csv", path="classes.csv"), classes),
+        (replace(scans, path="by-class"), classes),
     ):
         with pytest.raises(TooLarge, match="its data as inputs of 1 x 8000 x 8000"):
             load(replace(config, fit=True), tmp_path, replace(spec, shape=large), most=10**6)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
@@ -64,13 +65,13 @@ def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) 
         (InstancesConfig(), r"\.npz or a folder"),
         (
             ClassificationConfig(),
-            r"\.npz or a folder; columns of numbers are learned by task.name = 'tabular'",
+            r"\.npz or \.csv or a folder; columns of numbers are learned by task.name = 'tabular'",
         ),
         (FINDINGS, r"\.npz or \.csv"),
     ],
 )
 def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: TaskConfig, kinds: str) -> None:
-    path = tmp_path / ("table.txt" if task is FINDINGS else "table.csv")
+    path = tmp_path / ("table.csv" if task in (SEGMENTATION, InstancesConfig()) else "table.parquet")
     path.write_text("image,Mass\n")
     told = rf"^{path}: is no kind of file that task {task.called} reads: allowed is {kinds}$"
     with pytest.raises(DataError, match=told):
@@ -87,3 +88,55 @@ def test_a_folder_of_images_and_masks_is_not_of_two_classes(tmp_path: Path) -> N
         load(named(str(root)))
     (root / "masks").rename(root / "drawings")
     assert load(named(str(root))).classes == ("drawings", "images")
+
+
+def shot(path: Path, height: int, width: int, channels: int, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    form = (height, width) if channels == 1 else (height, width, channels)
+    Image.fromarray(np.full(form, value, dtype=np.uint8)).save(path)
+
+
+def test_a_folder_of_any_images_becomes_one_size_and_coloured(tmp_path: Path) -> None:
+    sizes = [(30, 41), (8, 8), (17, 12), (9, 100)]
+    for name, value in (("cat", 0), ("dog", 255)):
+        for number, (height, width) in enumerate(sizes):
+            shot(tmp_path / "pets" / name / f"{number}.png", height, width, 3 if number % 2 else 1, value)
+    with pytest.raises(DataError, match=r"cat/1\.png: is 8 x 8, but .*cat/0\.png is 30 x 41 .*; data\.size"):
+        load(named(str(tmp_path / "pets")))
+    data = load(named(str(tmp_path / "pets"), size=8))
+    assert data.train.inputs.shape[1:] == data.test.inputs.shape[1:] == (3, 8, 8)
+    assert len(data.train) + len(data.test) == 8
+    for part in (data.train, data.test):
+        white = part.targets.float() * 2 - 1  # cats are black, dogs are white, whatever their size
+        torch.testing.assert_close(part.inputs, white.view(-1, 1, 1, 1).expand_as(part.inputs))
+
+
+def test_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
+    lines = ["file,diagnosis,site,patient,split"]
+    for number in range(8):
+        shot(tmp_path / "scans" / f"{number}.png", 8, 8, 1, 255 * (number % 2))
+        part = "test" if number > 5 else "train"
+        lines.append(
+            f"scans/{number}.png,{('well', 'ill')[number % 2]},{'ab'[number % 3 > 0]},p{number},{part}"
+        )
+    table = tmp_path / "list.csv"
+    table.write_text("\n".join(lines) + "\n")
+    data = load(named(str(table), image="file", label="diagnosis"))
+    assert data.classes == ("ill", "well")
+    assert data.test.targets.tolist() == [1, 0]
+    assert data.train.inputs[:, 0, 0, 0].tolist() == [-1, 1] * 3
+    assert data.columns["site"].tolist() == ["a", "b", "b"] * 2
+    assert data.unit == "patient"
+    lines[0] = "image,label,site,patient,split"
+    table.write_text("\n".join(lines) + "\n")
+    assert torch.equal(load(named(str(table))).train.inputs, data.train.inputs)
+    with pytest.raises(ArgumentError, match=r"data\.label is 'kind': allowed is one column of .*list\.csv"):
+        load(named(str(table), label="kind"))
+
+
+def test_a_table_of_numbers_is_told_what_learns_it(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    for cells in ("age,ward,label\n3,2,a\n4,1,b\n", "age,ward,x,y,label\n3,north,1,2,a\n4,south,1,2,b\n"):
+        table.write_text(cells)
+        with pytest.raises(DataError, match=r"rows\.csv: .*; columns of numbers are learned by task"):
+            load(named(str(table)))
