@@ -3,7 +3,7 @@
 The rooms of the house, from the top; each may import those below it (``make test`` checks that), and its own
 front page, the docstring of its ``__init__``, says what is in it and what a newcomer changes there:
 
-- ``cli``: the command; ``api`` and ``figures``: the same from Python
+- ``cli``: the command; ``api``, ``studies`` and ``figures``: the same from Python
 - ``report``: what a run found, for people; ``compare``: many runs on equal terms
 - ``attacks``: what an adversary gets
 - ``student``: what a run leaves, to be loaded, asked, measured elsewhere and taken away
@@ -80,6 +80,9 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.report.paired_difference import seed_difference as seed_difference
     from fedstill.student.central_model import CentralModel as CentralModel
     from fedstill.student.central_model import load as load
+    from fedstill.studies import Compared as Compared
+    from fedstill.studies import compare_methods as compare_methods
+    from fedstill.studies import run_preset as run_preset
     from fedstill.tasks.config import TaskConfig as TaskConfig
     from fedstill.tasks.instances import InstancesConfig as InstancesConfig
     from fedstill.tasks.reconstruction import ReconstructionConfig as ReconstructionConfig
@@ -133,6 +136,7 @@ _OFFERED = {
     "report.paired": "Gap",
     "report.paired_difference": "Difference paired_difference seed_difference",
     "student.central_model": "CentralModel load",
+    "studies": "Compared compare_methods run_preset",
     "tasks.config": "TaskConfig",
     "tasks.instances": "InstancesConfig",
     "tasks.reconstruction": "ReconstructionConfig",

@@ -29,6 +29,7 @@ from fedstill.compare.comparison import (
 from fedstill.compare.comparison_methods import beside, extending, methods_by_label, table_at, tables_at
 from fedstill.core import toml
 from fedstill.core.config_tables import options, read_table
+from fedstill.core.dotted_names import nested
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.core.toml import Table
 from fedstill.core.user_functions import look_in
@@ -308,16 +309,10 @@ def _seeds(given: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _nested(values: Mapping[str, Any]) -> Table:
-    """Values by dotted name as a table in tables."""
-    table: Table = {}
-    for name, value in values.items():
-        *above, last = name.split(".")
+    """Options of all methods by dotted name as a table in tables."""
+    for name in values:
         if name.split(".")[0] in OWN:
             known = shared_options(base_run([]))
             belongs = "a method's own belong to a preset or file"
             raise UnknownName("option of all methods", name, known, see=belongs)
-        place = table
-        for part in above:
-            place = place.setdefault(part, {})
-        place[last] = value
-    return table
+    return nested(values)

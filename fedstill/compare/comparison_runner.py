@@ -30,7 +30,7 @@ from fedstill.core.toml import Table
 from fedstill.data.loader import read_once
 from fedstill.runs import presets, run
 from fedstill.runs.assemble import prepare
-from fedstill.runs.config import RunConfig, load_toml
+from fedstill.runs.config import RunConfig
 from fedstill.runs.simulation import digest_of
 
 __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run"]
@@ -157,19 +157,8 @@ def command_of(out: Path) -> str:
 
 
 def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
-    """One run: from the start, or from where it stopped; nothing if it is finished."""
-    if not (folder / "config.toml").exists():
-        # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
-        (folder / "config.toml.part").unlink(missing_ok=True)
-        again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
-        run.run(config, folder, command=again, progress=bars, trained=trained, report=report)
-        return
-    if load_toml(folder / "config.toml") != config:
-        raise RunFolderError(
-            f"{folder / 'config.toml'} is not the run that {FILE} plans: choose another folder"
-        )
-    if not (folder / "result.json").exists():
-        run.resume(folder, progress=bars, trained=trained, report=report)
+    again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
+    run.reach(config, folder, command=again, progress=bars, trained=trained, report=report)
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:

@@ -1,4 +1,4 @@
-"""Tables in tables as values by dotted name."""
+"""Tables in tables as values by dotted name, and back."""
 
 from __future__ import annotations
 
@@ -22,3 +22,19 @@ def flat(table: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[key] = value
     return found
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted name as a table of tables.
+
+    >>> nested({"seed": 1, "split.nodes": 8})
+    {'seed': 1, 'split': {'nodes': 8}}
+    """
+    table: dict[str, Any] = {}
+    for name, value in values.items():
+        *above, last = name.split(".")
+        place = table
+        for part in above:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return table

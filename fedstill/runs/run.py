@@ -70,6 +70,32 @@ def run(
     return _go(config, made, out, command, progress, trained, report, listeners)
 
 
+def reach(
+    config: RunConfig,
+    out: Path,
+    *,
+    command: str,
+    progress: bool,
+    trained: Path | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """The result of a configuration: run from the start, gone on with where it stopped, or read if there.
+
+    Arguments as of :func:`run`.
+
+    Raises:
+        RunFolderError: the folder holds another run, or something else.
+        FedstillError: the configuration cannot run.
+    """
+    if not (out / "config.toml").exists():
+        # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
+        (out / "config.toml.part").unlink(missing_ok=True)
+        return run(config, out, command=command, progress=progress, trained=trained, report=report)
+    if load_toml(out / "config.toml") != config:
+        raise RunFolderError(f"{out / 'config.toml'} is another run than this: choose another folder")
+    return resume(out, progress=progress, trained=trained, report=report)
+
+
 def _require_engine(config: RunConfig) -> None:
     if config.engine.name in REHEARSED:
         from fedstill.federation.provision import require_flare

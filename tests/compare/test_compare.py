@@ -532,7 +532,7 @@ def test_a_run_that_is_not_the_planned_one_is_refused(tmp_path: Path) -> None:
     compared(compare.plan(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
     file = tmp_path / "out" / "standalone-seed0" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
-    with pytest.raises(RunFolderError, match=r"is not the run that compare\.toml plans"):
+    with pytest.raises(RunFolderError, match=r"config\.toml is another run than this"):
         resumed(tmp_path / "out", quiet=True)
 
 

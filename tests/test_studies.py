@@ -1,0 +1,117 @@
+"""Runs and comparisons from Python: the same as the command's, and as often as one likes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedstill
+from fedstill.__main__ import main
+from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
+
+SMALL = {
+    "data.train_limit": 60,
+    "split.nodes": 2,
+    "nodes.local.epochs": 1.0,
+    "nodes.models": ["mlp"],
+    "student.model": "mlp",
+    "engine.threads": 1,
+    "evaluation.centralised": False,
+}
+
+
+def words(options: dict[str, Any]) -> list[str]:
+    """The options as a command line has them."""
+    told = {name: value[0] if isinstance(value, list) else value for name, value in options.items()}
+    return [word for name, value in told.items() for word in (f"--{name}", str(value).lower())]
+
+
+def test_a_run_is_the_commands_and_is_read_where_it_is_finished(tmp_path: Path) -> None:
+    options = {**SMALL, "method.rounds": 2, "seed": 3}
+    result = fedstill.run_preset("digits-fedavg", options, out=tmp_path / "python")
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "digits-fedavg", *words(options), "--out", str(tmp_path / "command"), "--quiet"])
+    told = json.loads((tmp_path / "command" / "result.json").read_text())
+    assert result["accuracy"] == told["accuracy"]
+    assert result["seed"] == told["seed"] == 3
+    one, other = ((tmp_path / of / "config.toml").read_text() for of in ("python", "command"))
+    assert one.partition("\n")[2] == other.partition("\n")[2]
+    assert (tmp_path / "python" / "report.html").exists()
+    before = (tmp_path / "python" / "result.json").stat().st_mtime_ns
+    assert fedstill.run_preset("digits-fedavg", options, out=tmp_path / "python") == result
+    assert (tmp_path / "python" / "result.json").stat().st_mtime_ns == before, "it ran again"
+    with pytest.raises(RunFolderError, match=r"config\.toml is another run than this"):
+        fedstill.run_preset("digits-fedavg", {**options, "seed": 4}, out=tmp_path / "python")
+
+
+def test_another_method_leaves_the_options_of_the_presets_own(tmp_path: Path) -> None:
+    options = {
+        **SMALL,
+        "method.name": "fedkd",
+        "method.epochs": 1,
+        "public.name": "noise",
+        "public.limit": 16,
+    }
+    result = fedstill.run_preset("digits-fediod", options, out=tmp_path / "run")
+    assert result["method"] == "fedkd"
+
+
+def test_a_comparison_has_options_of_all_and_of_one_and_goes_on_with_more_seeds(tmp_path: Path) -> None:
+    options = {**SMALL, "fedavg.rounds": 2, "fedprox.rounds": 1}
+    del options["evaluation.centralised"]
+    found = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all")
+    assert list(found.results) == ["fedavg-seed0", "fedprox-seed0"]
+    assert [found.results[f"{name}-seed0"]["turns"] for name in ("fedavg", "fedprox")] == [2, 1]
+    assert found.not_run == {}
+    again = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all", seeds=2)
+    assert again.results["fedavg-seed0"] == found.results["fedavg-seed0"]
+    with (again.folder / "compare.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        ("fedavg", "0"), ("fedavg", "1"), ("fedprox", "0"), ("fedprox", "1"),
+    ]  # fmt: skip
+    assert (again.folder / "compare.html").exists()
+
+
+def test_a_file_is_compared_and_what_cannot_run_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('methods = ["standalone", "fedkd"]\n')
+    found = fedstill.compare_methods(tmp_path / "mine.toml", SMALL, out=tmp_path / "all")
+    assert list(found.results) == ["standalone-seed0"]
+    assert list(found.not_run) == ["fedkd-seed0"]
+    assert "public" in found.not_run["fedkd-seed0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"method.roundz": 2}, UnknownName, "method.roundz"),
+        ({"split.nodez": 2}, UnknownName, "split.nodez"),
+        ({"method.rounds": "two"}, ArgumentError, "method.rounds is 'two'"),
+        ({"split": 3}, FedstillError, "split"),
+    ],
+)
+def test_a_wrong_option_is_named_and_nothing_is_made(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        fedstill.run_preset("digits-fedavg", options, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"fediod.stepz": 2}, "stepz"),
+        ({"fedkd.epochs": 2}, "fedkd"),
+        ({"method.steps": 2}, "option of all methods"),
+        ({"seed": 2}, "option of all methods"),
+    ],
+)
+def test_a_wrong_option_of_a_comparison(tmp_path: Path, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedstillError, match=told):
+        fedstill.compare_methods(["fediod", "fedavg"], options, out=tmp_path / "all")
+    assert not (tmp_path / "all").exists()
