@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Given, number
 from fedstill.cli.console import print_json
+from fedstill.core.text_format import counted
 
 if TYPE_CHECKING:
     from fedstill.data.new_data import Reading
@@ -24,7 +25,7 @@ def predict(given: Given) -> None:
     if "--json" in given:
         print_json({"answers": count, "file": str(out)})
         return
-    print(f"{count:,} answers: {out}")
+    print(f"{counted(count, 'answer')}: {out}")
 
 
 def evaluate(given: Given) -> None:

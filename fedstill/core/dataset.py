@@ -202,9 +202,8 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
     height, width = inputs.shape[-2:]
     if form == "images" and (height % 4 or width % 4):
         # Generators start at a quarter of the image's size and critics end there.
-        raise DataError(
-            f"{what}: images are {height} x {width}: allowed are heights and widths that 4 divides"
-        )
+        allowed = "allowed are heights and widths that 4 divides; a run's data.size makes them so"
+        raise DataError(f"{what}: images are {height} x {width} (height, width): {allowed}")
     sound = inputs >= 0 if form == "texts" else torch.isfinite(inputs)
     broken = torch.nonzero(~sound.flatten(1).all(dim=1)).flatten()
     if len(broken):

@@ -21,6 +21,7 @@ from fedstill.data.raw import Images, Raw, by_name
 from fedstill.data.stratified_sampling import Ints
 
 CASES = "cases.csv"
+TABULAR = "columns of numbers are learned by task.name = 'tabular'"
 _TRAIN, _TEST, _DEV = ("train", "0"), ("test", "1"), ("dev", "valid", "validation")
 
 
@@ -177,6 +178,9 @@ def read_classes(
         known = {name: np.array(cells) for name, cells in table.items()}
         return Raw(_files(path, names, size), labels, classes, test, known)
     options = {option: name for option, name in asdict(columns).items() if name or option == "label"}
+    if columns.label not in header:
+        allowed = f"one column of {path}, which has {_listed(header)}; {TABULAR}"
+        raise ArgumentError("data.label", columns.label, allowed)
     places = {option: column_of(header, name, f"data.{option}", path) for option, name in options.items()}
     cells: dict[str, list[str]] = {option: [] for option in places}
     rest = [column for column in range(len(header)) if column not in places.values()]
@@ -188,7 +192,7 @@ def read_classes(
             pixels.append(np.array([row[column] for column in rest], dtype=np.float32))
         except ValueError as error:
             told = "allowed are numbers, or a column of image files"
-            raise DataError(f"{path}: line {line}: {first_line(error)}: {told}") from error
+            raise DataError(f"{path}: line {line}: {first_line(error)}: {told}; {TABULAR}") from error
     labels, classes = by_name(cells["label"], str(path))
     images = pixel_images(np.stack(pixels), path, shape)
     groups = {columns.group: np.array(cells["group"])} if columns.group else {}
@@ -203,7 +207,8 @@ def pixel_images(
     if not shape or np.prod(shape) != count:
         side = round(count**0.5)
         if count == 0 or side**2 != count:
-            raise DataError(f"{path}: has {count} pixels a line: allowed is a square number of them")
+            allowed = f"allowed is a square number of them; {TABULAR}"
+            raise DataError(f"{path}: has {count} pixels a line: {allowed}")
         shape = (1, side, side)
     bad = np.flatnonzero(~((table >= 0) & (table <= WHITE)).all(axis=1))
     if len(bad):

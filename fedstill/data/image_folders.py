@@ -13,9 +13,10 @@ from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.text_format import times
 from fedstill.data.csv_tables import CASES, about
-from fedstill.data.images import SUFFIXES, image_files, instance_map, mask_classes, size_of, stacked
+from fedstill.data.images import image_files, images_below, instance_map, mask_classes, size_of, stacked
 from fedstill.data.raw import Raw
 
+TABLES = "schema.toml"  # lies beside tables
 Flags = npt.NDArray[np.bool_]
 
 
@@ -26,7 +27,7 @@ class FoundImages:
     names: tuple[str, ...]
     images: tuple[Path, ...]
     masks: tuple[Path, ...]  # none where no masks are wanted
-    test: Flags | None
+    test: Column | None
     columns: dict[str, Column]
 
 
@@ -41,8 +42,8 @@ def map_files(folder: Path, *, masks: bool) -> FoundImages:
     names: list[str] = []
     images: list[Path] = []
     beside: list[Path] = []
-    test: list[bool] = []
-    for root, is_test in roots:
+    test: list[int] = []
+    for root, number in roots:
         here = root / "images" if masks or (root / "images").is_dir() else root
         files = image_files(here)
         if not files:
@@ -56,7 +57,7 @@ def map_files(folder: Path, *, masks: bool) -> FoundImages:
                 raise DataError(f"{file}: has no mask {root / 'masks' / (file.stem + '.png')}")
             names.append(name)
             images.append(file)
-            test.append(is_test)
+            test.append(number)
             if masks:
                 beside.append(there[file.stem])
     columns, told = about(folder, names)
@@ -94,7 +95,8 @@ def in_one_size(
 
 
 def read_folder(path: Path, *, size: int = 0, counted: Callable[[int], None] = lambda count: None) -> Raw:
-    """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, or ``<class>/*``.
+    """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, and ``val/<class>/*`` if there is
+    one, or ``<class>/*``; in folders below these, too.
 
     Classes are the names of the folders, in sorted order; files that end in no image suffix are passed over.
     ``cases.csv`` may say more (:func:`fedstill.data.csv_tables.about`), where an image is called by its place
@@ -103,20 +105,18 @@ def read_folder(path: Path, *, size: int = 0, counted: Callable[[int], None] = l
     """
     parts = _parts(path)
     classes = _class_names(parts[0][0])
-    unknown = sorted(set(_class_names(parts[-1][0])) - set(classes))
-    if unknown:
-        raise DataError(f"{path / 'test' / unknown[0]}: has no folder of that name in {path / 'train'}")
+    for part, _ in parts[1:]:
+        if unknown := sorted(set(_class_names(part)) - set(classes)):
+            raise DataError(f"{part / unknown[0]}: has no folder of that name in {path / 'train'}")
     files: list[Path] = []
     labels: list[int] = []
-    test: list[bool] = []
-    for part, is_test in parts:
+    test: list[int] = []
+    for part, number in parts:
         for label, name in enumerate(classes):
-            there = image_files(part / name)
-            if not there and not is_test:
-                raise DataError(f"{part / name}: holds no image ({', '.join(sorted(SUFFIXES))})")
+            there = image_files(part / name, below=True) if number else images_below(part / name)
             files += there
             labels += [label] * len(there)
-            test += [is_test] * len(there)
+            test += [number] * len(there)
     columns, told = about(path, [file.relative_to(path).with_suffix("").as_posix() for file in files])
     counted(len(files))
     images = stacked(((file, str(file)) for file in files), size)
@@ -124,9 +124,9 @@ def read_folder(path: Path, *, size: int = 0, counted: Callable[[int], None] = l
 
 
 def _part(
-    folder: Path, roots: Sequence[tuple[Path, bool]], test: Sequence[bool], told: Flags | None
-) -> Flags | None:
-    """Which images are for testing, by the folders that they are in, or by ``cases.csv``."""
+    folder: Path, roots: Sequence[tuple[Path, int]], test: Sequence[int], told: Flags | None
+) -> Column | None:
+    """Which images are for testing (1) or validation (2), by their folders, or by ``cases.csv``."""
     if len(roots) < 2:
         return told
     if told is not None:
@@ -134,14 +134,27 @@ def _part(
     return np.array(test)
 
 
-def _parts(folder: Path) -> list[tuple[Path, bool]]:
-    """The folders of its parts, and whether each is for testing."""
-    parts = [(folder / "train", False), (folder / "test", True)]
-    return parts if all(part.is_dir() for part, _ in parts) else [(folder, False)]
+VALIDATION = ("val", "valid", "validation")
+
+
+def _parts(folder: Path) -> list[tuple[Path, int]]:
+    """The folders of its parts: for training (0), testing (1) and validation (2)."""
+    train, test = folder / "train", folder / "test"
+    if train.is_dir() and test.is_dir():
+        more = [folder / name for name in VALIDATION if (folder / name).is_dir()]
+        return [(train, 0), (test, 1), *((place, 2) for place in more)]
+    names = {place.name for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")}
+    if names & {"train", "test"} and names <= {"train", "test", *VALIDATION}:  # else classes are called so
+        lacking = test if train.is_dir() else train
+        raise DataError(f"{folder}: has a folder {', '.join(sorted(names))}, and there is no {lacking}")
+    return [(folder, 0)]
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
     names = tuple(sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")))
+    if (folder / TABLES).is_file():
+        told = "task tabular reads these (fedstill run wine-fediod, or --base wine-fediod)"
+        raise DataError(f"{folder}: this looks like tables, as there is a {TABLES}: {told}")
     if not names:
         raise DataError(f"{folder}: has no folders: allowed is one folder of images per class")
     if {"images", "masks"} <= set(names):

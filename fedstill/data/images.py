@@ -163,17 +163,24 @@ def _stray(values: Sequence[int]) -> int | None:
 
 Bytes = npt.NDArray[np.uint8]
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+)
+UNREAD = frozenset({".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dcm", ".dng", ".cr2", ".nef"})
 
 
 class UnreadableImage(DataError):
     """A file is no image that can be read, whatever it is for: another thing, damaged, or far too large."""
 
 
+class UnequalSizes(DataError):
+    """Images have several sizes, where nothing brings them to one."""
+
+
 def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
     """One image as (1, H, W) or (3, H, W); a DataError, begun by ``what``, if it has no 8-bit channels."""
     with _opened(source, what) as image:
-        pixels = pixels_of(image, what)
+        pixels = pixels_of(_upright(image), what)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
@@ -192,6 +199,13 @@ def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
         return np.asarray(image).astype(np.int32)
 
 
+def _upright(image: Any) -> Any:
+    """A photograph as its camera was held, which the file says beside the pixels (EXIF)."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
+
+
 @contextmanager
 def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
     from PIL import Image
@@ -203,13 +217,15 @@ def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
         raise
     # Pillow raises SyntaxError for a damaged PNG.
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise UnreadableImage(f"{what}: cannot be read as an image ({first_line(error)})") from error
+        told = getattr(error, "strerror", None) or first_line(error)
+        raise UnreadableImage(f"{what}: cannot be read as an image ({told})") from error
 
 
 def size_of(source: Path, what: str) -> tuple[int, int]:
     """Height and width of an image file."""
     with _opened(source, what) as image:
-        return image.height, image.width
+        upright = _upright(image)
+        return upright.height, upright.width
 
 
 ONE_SIZE = "; data.size makes one size, at a node data.fit, of new data --fit"
@@ -235,7 +251,7 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0) -> npt.NDArray[Any
         first = first or what
         if images and image.shape[1:] != images[0].shape[1:]:
             sizes = f"{times(image.shape[1:])}, but {first} is {times(images[0].shape[1:])}"
-            raise DataError(f"{what}: is {sizes} (height, width): allowed is one size for all{ONE_SIZE}")
+            raise UnequalSizes(f"{what}: is {sizes} (height, width): allowed is one size for all{ONE_SIZE}")
         images.append(image)
     if unreadable:
         raise UnreadableImage(f"{unreadable[0]}{more_such(len(unreadable))}")
@@ -243,17 +259,23 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0) -> npt.NDArray[Any
     return np.stack([np.broadcast_to(image, (channels, *image.shape[1:])) for image in images])
 
 
-def image_files(folder: Path) -> list[Path]:
-    """The images that lie in a folder itself, by name; none where there is no such folder."""
-    if not folder.is_dir():
-        return []
-    files = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
-    return sorted(f for f in files if f.is_file())
+def image_files(folder: Path, *, below: bool = False) -> list[Path]:
+    """The images in a folder itself, or in those below it, too, by path; none where there is no such folder.
+
+    Raises:
+        DataError: an image of a form that is not read is among them.
+    """
+    places = (folder.rglob("*") if below else folder.iterdir()) if folder.is_dir() else ()
+    files = sorted(file for file in places if file.is_file() and not file.name.startswith("."))
+    unread = [file for file in files if file.suffix.lower() in UNREAD]
+    if unread:
+        told = f"is an image that is not read{more_such(len(unread))}"
+        raise DataError(f"{unread[0]}: {told}: allowed are {', '.join(sorted(SUFFIXES))}")
+    return [file for file in files if file.suffix.lower() in SUFFIXES]
 
 
 def images_below(folder: Path) -> list[Path]:
     """The images of a folder and of all folders in it, by path; a DataError if there are none."""
-    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
-    if not files:
+    if not (files := image_files(folder, below=True)):
         raise DataError(f"{folder}: holds no image ({', '.join(sorted(SUFFIXES))})")
     return files

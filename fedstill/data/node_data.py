@@ -20,7 +20,7 @@ from fedstill.data import node_readers
 from fedstill.data.array_data import ArrayData
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.csv_tables import Columns
-from fedstill.data.images import UnreadableImage
+from fedstill.data.images import UnequalSizes, UnreadableImage
 from fedstill.data.input_spec import InputSpec, check_examples
 from fedstill.data.loader import CLASSIFICATION
 from fedstill.data.node_data_config import SOURCES, PrivateConfig
@@ -175,7 +175,13 @@ def _check_told(config: PrivateConfig, task: TaskConfig, what: str) -> None:
 def _with_own_spec(
     config: PrivateConfig, path: Path, folder: Path, task: TaskConfig, what: str
 ) -> tuple[Raw, InputSpec]:
-    raw = _read(config, path, folder, task)
+    try:
+        raw = _read(config, path, folder, task)
+    except UnequalSizes as error:
+        if not config.fit:
+            raise
+        told = "its images have several sizes, which fit brings to a run's: name the run"
+        raise RunNeeded(f"{what}: {told}") from error
     classes = raw.classes
     if task.targets == "class":
         if config.source == "csv" and whole_numbers(classes) and int(classes[-1]) < MOST_CLASSES:

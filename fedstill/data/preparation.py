@@ -294,7 +294,7 @@ def check_sites(wanted: Sequence[str], known: Sequence[str]) -> None:
     """Refuse a site that is not there, with an ArgumentError that names it and those that are."""
     for site in wanted:
         if site not in known:
-            allowed = f"some of {', '.join(known)}" if known else "none, as this data does not tell sites"
+            allowed = f"some of {', '.join(known)}" if known else "none, as no column site tells them"
             raise ArgumentError("data.sites", site, allowed)
 
 

@@ -203,7 +203,7 @@ class Items:
     def _column(self, name: str) -> npt.NDArray[Any]:
         if name not in self.columns:
             known = f"one of {', '.join(sorted(self.columns))}"
-            none = "none, as this data has no columns"
+            none = "none, as this data has no columns (a folder's are in its cases.csv)"
             raise ArgumentError("split.column", name, known if self.columns else none)
         column = np.asarray(self.columns[name])
         if column.shape != self.of.shape or column.dtype.kind not in "biufUS":

@@ -17,16 +17,13 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema
 from fedstill.data import instance_images, table_data, tables, text_data
 from fedstill.data.config import DATA, DataConfig, Limit, Side
-from fedstill.data.csv_tables import Columns, read_classes, read_findings
+from fedstill.data.csv_tables import TABULAR, Columns, read_classes, read_findings
 from fedstill.data.image_folders import in_one_size, read_folder
-from fedstill.data.images import UnreadableImage
 from fedstill.data.instance_images import Picture, read_pictures
 from fedstill.data.nifti import read_volumes
 from fedstill.data.preparation import of_images
 from fedstill.data.raw import Raw, from_arrays, read_npz
 from fedstill.tasks import Targets, TaskConfig
-
-TABULAR = "columns of numbers are learned by task.name = 'tabular'"
 
 
 def located(config: DataConfig, task: str, targets: Targets) -> Path:
@@ -41,7 +38,8 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
     places = list(dict.fromkeys(found))  # an absolute path is the same in every folder
     place = next((place for place in places if place.exists()), None)
     if place is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
-        raise ArgumentError("data.name", name, f"one of {DATA.allowed} to a file or a folder")
+        allowed = f"one of {DATA.allowed} to a file or a folder, and there is no {listed(places)}"
+        raise ArgumentError("data.name", name, allowed)
     if place is None:
         raise DataError(f"data {name!r}: there is no {listed(places)}: look at the path, or set data.root")
     suffixes = tuple(f".{form}" for form in SERVING[targets] if form not in ("folder", "nifti"))
@@ -215,13 +213,8 @@ class UserFiles(instance_images.PictureData, text_data.TextData):
         if targets == "instances":
             return instance_images.data_set(self.pictures(), self, name, "", "site")
         form = form_of(place, targets)
-        try:
-            columns = Columns(self.label or ("label" if targets == "class" else ""), self.image)
-            raw = read(place, form, targets, size=self.size, slices=self.slices, columns=columns)
-        except DataError as error:
-            if targets != "class" or form != "csv" or isinstance(error, UnreadableImage):
-                raise
-            raise DataError(f"{error}; {TABULAR}") from error
+        columns = Columns(self.label or ("label" if targets == "class" else ""), self.image)
+        raw = read(place, form, targets, size=self.size, slices=self.slices, columns=columns)
         return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)
 
     def columns(self, place: Path) -> Schema:

@@ -217,7 +217,8 @@ def check(
         raise ModelError(f"{whose} cannot take inputs of shape {shape}: {first_line(error)}") from error
     if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, *outputs):
         found = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ModelError(f"{whose} gives outputs of shape {found} an example: allowed is {outputs}")
+        such = ", as unet gives" if len(outputs) == 3 else ""
+        raise ModelError(f"{whose} gives outputs of shape {found} an example: allowed is {outputs}{such}")
 
 
 def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:

@@ -72,7 +72,7 @@ def refusal(needs: Needs, task: Task) -> str | None:
     if needs.maps and not task.conditions:
         return "it makes images from label maps, and this task has none"
     if needs.no_maps and task.conditions:
-        return "it makes inputs from noise, and in this task they are made from label maps"
+        return "it makes inputs from noise, and here (as by fediod-maps) they are made from label maps"
     if needs.vectors and task.kind in ("map", "image"):
         return "it needs one vector of outputs for each input, and this task has one for each pixel"
     return None

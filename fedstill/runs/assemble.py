@@ -20,7 +20,7 @@ from fedstill.data.preparation import SITE
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
 from fedstill.data.split_base import split
 from fedstill.data.splits import ByColumn, conceal
-from fedstill.data.stratified_sampling import numbered
+from fedstill.data.stratified_sampling import numbered, require_told
 from fedstill.data.text_data import TextData
 from fedstill.models import own_model
 from fedstill.models.endpoint import SCHEMES, Endpoint
@@ -203,6 +203,9 @@ def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], Public |
     """Each node's own part of the training data, as a run divides them, and what is public."""
     train, public = load_public(config.public, data, config.task)
     columns = _columns(config, data)
+    by = config.split.column if isinstance(config.split, ByColumn) else ""
+    if by in data.test_columns:  # as of training data: else figures by site would leave some out
+        require_told(by, data.test_columns[by], "test data")
     generator = numpy_generator(config.seed, "split")
     units = columns[data.unit] if data.unit else None
     indices = split(train.targets, len(data.classes), config.split, generator, columns, units)

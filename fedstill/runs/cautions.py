@@ -35,6 +35,7 @@ def cautions(
         unheld(setting.task, setting.parts, classes),
         *shared(setting.test, setting.public, setting.parts),
         reshaped(setting.public),
+        unscaled(setting.task, setting.mean, setting.std, setting.parts),
         probabilities(setting.task, told),
         unsound(told),
     ]
@@ -108,6 +109,18 @@ def reshaped(public: Public | None) -> str | None:
     return (
         f"public data {public.name} are {public.reshaped}" if public is not None and public.reshaped else None
     )
+
+
+def unscaled(
+    task: Task, mean: Sequence[float], std: Sequence[float], parts: Sequence[TensorData]
+) -> str | None:
+    """Images from 0 to 1 where, by the normalisation that is declared, black is -1."""
+    if task.form != "images" or task.kind == "image" or ({*mean, *std} or {0.5}) != {0.5}:
+        return None
+    if not parts or any(float(part.inputs.min()) < 0 for part in parts):
+        return None
+    told = "no node's inputs are below 0, and mean and std of 0.5 say that black is -1"
+    return f"{told}: pixels from 0 to 1 want mean = 0 and std = 1"
 
 
 def probabilities(task: Task, told: Outputs) -> str | None:

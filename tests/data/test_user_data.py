@@ -140,3 +140,60 @@ def test_a_table_of_numbers_is_told_what_learns_it(tmp_path: Path) -> None:
         table.write_text(cells)
         with pytest.raises(DataError, match=r"rows\.csv: .*; columns of numbers are learned by task"):
             load(named(str(table)))
+
+
+def test_no_image_of_a_class_is_passed_over(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        shot(tmp_path / "pets" / name / "1.png", 8, 8, 1, 0)
+        shot(tmp_path / "pets" / name / "more" / "2.png", 8, 8, 1, 0)
+        shot(tmp_path / "pets" / name / "3.gif", 8, 8, 1, 0)
+        (tmp_path / "pets" / name / "notes.txt").write_text("none")
+    data = load(named(str(tmp_path / "pets")))
+    assert len(data.train) + len(data.test) == 6
+    (tmp_path / "pets" / "dog" / "4.HEIC").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"dog/4\.HEIC: is an image that is not read: allowed are \.bmp, "):
+        load(named(str(tmp_path / "pets")))
+
+
+def test_folders_for_training_testing_and_validation(tmp_path: Path) -> None:
+    for part in ("train", "test", "val"):
+        for name in ("cat", "dog"):
+            for number in range(2):
+                shot(tmp_path / "pets" / part / name / f"{number}.png", 8, 8, 1, 255 * (part == "val"))
+    place = str(tmp_path / "pets")
+    assert [len(part) for part in (load(named(place)).train, load(named(place)).test)] == [4, 4]
+    measured = load(named(place, validation=0.5))
+    assert bool((measured.test.inputs == 1).all())  # of the source's own part
+    (tmp_path / "pets" / "test").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"pets: has a folder train, val, and there is no .*pets/test"):
+        load(named(place))
+    for name in ("bus", "car"):
+        shot(tmp_path / "traffic" / name / "1.png", 8, 8, 1, 0)
+    shot(tmp_path / "traffic" / "train" / "1.png", 8, 8, 1, 0)
+    assert load(named(str(tmp_path / "traffic"))).classes == ("bus", "car", "train")
+
+
+def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 12, 3), dtype=np.uint8)
+    pixels[:, :4] = 255  # what lies left in the file is the top, by orientation 6
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        image, exif = Image.fromarray(pixels), Image.Exif()
+        exif[0x0112] = 6
+        image.save(tmp_path / "photos" / name / "1.jpg", exif=exif, quality=100)
+    inputs = load(named(str(tmp_path / "photos"))).train.inputs
+    assert inputs.shape[1:] == (3, 12, 8)
+    assert inputs[:, :, :3].min() > 0.9 > -0.9 > inputs[:, :, 5:].max()
+
+
+def test_what_looks_like_tables_is_told_which_task_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text("")
+    with pytest.raises(DataError, match=r"looks like tables, as there is a schema\.toml: task tabular"):
+        load(named(str(tmp_path)))
+
+
+def test_what_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"'potos': allowed is one of digits, .* and there is no .*/potos"
+    ):
+        load(named("potos", root=str(tmp_path)))

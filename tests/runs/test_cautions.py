@@ -121,3 +121,14 @@ def test_public_data_of_another_shape_are_told() -> None:
     assert cautions.reshaped(public) == f"public data colour are {done}"
     assert cautions.reshaped(Public("grey", torch.zeros(1, 1, 8, 8))) is None
     assert cautions.reshaped(None) is None
+
+
+def test_pixels_from_0_to_1_where_black_is_minus_1() -> None:
+    task, half = Classification(2), [TensorData(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))]
+    told = cautions.unscaled(task, (), (), half) or ""
+    assert told.endswith("pixels from 0 to 1 want mean = 0 and std = 1")
+    assert cautions.unscaled(task, (0.5,), (0.5,), half) == told
+    assert cautions.unscaled(task, (0.0,), (1.0,), half) is None
+    assert cautions.unscaled(task, (), (), []) is None
+    below = TensorData(half[0].inputs - 1, half[0].targets)
+    assert cautions.unscaled(task, (), (), [*half, below]) is None

@@ -53,7 +53,12 @@ def test_sound_data_pass(task: Task, inputs: torch.Tensor, targets: torch.Tensor
         (ONE, IMAGES[:0], CLASSES[:0], "there are no examples"),
         (ONE, IMAGES[:, 0], CLASSES, r"inputs are float32 of shape \(2, 8, 12\): allowed is float32"),
         (ONE, IMAGES.double(), CLASSES, "inputs are float64"),
-        (ONE, IMAGES[:, :, :6], CLASSES, "images are 6 x 12: allowed are heights and widths that 4 divides"),
+        (
+            ONE,
+            IMAGES[:, :, :6],
+            CLASSES,
+            r"images are 6 x 12 \(height, width\): allowed are heights and widths that 4 divides",
+        ),
         (MAP, IMAGES[..., :10], MAPS[..., :10], "images are 8 x 10"),
         (ONE, IMAGES[:, :0], CLASSES, r"\(2, 0, 8, 12\): allowed is one or more of each"),
         (ONE, IMAGES, CLASSES[:1], "2 inputs but 1 targets"),
