@@ -5,6 +5,7 @@ Both go on where they were stopped, and what is finished is read, so that a note
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison_methods import methods_by_label
 from fedstill.core.config_tables import layered
 from fedstill.core.dotted_names import nested
+from fedstill.core.errors import ArgumentError
 from fedstill.core.run_writer import read_object
 from fedstill.report import write_report
 from fedstill.report.compare_files import write_comparison
@@ -60,8 +62,8 @@ def run_preset(
     """
     config = from_dict(layered(RunConfig, to_dict(load(str(target))), nested(options or {})))
     folder = Path(out)
-    again = f"fedstill run {folder / 'config.toml'}"
-    run.reach(config, folder, command=again, progress=progress, report=write_report)
+    again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
+    run.run_or_resume(config, folder, command=again, progress=progress, report=write_report)
     write_report(folder)
     return read_object(folder / "result.json")  # read, as it is read again: without numbers that JSON has not
 
@@ -79,11 +81,11 @@ def compare_methods(
     """Several methods side by side, as ``fedstill compare`` has them.
 
     Args:
-        methods: names of methods, presets or files, or one comparison's ``.toml`` file.
-        options: by dotted name, of all runs, ``{"split.nodes": 10}``, or after a method's label of that one,
-            ``{"fediod.steps": 50}``.
+        methods: names of methods, presets or files; or one comparison's ``.toml`` file.
+        options: by dotted name, of all runs, ``{"split.nodes": 10}``; where methods are named here, after a
+            method's label of that one, too, ``{"fediod.steps": 50}``.
         out: its folder. The same comparison goes on there, with more seeds too.
-        base: the preset or file that gives all but methods; None: digits.
+        base: the preset or file that gives all but methods; None: digits, or what the file says.
         seeds: how many; None: what the file says, or one.
         leakage: attack each run.
         progress: say which run it is, and show bars.
@@ -94,27 +96,27 @@ def compare_methods(
             can run.
     """
     folder, given = Path(out), dict(options or {})
-    if isinstance(methods, (str, Path)):
-        plan = comparison_file.read(Path(methods), seeds=seeds, changes=given, leakage=leakage)
+    names = [str(methods)] if isinstance(methods, (str, Path)) else [str(name) for name in methods]
+    if len(names) == 1 and comparison_file.is_plan(names[0]):
+        if base is not None:
+            raise ArgumentError("base", str(base), f"none beside {names[0]}, which says its own")
+        plan = comparison_file.read(Path(names[0]), seeds=seeds, changes=given, leakage=leakage)
     else:
+        below = None if base is None else str(base)
+        shared = to_dict(comparison_file.base_run(names, below))  # looks in its plugins, too
         own: dict[str, dict[str, Any]] = {}
-        for label in methods_by_label(methods, {}):
-            start = f"{label}."
-            mine = [name for name in given if name.startswith(start)]
-            if mine:
-                own[label] = nested({name.removeprefix(start): given.pop(name) for name in mine})
+        for label in methods_by_label(names, {}):
+            mine = [name for name in given if name.startswith(f"{label}.")]
+            if mine and label not in shared:  # else these are a table's of all runs
+                own[label] = nested({name.removeprefix(f"{label}."): given.pop(name) for name in mine})
+        many = 1 if seeds is None else seeds
         plan = comparison_file.plan(
-            methods,
-            base=None if base is None else str(base),
-            seeds=seeds or 1,
-            changes=given,
-            options=own,
-            leakage=leakage,
+            names, base=below, seeds=many, changes=given, options=own, leakage=leakage
         )
     comparison_runner.compare(
         plan,
         folder,
-        command=f"fedstill compare {folder / comparison_file.FILE}",
+        command=shlex.join(["fedstill", "compare", str(folder / comparison_file.FILE)]),
         report=write_report,
         quiet=not progress,
         bars=progress,

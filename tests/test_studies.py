@@ -85,6 +85,28 @@ def test_a_file_is_compared_and_what_cannot_run_is_told(tmp_path: Path) -> None:
     assert "public" in found.not_run["fedkd-seed0"]
 
 
+def test_a_files_own_base_and_a_number_of_seeds_are_heeded(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('methods = ["standalone"]\n')
+    with pytest.raises(ArgumentError, match=r"base is 'demo': allowed is none beside .*mine\.toml"):
+        fedstill.compare_methods(tmp_path / "mine.toml", SMALL, base="demo", out=tmp_path / "all")
+    with pytest.raises(ArgumentError, match="seeds is 0"):
+        fedstill.compare_methods("standalone", SMALL, seeds=0, out=tmp_path / "all")
+    assert list(fedstill.compare_methods("standalone", SMALL, out=tmp_path / "all").results) == [
+        "standalone-seed0"
+    ]
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for name in ("config.toml.part", "mine.txt"):
+        (tmp_path / "folder" / name).write_text("mine")
+    for place in ("file", "folder"):
+        with pytest.raises(RunFolderError):
+            fedstill.run_preset("digits-fedavg", SMALL, out=tmp_path / place)
+    assert (tmp_path / "folder" / "config.toml.part").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("options", "error", "told"),
     [
@@ -92,6 +114,12 @@ def test_a_file_is_compared_and_what_cannot_run_is_told(tmp_path: Path) -> None:
         ({"split.nodez": 2}, UnknownName, "split.nodez"),
         ({"method.rounds": "two"}, ArgumentError, "method.rounds is 'two'"),
         ({"split": 3}, FedstillError, "split"),
+        ({"split": {"nodes": 2}, "split.nodes": 3}, ArgumentError, "allowed is none beside split.nodes"),
+        (
+            {"method": "fedavg", "method.rounds": 2},
+            ArgumentError,
+            "method is 'fedavg': allowed is none beside",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_and_nothing_is_made(

@@ -158,7 +158,7 @@ def command_of(out: Path) -> str:
 
 def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
     again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
-    run.reach(config, folder, command=again, progress=bars, trained=trained, report=report)
+    run.run_or_resume(config, folder, command=again, progress=bars, trained=trained, report=report)
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:

@@ -168,6 +168,8 @@ def read_classes(
     if image := columns.image or ("image" if "image" in header else ""):
         column_of(header, image, "data.image", path)
         column_of(header, columns.label, "data.label", path)
+        if columns.label == image:
+            raise ArgumentError("data.label", image, "another column than that of the images")
         if columns.group:
             column_of(header, columns.group, "data.group", path)
         table = read_csv(path)
@@ -239,6 +241,8 @@ def read_findings(
     image = means.image or "image"
     table = read_csv(path, image)
     counted(len(table[image]))
+    if means.label not in ("", Columns.label):  # which is a node's default, and need not be there
+        column_of(list(table), means.label, "data.label", path)
     listed = means.label if means.label in table else ""
     aside = {image, listed, means.group, *KNOWN}
     if listed:

@@ -13,10 +13,18 @@ from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.text_format import times
 from fedstill.data.csv_tables import CASES, about
-from fedstill.data.images import image_files, images_below, instance_map, mask_classes, size_of, stacked
+from fedstill.data.images import (
+    image_files,
+    images_below,
+    instance_map,
+    mask_classes,
+    orientation,
+    size_of,
+    stacked,
+)
 from fedstill.data.raw import Raw
+from fedstill.data.tables import SCHEMA
 
-TABLES = "schema.toml"  # lies beside tables
 Flags = npt.NDArray[np.bool_]
 
 
@@ -60,6 +68,9 @@ def map_files(folder: Path, *, masks: bool) -> FoundImages:
             test.append(number)
             if masks:
                 beside.append(there[file.stem])
+                if orientation(file, str(file)) != orientation(beside[-1], str(beside[-1])):
+                    apart = "is to be turned, as EXIF says, and its mask otherwise: save both upright"
+                    raise DataError(f"{file}: {apart}")
     columns, told = about(folder, names)
     return FoundImages(tuple(names), tuple(images), tuple(beside), _part(folder, roots, test, told), columns)
 
@@ -107,7 +118,8 @@ def read_folder(path: Path, *, size: int = 0, counted: Callable[[int], None] = l
     classes = _class_names(parts[0][0])
     for part, _ in parts[1:]:
         if unknown := sorted(set(_class_names(part)) - set(classes)):
-            raise DataError(f"{part / unknown[0]}: has no folder of that name in {path / 'train'}")
+            raise DataError(f"{part / unknown[0]}: has no folder of that name in {parts[0][0]}")
+    _require_classes(parts[0][0], classes)
     files: list[Path] = []
     labels: list[int] = []
     test: list[int] = []
@@ -134,27 +146,27 @@ def _part(
     return np.array(test)
 
 
-VALIDATION = ("val", "valid", "validation")
+PARTS = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 2, "valid": 2, "validation": 2}
 
 
 def _parts(folder: Path) -> list[tuple[Path, int]]:
-    """The folders of its parts: for training (0), testing (1) and validation (2)."""
-    train, test = folder / "train", folder / "test"
-    if train.is_dir() and test.is_dir():
-        more = [folder / name for name in VALIDATION if (folder / name).is_dir()]
-        return [(train, 0), (test, 1), *((place, 2) for place in more)]
-    names = {place.name for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")}
-    if names & {"train", "test"} and names <= {"train", "test", *VALIDATION}:  # else classes are called so
-        lacking = test if train.is_dir() else train
-        raise DataError(f"{folder}: has a folder {', '.join(sorted(names))}, and there is no {lacking}")
+    """The folders of its parts, by any usual name: for training (0), testing (1) and validation (2)."""
+    places = [place for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")]
+    parts = sorted((PARTS[name], place) for place in places if (name := place.name.lower()) in PARTS)
+    numbers = [number for number, _ in parts]
+    if {0, 1} <= set(numbers) and len(set(numbers)) == len(numbers):
+        return [(place, number) for number, place in parts]
+    if set(numbers) & {0, 1} and len(parts) == len(places):  # else classes are called so
+        names = ", ".join(sorted(place.name for place in places))
+        raise DataError(f"{folder}: is parted into {names}: allowed are train and test, and val beside them")
     return [(folder, 0)]
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
     names = tuple(sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")))
-    if (folder / TABLES).is_file():
+    if (folder / SCHEMA).is_file():
         told = "task tabular reads these (fedstill run wine-fediod, or --base wine-fediod)"
-        raise DataError(f"{folder}: this looks like tables, as there is a {TABLES}: {told}")
+        raise DataError(f"{folder}: this looks like tables, as there is a {SCHEMA}: {told}")
     if not names:
         raise DataError(f"{folder}: has no folders: allowed is one folder of images per class")
     if {"images", "masks"} <= set(names):
@@ -163,3 +175,17 @@ def _class_names(folder: Path) -> tuple[str, ...]:
             "task classification one folder of images per class"
         )
     return names
+
+
+def _require_classes(folder: Path, classes: Sequence[str]) -> None:
+    """Refuse folders of sites or parts, whose own folders are the classes."""
+    inner: dict[str, str] = {}
+    for name in classes:
+        below = folder / name
+        if image_files(below):
+            continue
+        for place in sorted(place.name for place in below.iterdir() if place.is_dir()):
+            if place in inner:
+                told = f"{inner[place]} and {name} both hold a folder {place}, and no image beside it"
+                raise DataError(f"{folder}: {told}: allowed is a folder a class, in train and test if parted")
+            inner[place] = name

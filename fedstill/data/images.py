@@ -4,6 +4,7 @@ cover them, values as classes."""
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -196,14 +197,37 @@ def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
     with _opened(source, what) as image:
         if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
             raise DataError(f"{what}: is an image of mode {image.mode}: allowed is one number a pixel")
-        return np.asarray(image).astype(np.int32)
+        return np.asarray(_upright(image)).astype(np.int32)
+
+
+ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # of EXIF's orientations: PIL's transpositions
+
+
+def _turn(image: Any) -> int:
+    """How a camera was held, 1 to 8 as EXIF counts; 1, upright, where a file says nothing that can be read.
+
+    PIL turns a TIFF itself.
+    """
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):  # it would be decoded
+        return 1
+    try:
+        told = image.getexif().get(ORIENTATION, 1)
+    except (OSError, ValueError, SyntaxError, KeyError, TypeError, AttributeError, struct.error):
+        return 1
+    return told if told in _TURNS else 1
 
 
 def _upright(image: Any) -> Any:
-    """A photograph as its camera was held, which the file says beside the pixels (EXIF)."""
-    from PIL import ImageOps
+    """A photograph as its camera was held, which the file may say beside the pixels (EXIF)."""
+    turn = _turn(image)
+    return image.transpose(_TURNS[turn]) if turn in _TURNS else image
 
-    return ImageOps.exif_transpose(image)
+
+def orientation(source: Path, what: str) -> int:
+    """How the camera of an image file was held, 1 to 8 as EXIF counts, of which 1 is upright."""
+    with _opened(source, what) as image:
+        return _turn(image)
 
 
 @contextmanager
@@ -224,8 +248,8 @@ def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
 def size_of(source: Path, what: str) -> tuple[int, int]:
     """Height and width of an image file."""
     with _opened(source, what) as image:
-        upright = _upright(image)
-        return upright.height, upright.width
+        height, width = image.height, image.width
+        return (width, height) if _turn(image) > 4 else (height, width)
 
 
 ONE_SIZE = "; data.size makes one size, at a node data.fit, of new data --fit"
@@ -262,11 +286,14 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0) -> npt.NDArray[Any
 def image_files(folder: Path, *, below: bool = False) -> list[Path]:
     """The images in a folder itself, or in those below it, too, by path; none where there is no such folder.
 
+    Hidden ones are passed over, as those of a notebook's checkpoints are.
+
     Raises:
         DataError: an image of a form that is not read is among them.
     """
     places = (folder.rglob("*") if below else folder.iterdir()) if folder.is_dir() else ()
-    files = sorted(file for file in places if file.is_file() and not file.name.startswith("."))
+    seen = (file for file in places if not any(p.startswith(".") for p in file.relative_to(folder).parts))
+    files = sorted(file for file in seen if file.is_file())
     unread = [file for file in files if file.suffix.lower() in UNREAD]
     if unread:
         told = f"is an image that is not read{more_such(len(unread))}"

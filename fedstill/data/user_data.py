@@ -213,6 +213,10 @@ class UserFiles(instance_images.PictureData, text_data.TextData):
         if targets == "instances":
             return instance_images.data_set(self.pictures(), self, name, "", "site")
         form = form_of(place, targets)
+        if form != "csv":
+            for option in ("label", "image"):
+                if value := getattr(self, option):
+                    raise ArgumentError(f"data.{option}", value, "empty, as only a csv has columns of these")
         columns = Columns(self.label or ("label" if targets == "class" else ""), self.image)
         raw = read(place, form, targets, size=self.size, slices=self.slices, columns=columns)
         return of_images(raw, self, task, name, "", self.size, self.channels, self.sites)

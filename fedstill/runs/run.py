@@ -70,7 +70,7 @@ def run(
     return _go(config, made, out, command, progress, trained, report, listeners)
 
 
-def reach(
+def run_or_resume(
     config: RunConfig,
     out: Path,
     *,
@@ -88,9 +88,12 @@ def reach(
         FedstillError: the configuration cannot run.
     """
     if not (out / "config.toml").exists():
-        # Whoever was stopped before a run's first file was whole leaves this, and nothing else.
-        (out / "config.toml.part").unlink(missing_ok=True)
+        part = out / "config.toml.part"
+        if out.is_dir() and list(out.iterdir()) == [part]:  # left by whoever was stopped as it began
+            part.unlink()
         return run(config, out, command=command, progress=progress, trained=trained, report=report)
+    if kit := config.engine.startup_kit:  # as it was written
+        config = replace(config, engine=replace(config.engine, startup_kit=str(Path(kit).resolve())))
     if load_toml(out / "config.toml") != config:
         raise RunFolderError(f"{out / 'config.toml'} is another run than this: choose another folder")
     return resume(out, progress=progress, trained=trained, report=report)

@@ -158,9 +158,7 @@ def test_a_csv_of_image_files(tmp_path: Path) -> None:
         load(config, tmp_path, PETS)
     fitted, _ = load(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
     assert fitted.inputs.shape == (2, 1, 4, 4)
-    with pytest.raises(
-        RunNeeded, match="its images have several sizes, which fit brings to a run's"
-    ):
+    with pytest.raises(RunNeeded, match="its images have several sizes, which fit brings to a run's"):
         load(replace(config, fit=True), tmp_path)
     (tmp_path / "in" / "two.png").unlink()
     with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +150,7 @@ def test_no_image_of_a_class_is_passed_over(tmp_path: Path) -> None:
         shot(tmp_path / "pets" / name / "more" / "2.png", 8, 8, 1, 0)
         shot(tmp_path / "pets" / name / "3.gif", 8, 8, 1, 0)
         (tmp_path / "pets" / name / "notes.txt").write_text("none")
+        shot(tmp_path / "pets" / name / ".ipynb_checkpoints" / "1-checkpoint.png", 8, 8, 1, 0)
     data = load(named(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 6
     (tmp_path / "pets" / "dog" / "4.HEIC").write_bytes(b"none")
@@ -163,9 +166,10 @@ def test_folders_for_training_testing_and_validation(tmp_path: Path) -> None:
     place = str(tmp_path / "pets")
     assert [len(part) for part in (load(named(place)).train, load(named(place)).test)] == [4, 4]
     measured = load(named(place, validation=0.5))
+    assert len(measured.test) == 4
     assert bool((measured.test.inputs == 1).all())  # of the source's own part
     (tmp_path / "pets" / "test").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"pets: has a folder train, val, and there is no .*pets/test"):
+    with pytest.raises(DataError, match=r"pets: is parted into train, val: allowed are train and test"):
         load(named(place))
     for name in ("bus", "car"):
         shot(tmp_path / "traffic" / name / "1.png", 8, 8, 1, 0)
@@ -173,17 +177,70 @@ def test_folders_for_training_testing_and_validation(tmp_path: Path) -> None:
     assert load(named(str(tmp_path / "traffic"))).classes == ("bus", "car", "train")
 
 
-def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
+def turned(place: Path, pixels: np.ndarray[Any, Any]) -> None:
+    """An image file whose EXIF says orientation 6 (its left is the top), and of its width that it is text."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    width = struct.pack("<HHI4s", 256, 2, 4, b"two\0")
+    tags = width + struct.pack("<HHIHH", 274, 3, 1, 6, 0)
+    exif = b"Exif\0\0" + struct.pack("<2sHIH", b"II", 42, 8, 2) + tags + struct.pack("<I", 0)
+    image, how = Image.fromarray(pixels), {"quality": 100} if place.suffix == ".jpg" else {}
+    if place.suffix == ".tif":
+        image.save(place, tiffinfo={274: 6})
+    else:
+        image.save(place, exif=exif, **how)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_a_photograph_is_turned_upright(tmp_path: Path, suffix: str) -> None:
     pixels = np.zeros((8, 12, 3), dtype=np.uint8)
-    pixels[:, :4] = 255  # what lies left in the file is the top, by orientation 6
+    pixels[:, :4] = 255
     for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        image, exif = Image.fromarray(pixels), Image.Exif()
-        exif[0x0112] = 6
-        image.save(tmp_path / "photos" / name / "1.jpg", exif=exif, quality=100)
+        turned(tmp_path / "photos" / name / f"1.{suffix}", pixels)
     inputs = load(named(str(tmp_path / "photos"))).train.inputs
     assert inputs.shape[1:] == (3, 12, 8)
-    assert inputs[:, :, :3].min() > 0.9 > -0.9 > inputs[:, :, 5:].max()
+    assert inputs[:, :, :3].min() > 0.8 > -0.8 > inputs[:, :, 5:].max()
+
+
+def test_a_mask_is_turned_as_its_image_or_both_are_refused(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 12), dtype=np.uint8)
+    pixels[:, :4] = 255
+    for number in range(2):
+        turned(tmp_path / "images" / f"{number}.png", pixels)
+        turned(tmp_path / "masks" / f"{number}.png", pixels)
+    data = load(named(str(tmp_path)), SEGMENTATION)
+    assert data.train.targets[0].tolist() == [[1] * 8] * 4 + [[0] * 8] * 8
+    assert bool(((data.train.inputs[:, 0] > 0) == (data.train.targets == 1)).all())
+    Image.fromarray(pixels.T).save(tmp_path / "masks" / "1.png")
+    with pytest.raises(DataError, match=r"images/1\.png: is to be turned, .*, and its mask otherwise"):
+        load(named(str(tmp_path)), SEGMENTATION)
+
+
+@pytest.mark.parametrize("outer", [("site-a", "site-b"), ("one", "two")])
+def test_folders_of_sites_are_no_classes(tmp_path: Path, outer: tuple[str, str]) -> None:
+    for place in outer:
+        for name in ("cat", "dog"):
+            shot(tmp_path / place / name / "1.png", 8, 8, 1, 0)
+    told = f"{outer[0]} and {outer[1]} both hold a folder cat, and no image beside it"
+    with pytest.raises(DataError, match=told):
+        load(named(str(tmp_path)))
+    (tmp_path / outer[0]).rename(tmp_path / "Training")
+    (tmp_path / outer[1]).rename(tmp_path / "Testing")
+    assert load(named(str(tmp_path))).classes == ("cat", "dog")
+
+
+def test_columns_of_a_csv_are_its_own(tmp_path: Path) -> None:
+    for number in range(4):
+        shot(tmp_path / f"{number}.png", 8, 8, 1, 0)
+    table = tmp_path / "list.csv"
+    table.write_text("image,Mass\n" + "".join(f"{number}.png,1\n" for number in range(4)))
+    with pytest.raises(ArgumentError, match=r"data\.label is 'Findngs': allowed is one column of"):
+        load(named(str(table), label="Findngs"), FINDINGS)
+    table.write_text("image,label\n0.png,a\n1.png,b\n")
+    with pytest.raises(ArgumentError, match=r"data\.label is 'image': allowed is another column"):
+        load(named(str(table), label="image"))
+    np.savez(tmp_path / "mine.npz", images=np.zeros((4, 8, 8)), labels=np.arange(4) % 2)
+    with pytest.raises(ArgumentError, match=r"data\.label is 'kind': allowed is empty, as only a csv"):
+        load(named(str(tmp_path / "mine.npz"), label="kind"))
 
 
 def test_what_looks_like_tables_is_told_which_task_reads_them(tmp_path: Path) -> None:
