@@ -185,8 +185,8 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
     >>> check_inputs(TensorData(torch.zeros(2, 1, 6, 8), torch.tensor([0, 1])), "train")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.DataError: train: images are 6 x 8 (height, width): allowed are heights and widths that
-    4 divides; a run's data.size makes them so
+    fedstill.core.errors.DataError: train: images are 6 x 8 (height, width): allowed are heights and widths
+    that 4 divides; a run's data.size makes them so
     """
     inputs, count = data.inputs, len(data.targets)
     if inputs.dtype != (torch.int64 if form == "texts" else torch.float32) or inputs.ndim != len(AXES[form]):
