@@ -123,9 +123,5 @@ def compare_methods(
     )
     comparison = comparison_file.read_folder(folder)
     write_comparison(folder, comparison)
-    files = {place.folder: folder / place.folder / "result.json" for place in comparison.places()}
-    return Compared(
-        folder,
-        {name: read_object(file) for name, file in files.items() if file.exists()},
-        comparison_runner.not_run(folder),
-    )
+    found = comparison_runner.results(folder, comparison)
+    return Compared(folder, found, comparison_runner.not_run(folder))

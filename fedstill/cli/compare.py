@@ -181,12 +181,12 @@ def _print_json(folder: Path, only: Sequence[str]) -> None:
     """Write a comparison's files, and print each run's result by its folder; leave with 1 if one that was to
     run has none."""
     from fedstill.compare.comparison_file import read_folder
-    from fedstill.core.run_writer import read_object
+    from fedstill.compare.comparison_runner import results
     from fedstill.report.compare_files import write_comparison
 
     comparison = read_folder(folder)
     write_comparison(folder, comparison)
-    files = {place.folder: folder / place.folder / "result.json" for place in comparison.places()}
-    print_json({place: read_object(file) for place, file in files.items() if file.exists()})
-    if lacking := [place.folder for place in comparison.places(only) if not files[place.folder].exists()]:
+    found = results(folder, comparison)
+    print_json(found)
+    if lacking := [place.folder for place in comparison.places(only) if place.folder not in found]:
         leave(f"not all methods ran: {', '.join(lacking)}", 1)

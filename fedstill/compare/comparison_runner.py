@@ -23,7 +23,7 @@ from fedstill.attacks.leakage_file import Leakage
 from fedstill.compare.comparison_file import FILE, Comparison, ComparisonRun, read_folder
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import FedstillError, RunFolderError
-from fedstill.core.run_writer import holding, write_text
+from fedstill.core.run_writer import holding, read_object, write_text
 from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import human_seconds
 from fedstill.core.toml import Table
@@ -33,7 +33,7 @@ from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig
 from fedstill.runs.simulation import digest_of
 
-__all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run"]
+__all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "results"]
 
 TRAINED = ".trained"  # models of nodes that several methods of a setting and seed start from, while they run
 NOT_RUN = "not_run.json"
@@ -122,6 +122,12 @@ def compare(
                 failed[place.folder] = " ".join(str(error).split())
                 _remember(out / NOT_ATTACKED, failed)
                 console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
+
+
+def results(out: Path, comparison: Comparison) -> dict[str, Mapping[str, Any]]:
+    """What ``result.json`` of each finished run holds, by the runs' folders."""
+    files = {place.folder: out / place.folder / "result.json" for place in comparison.places()}
+    return {folder: read_object(file) for folder, file in files.items() if file.exists()}
 
 
 def not_run(out: Path) -> Mapping[str, str]:
