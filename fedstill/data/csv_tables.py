@@ -22,7 +22,8 @@ from fedstill.data.stratified_sampling import Ints
 
 CASES = "cases.csv"
 TABULAR = "columns of numbers are learned by task.name = 'tabular'"
-_TRAIN, _TEST, _DEV = ("train", "0"), ("test", "1"), ("dev", "valid", "validation")
+PARTS = {"train": 0, "training": 0, "test": 1, "testing": 1}
+PARTS |= {"val": 2, "valid": 2, "validation": 2, "dev": 2}
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -82,24 +83,22 @@ def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
     return {name: [row[place] for _, row in below] for place, name in enumerate(header)}
 
 
-def told_part(table: dict[str, list[str]], path: Path, dev: bool = False) -> npt.NDArray[np.bool_] | None:
-    """Which rows are for testing, by a column "split", which is taken out; None where there is none.
-
-    With ``dev`` a source's own validation part is for training, too, as is usual with texts.
-    """
+def told_part(table: dict[str, list[str]], path: Path) -> Ints | None:
+    """Which rows are for training (0), testing (1) and validation (2), by a column "split", which is taken
+    out; None where there is none."""
     if "split" not in table:
         return None
+    numbers = PARTS | {str(number): number for number in range(3)}
     cells = [cell.lower() for cell in table.pop("split")]
-    train = (*_TRAIN, *_DEV) if dev else _TRAIN
-    wrong = next((cell for cell in cells if cell not in (*train, *_TEST)), None)
+    wrong = next((cell for cell in cells if cell not in numbers), None)
     if wrong is not None:
-        told = "train, dev and test" if dev else "train and test"
-        raise DataError(f"{path}: split has {wrong!r}: allowed are {told}")
-    return np.array([cell in _TEST for cell in cells])
+        told = "allowed are train, test and validation (or 0, 1 and 2)"
+        raise DataError(f"{path}: split has {wrong!r}: {told}")
+    return np.array([numbers[cell] for cell in cells])
 
 
-def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], npt.NDArray[np.bool_] | None]:
-    """What ``cases.csv`` of a folder says of its cases: columns ``(N,)``, and which are for testing.
+def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], Ints | None]:
+    """What ``cases.csv`` of a folder says of its cases: columns ``(N,)``, and which part each is in.
 
     The table has a column ``name``, and any others: ``patient``, ``site``, ``split``. It names each case,
     once.

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.text_format import times
-from fedstill.data.csv_tables import CASES, about
+from fedstill.data.csv_tables import CASES, PARTS, about
 from fedstill.data.images import (
     image_files,
     images_below,
@@ -23,9 +22,8 @@ from fedstill.data.images import (
     stacked,
 )
 from fedstill.data.raw import Raw
+from fedstill.data.stratified_sampling import Ints
 from fedstill.data.tables import SCHEMA
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +134,7 @@ def read_folder(path: Path, *, size: int = 0, counted: Callable[[int], None] = l
 
 
 def _part(
-    folder: Path, roots: Sequence[tuple[Path, int]], test: Sequence[int], told: Flags | None
+    folder: Path, roots: Sequence[tuple[Path, int]], test: Sequence[int], told: Ints | None
 ) -> Column | None:
     """Which images are for testing (1) or validation (2), by their folders, or by ``cases.csv``."""
     if len(roots) < 2:
@@ -144,9 +142,6 @@ def _part(
     if told is not None:
         raise DataError(f"{folder / CASES}: has a column split beside folders train and test: allowed is one")
     return np.array(test)
-
-
-PARTS = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 2, "valid": 2, "validation": 2}
 
 
 def _parts(folder: Path) -> list[tuple[Path, int]]:

@@ -291,14 +291,26 @@ def image_files(folder: Path, *, below: bool = False) -> list[Path]:
     Raises:
         DataError: an image of a form that is not read is among them.
     """
-    places = (folder.rglob("*") if below else folder.iterdir()) if folder.is_dir() else ()
-    seen = (file for file in places if not any(p.startswith(".") for p in file.relative_to(folder).parts))
+    places = [folder, *(_folders_below(folder) if below else ())] if folder.is_dir() else []
+    seen = (file for place in places for file in place.iterdir() if not file.name.startswith("."))
     files = sorted(file for file in seen if file.is_file())
     unread = [file for file in files if file.suffix.lower() in UNREAD]
     if unread:
         told = f"is an image that is not read{more_such(len(unread))}"
         raise DataError(f"{unread[0]}: {told}: allowed are {', '.join(sorted(SUFFIXES))}")
     return [file for file in files if file.suffix.lower() in SUFFIXES]
+
+
+def _folders_below(folder: Path) -> list[Path]:
+    """All folders in it, through links, too, each once; hidden ones are passed over."""
+    found, met, places = [], {folder.resolve()}, [folder]
+    while places:
+        for place in sorted(places.pop().iterdir()):
+            if place.is_dir() and not place.name.startswith(".") and place.resolve() not in met:
+                met.add(place.resolve())
+                found.append(place)
+                places.append(place)
+    return found
 
 
 def images_below(folder: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import rows, told_part
 from fedstill.data.parquet_tables import SUFFIX, read_parquet
 from fedstill.data.row_features import RowFeatures
+from fedstill.data.stratified_sampling import Ints
 
 SCHEMA = "schema.toml"
 Floats = npt.NDArray[np.float64]
@@ -39,13 +40,13 @@ class TableRows:
 
     Args:
         data: features ``(N, F)`` and targets.
-        test: which are for testing ``(N,)``; None where the source does not say.
+        test: 1 for testing, 2 for validation, 0 for training, ``(N,)``; None where the source does not say.
         columns: ``(N,)`` each, by name: what nodes can be made by.
     """
 
     schema: Schema
     data: TensorData
-    test: npt.NDArray[np.bool_] | None = None
+    test: Ints | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
 
 
@@ -201,8 +202,8 @@ def _text(cell: Any) -> str:
 def read_rows(path: Path, schema: Schema) -> TableRows:
     """The rows of one csv or Parquet file, which its ending tells apart.
 
-    Beside the schema's columns it may have ``split`` (train or test) and any others, of which ``patient`` and
-    ``site`` are heeded.
+    Beside the schema's columns it may have ``split`` (train, test, validation) and any others, of which
+    ``patient`` and ``site`` are heeded.
 
     Raises:
         DataError: it cannot be read, or breaks the schema.

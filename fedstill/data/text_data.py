@@ -216,5 +216,6 @@ def read_table(path: Path) -> Labelled:
     labels, classes = by_name(cells, str(path))
     if whole_numbers(classes) and int(classes[-1]) < len(cells):  # some may not occur
         labels, classes = np.array(cells, dtype=np.int64), tuple(map(str, range(int(classes[-1]) + 1)))
-    test = told_part(table, path, dev=True)
+    part = told_part(table, path)
+    test = None if part is None else part == 1  # a source's own validation part is for training, too
     return Labelled(texts, labels, classes, test, {name: np.array(column) for name, column in table.items()})

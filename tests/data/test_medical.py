@@ -186,10 +186,13 @@ def test_a_table_of_cases_tells_patients_sites_and_parts(tmp_path: Path) -> None
     (root / "cases.csv").write_text("name,site\ni0,a\n")
     with pytest.raises(DataError, match="does not name 'i1'"):
         load(named(str(root)), SEGMENTATION)
-    for part in ("maybe", "validation"):  # neither to be trained on nor to be tested with
-        (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},{part}" for i in range(6)))
-        with pytest.raises(DataError, match=rf"cases\.csv: split has '{part}': allowed are train and test"):
-            load(named(str(root)), SEGMENTATION)
+    parts = ("train", "0", "test", "1", "Validation", "dev")
+    (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},{p}" for i, p in enumerate(parts)))
+    told = load(named(str(root)), SEGMENTATION)
+    assert (len(told.train), len(told.test), told.note) == (2, 2, "its own validation part of 2 is not used")
+    (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},maybe" for i in range(6)))
+    with pytest.raises(DataError, match=r"cases\.csv: split has 'maybe': allowed are train, test and valid"):
+        load(named(str(root)), SEGMENTATION)
 
 
 def test_train_and_test_folders(tmp_path: Path) -> None:

@@ -153,6 +153,12 @@ def test_no_image_of_a_class_is_passed_over(tmp_path: Path) -> None:
         shot(tmp_path / "pets" / name / ".ipynb_checkpoints" / "1-checkpoint.png", 8, 8, 1, 0)
     data = load(named(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 6
+    for number in range(3):
+        shot(tmp_path / "elsewhere" / f"{number}.png", 8, 8, 1, 0)
+    (tmp_path / "pets" / "dog" / "more" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "pets" / "dog")
+    data = load(named(str(tmp_path / "pets")))
+    assert len(data.train) + len(data.test) == 9
     (tmp_path / "pets" / "dog" / "4.HEIC").write_bytes(b"none")
     with pytest.raises(DataError, match=r"dog/4\.HEIC: is an image that is not read: allowed are \.bmp, "):
         load(named(str(tmp_path / "pets")))
