@@ -2,19 +2,21 @@
 
     fedstill reproduce fediod-table7 --data.root FOLDER
 
-CIFAR-10 (a JPEG copy), 20 nodes, alpha 0.1, small ResNet-8, trained once for all rows. "Inception score" is
-here by a ResNet-8 taught by the four fifths of the training images that no node holds (the paper: ImageNet's
-InceptionNet, so that its figures are on another scale); the adapted score is the mean over the nodes' models.
-Of the last inputs that the server sent. Held-out real images stand beside them.
+20 nodes, alpha 0.1, trained once for all rows. "Inception score" is here by a ResNet-8 taught by the training
+images that no node holds (the paper: ImageNet's InceptionNet, so that its figures are on another scale); the
+adapted score is the mean over the nodes' models. Of the last inputs that the server sent. Held-out real
+images stand beside them.
 
-The paper's columns, as we read the table, are the first five rows. Weights of losses are fedstill's; without
-the class balance, which the published code has and the table has not: it is the last row. "***" weighs
-answers by data size, for generator and student alike. About 25 minutes on one free core.
+The paper's columns, as we read the table, are the first five rows: answers by Eq. 9, weighed by Eq. 8 as
+printed, S at tau = inf, L_conf and L_unique of weight 1, as in Table 6. Without the class balance, which the
+published code has and the table has not: it is the last row. "***" weighs answers by data size, for generator
+and student alike.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +25,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from fediod_fig4 import LOCAL, SMALL, distilled, divided
+from fediod_fig4 import distilled, divided
 from torch import nn
 
 from fedstill.attacks.generative_metrics import inception_scores
@@ -32,14 +34,15 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.methods.standalone import Standalone
 from fedstill.runs.simulation import Simulation
 
-FULL = replace(SMALL, balance=0.0)
-ROWS: dict[str, FedIOD] = {
-    "L_gan": replace(FULL, mimic=0.0, conf=0.0, unique=0.0),
-    "L_gan, L_mimic (***)": replace(FULL, importance="size", conf=0.0, unique=0.0),
-    "L_gan, L_mimic (Eq. 8)": replace(FULL, conf=0.0, unique=0.0),
-    "L_gan, L_mimic (Eq. 8), L_conf": replace(FULL, unique=0.0),
-    "L_gan, L_mimic (Eq. 8), L_conf, L_unique": FULL,
-    "all of these, and the class balance": SMALL,
+AS_PRINTED: dict[str, Any] = {"ensemble": "logits", "importance": "fakeness", "tau": math.inf}
+WEIGHTS: dict[str, Any] = {"conf": 1.0, "unique": 1.0, "balance": 0.0}
+ROWS: dict[str, dict[str, Any]] = {
+    "L_gan": {"mimic": 0.0, "conf": 0.0, "unique": 0.0},
+    "L_gan, L_mimic (***)": {"importance": "size", "conf": 0.0, "unique": 0.0},
+    "L_gan, L_mimic (Eq. 8)": {"conf": 0.0, "unique": 0.0},
+    "L_gan, L_mimic (Eq. 8), L_conf": {"unique": 0.0},
+    "L_gan, L_mimic (Eq. 8), L_conf, L_unique": {},
+    "all of these, and the class balance": {"balance": FedIOD.balance},
 }
 
 
@@ -48,10 +51,9 @@ def reproduce(
     root: str,
     out: Path,
     seed: int,
-    nodes: int,
+    base: str,
+    held_out: float,
     images: int,
-    steps: int,
-    epochs: float,
     judge_epochs: float,
 ) -> list[dict[str, Any]]:
     """Rows are scores by what the generator learns from, and the student's accuracy.
@@ -60,26 +62,25 @@ def reproduce(
         root: the folder that holds CIFAR-10.
         out: not used.
         seed: of every draw.
-        nodes: K.
+        base: FedIOD's run, a preset or a file.
+        held_out: the share of the training images that no node holds.
         images: generated ones that are scored.
-        steps: of FedIOD, in each row.
-        epochs: of the nodes' models.
         judge_epochs: of the classifier in place of InceptionNet.
     """
-    if not 2 <= images <= steps * SMALL.batch:
-        raise ArgumentError("images", images, f"from 2 to {steps * SMALL.batch}, as many as are sent")
     began = time.monotonic()
-    federation = divided(root, nodes, 0.1, seed, False, judge_epochs)
-    setting = replace(federation.setting, local=replace(LOCAL, epochs=epochs))
+    federation = divided(base, root, alpha=0.1, held_out=held_out, seed=seed, grey=False, epochs=judge_epochs)
+    setting, printed = federation.setting, replace(federation.method, **AS_PRINTED, **WEIGHTS)
+    if not 2 <= images <= (most := printed.steps * printed.batch):
+        raise ArgumentError("images", images, f"from 2 to {most}, as many as are sent")
     local = Simulation(replace(setting, method=Standalone()))
     local.run()
     teachers = {node.name: node.model.eval().requires_grad_(False) for node in local.nodes}
     print(f"judge: {federation.accuracy:.1f} % on test images; {time.monotonic() - began:.0f} s", flush=True)
 
     rows: list[dict[str, Any]] = []
-    for name, method in ROWS.items():
+    for name, options in ROWS.items():
         own = [copy.deepcopy(model) for model in teachers.values()]
-        experiment, sent = distilled(setting, replace(method, steps=steps), own, images)
+        experiment, sent = distilled(federation, replace(printed, **options), own, images)
         outputs = experiment.evaluation.outputs(experiment.student)
         accuracy = experiment.evaluation.metrics(outputs)["accuracy"]
         rows += scored(name, sent, federation.judge, teachers)
