@@ -40,7 +40,7 @@ from fedstill.core.config_tables import layered
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.data.public import LUMA
+from fedstill.data.images import LUMA
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.node import local_training

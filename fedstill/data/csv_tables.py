@@ -155,6 +155,7 @@ def read_classes(
     columns: Columns,
     shape: tuple[int, ...] = (),
     size: int = 0,
+    channels: int = 0,
     counted: Callable[[int], None] = lambda count: None,
 ) -> Raw:
     """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``.
@@ -177,7 +178,7 @@ def read_classes(
         labels, classes = by_name(table.pop(columns.label), str(path))
         test = told_part(table, path)
         known = {name: np.array(cells) for name, cells in table.items()}
-        return Raw(_files(path, names, size), labels, classes, test, known)
+        return Raw(_files(path, names, size, channels), labels, classes, test, known)
     options = {option: name for option, name in asdict(columns).items() if name or option == "label"}
     if columns.label not in header:
         allowed = f"one column of {path}, which has {_listed(header)}; {TABULAR}"
@@ -228,6 +229,7 @@ def read_findings(
     columns: Columns | None = None,
     classes: Sequence[str] = (),
     size: int = 0,
+    channels: int = 0,
     counted: Callable[[int], None] = lambda count: None,
 ) -> Raw:
     """Images and findings that a csv names.
@@ -255,7 +257,7 @@ def read_findings(
         labels = np.stack([_values(table.get(name, unknown), name, path) for name in names], axis=1)
     test = told_part(table, path)
     known = {name: np.array(cells) for name, cells in table.items() if name in aside - {image, listed}}
-    return Raw(_files(path, table[image], size), labels, names, test, known)
+    return Raw(_files(path, table[image], size, channels), labels, names, test, known)
 
 
 def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tuple[Ints, tuple[str, ...]]:
@@ -278,6 +280,6 @@ def _values(cells: Sequence[str], name: str, path: Path) -> Ints:
     return np.array([_VALUES[cell] for cell in cells], dtype=np.int64)
 
 
-def _files(path: Path, names: Sequence[str], size: int = 0) -> Images:
+def _files(path: Path, names: Sequence[str], size: int, channels: int) -> Images:
     """The image files that a csv names, of one form: ``(N, C, H, W)``."""
-    return stacked(((path.parent / name, f"{path}: image {name!r}") for name in names), size)
+    return stacked(((path.parent / name, f"{path}: image {name!r}") for name in names), size, channels)

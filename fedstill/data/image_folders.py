@@ -78,6 +78,7 @@ def in_one_size(
     *,
     masks: bool,
     size: int = 0,
+    channels: int = 0,
     gaps: bool = False,
     counted: Callable[[int], None] = lambda count: None,
 ) -> Raw:
@@ -88,7 +89,7 @@ def in_one_size(
     """
     found = map_files(folder, masks=masks)
     counted(len(found.images))
-    images = stacked(((file, str(file)) for file in found.images), size)
+    images = stacked(((file, str(file)) for file in found.images), size, channels)
     if not masks:
         nothing = np.zeros(len(images), dtype=np.int64)
         return Raw(images, nothing, ("image",), found.test, found.columns, named=False)
@@ -103,7 +104,9 @@ def in_one_size(
     return Raw(images, labels, classes, found.test, found.columns, named=False)
 
 
-def read_folder(path: Path, *, size: int = 0, counted: Callable[[int], None] = lambda count: None) -> Raw:
+def read_folder(
+    path: Path, *, size: int = 0, channels: int = 0, counted: Callable[[int], None] = lambda count: None
+) -> Raw:
     """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, and ``val/<class>/*`` if there is
     one, or ``<class>/*``; in folders below these, too.
 
@@ -129,7 +132,7 @@ def read_folder(path: Path, *, size: int = 0, counted: Callable[[int], None] = l
             test += [number] * len(there)
     columns, told = about(path, [file.relative_to(path).with_suffix("").as_posix() for file in files])
     counted(len(files))
-    images = stacked(((file, str(file)) for file in files), size)
+    images = stacked(((file, str(file)) for file in files), size, channels)
     return Raw(images, np.array(labels), classes, _part(path, parts, test, told), columns)
 
 

@@ -255,11 +255,22 @@ def size_of(source: Path, what: str) -> tuple[int, int]:
 ONE_SIZE = "; data.size makes one size, at a node data.fit, of new data --fit"
 
 
-def stacked(files: Iterable[tuple[Path, str]], size: int = 0) -> npt.NDArray[Any]:
+LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
+
+
+def grey(pixels: torch.Tensor) -> torch.Tensor:
+    """``(B, C, H, W)`` to ``(B, 1, H, W)``: by luminance, or the mean of other than three channels."""
+    channels = pixels.shape[1]
+    weights = LUMA if channels == 3 else (1 / channels,) * channels
+    return (pixels * torch.tensor(weights).view(-1, 1, 1)).sum(1, keepdim=True)
+
+
+def stacked(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0) -> npt.NDArray[Any]:
     """Image files, each with what it is for errors, of one form: ``(N, C, H, W)``; averaged to a ``size``.
 
-    Where some are grey and some have colours, all get colours. A DataError names the first that cannot be
-    read and counts the others, or names one of another size than the first.
+    Each is brought to so many ``channels`` by itself, so that what becomes of one hangs on no other. With 0
+    all get colours where some are grey and some have them. A DataError names the first that cannot be read
+    and counts the others, or names one of another size than the first.
     """
     images: list[npt.NDArray[Any]] = []
     unreadable: list[str] = []  # texts alone: an error holds its half of a picture
@@ -272,6 +283,10 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0) -> npt.NDArray[Any
             continue
         if size:
             image = resized(image[None], size, size)[0]
+        if channels == 1 < len(image):
+            image = grey(torch.from_numpy(_floats(image)[None]))[0].numpy().clip(0, 1)
+        elif len(image) == 1 < channels:
+            image = np.broadcast_to(image, (channels, *image.shape[1:]))
         first = first or what
         if images and image.shape[1:] != images[0].shape[1:]:
             sizes = f"{times(image.shape[1:])}, but {first} is {times(images[0].shape[1:])}"
@@ -279,8 +294,15 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0) -> npt.NDArray[Any
         images.append(image)
     if unreadable:
         raise UnreadableImage(f"{unreadable[0]}{more_such(len(unreadable))}")
-    channels = max(len(image) for image in images)
-    return np.stack([np.broadcast_to(image, (channels, *image.shape[1:])) for image in images])
+    if len({image.dtype for image in images}) > 1:
+        images = [_floats(image) for image in images]
+    most = max(len(image) for image in images)
+    return np.stack([np.broadcast_to(image, (most, *image.shape[1:])) for image in images])
+
+
+def _floats(image: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Bytes as floats from 0 to 1, in the same bits as :func:`resized` and ``normalised`` make of them."""
+    return image.astype(np.float32) / np.float32(255) if image.dtype == np.uint8 else image
 
 
 def image_files(folder: Path, *, below: bool = False) -> list[Path]:

@@ -208,6 +208,8 @@ def _read(
         arrays = _called(config, path, folder)
         return from_arrays(Path(config.source), arrays, task.targets, gaps=True)
     fitted = spec is not None and config.fit and spec.shape[1] == spec.shape[2]
+    # Image by image: by what all have together one picture more would change every other one's last digits.
+    own = spec is not None and not config.channels and (config.fit or spec.shape[0] > 1)
     return read(
         path,
         config.source,
@@ -218,6 +220,7 @@ def _read(
         columns=Columns(config.label, config.image, config.group),
         classes=spec.classes if spec is not None else (),
         shape=spec.shape if spec is not None else (),
+        channels=spec.shape[0] if spec is not None and own else 0,
         **({} if spec is None else {"counted": partial(check_examples, spec=spec, most=most)}),
     )
 

@@ -20,6 +20,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.core.text_format import times
 from fedstill.data.config import DATA, Limit, named
+from fedstill.data.images import grey
 from fedstill.data.loader import CLASSIFICATION, load
 from fedstill.data.preparation import taught
 from fedstill.data.stratified_sampling import Ints, labels_of, strata, stratified, whole
@@ -29,7 +30,6 @@ from fedstill.tasks import TASKS, Targets, TaskConfig
 OWN = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # which need no other data set
 GENERATED = 2000  # noise images, unless a limit says otherwise
 BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
-LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
 
 
 @dataclass(frozen=True)
@@ -224,18 +224,11 @@ def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Ten
     for part in torch.split(inputs, 1000):
         pixels = part * std + mean
         if found != channels:
-            pixels = pixels.expand(-1, channels, -1, -1) if found == 1 else _grey(pixels)
+            pixels = pixels.expand(-1, channels, -1, -1) if found == 1 else grey(pixels)
         if list(pixels.shape[2:]) != size:
             pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
         parts.append((pixels.clamp(0, 1) - new_mean) / new_std)
     return torch.cat(parts)
-
-
-def _grey(pixels: torch.Tensor) -> torch.Tensor:
-    """``(B, C, H, W)`` to ``(B, 1, H, W)``."""
-    channels = pixels.shape[1]
-    weights = LUMA if channels == 3 else (1 / channels,) * channels
-    return (pixels * _column(weights)).sum(1, keepdim=True)
 
 
 def _column(values: tuple[float, ...]) -> torch.Tensor:

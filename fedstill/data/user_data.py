@@ -116,6 +116,7 @@ def read(
     columns: Columns | None = None,
     classes: tuple[str, ...] = (),
     shape: tuple[int, ...] = (),
+    channels: int = 0,
     counted: Callable[[int], None] = lambda count: None,
 ) -> Raw:
     """What a file or folder holds: images of classes, of findings, with masks, or alone.
@@ -129,6 +130,7 @@ def read(
         columns: what those of a csv mean.
         classes: the findings wanted of a csv; empty: all.
         shape: of a csv's pixels, if these are as many.
+        channels: of images in files of their own, as :func:`fedstill.data.images.stacked` takes them.
         counted: called with the number of images before they are read, if that can be told.
 
     Raises:
@@ -137,15 +139,15 @@ def read(
     if form == "npz":
         return from_arrays(place, read_npz(place), targets, gaps=gaps)
     if targets == "labels":
-        return read_findings(place, columns, classes, size, counted)
+        return read_findings(place, columns, classes, size, channels, counted)
     if form == "csv":
-        return read_classes(place, columns or Columns(), shape, size, counted)
+        return read_classes(place, columns or Columns(), shape, size, channels, counted)
     masks = targets == "map"
     if form == "nifti":
         return read_volumes(place, masks=masks, size=size, slices=slices, gaps=gaps, counted=counted)
     if targets == "class":
-        return read_folder(place, size=size, counted=counted)
-    return in_one_size(place, masks=masks, size=size, gaps=gaps, counted=counted)
+        return read_folder(place, size=size, channels=channels, counted=counted)
+    return in_one_size(place, masks=masks, size=size, channels=channels, gaps=gaps, counted=counted)
 
 
 # By what is read: the options that it has beside those of all data.

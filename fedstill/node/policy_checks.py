@@ -9,6 +9,7 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.data.stratified_sampling import largest
 from fedstill.models import dp_compatibility
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
@@ -45,9 +46,15 @@ def known_questions(methods: Iterable[str] = ()) -> frozenset[str]:
     return frozenset().union(*(names(METHODS[name]) for name in (*METHODS.own, *methods)))
 
 
-def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Module | None) -> list[str]:
+def privacy_faults(
+    config: PrivacyConfig, data: TensorData | None, model: nn.Module | None, volumes: bool = False
+) -> list[str]:
     """What keeps a mechanism from protecting anything, or from working with these data or this model, as far
-    as they could be read."""
+    as they could be read.
+
+    Slices of ``volumes`` are scaled by what the whole volume has, so that one of them by itself is no record:
+    without it all others of its volume would be other ones.
+    """
     if not config.protects:
         if math.isinf(config.budget):
             return []
@@ -62,6 +69,9 @@ def privacy_faults(config: PrivacyConfig, data: TensorData | None, model: nn.Mod
     if data is not None:
         if config.group_size > 1 and data.groups is None:
             told = "1, where data.group does not say whose each record is"
+            found.append(ArgumentError("privacy.group_size", config.group_size, told))
+        if volumes and (data.groups is None or config.group_size == 1 < largest(data)):
+            told = "2 or more, with data.group = 'patient': slices of a volume are scaled together"
             found.append(ArgumentError("privacy.group_size", config.group_size, told))
         for name, delta in (("delta", config.delta), ("total_delta", config.total_delta)):
             if delta is not None and delta * len(data) >= 1:

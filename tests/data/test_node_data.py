@@ -358,3 +358,32 @@ def fresh(*names: str) -> Iterator[None]:
     sys.path[:] = places
     for name in names:
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("more", ["grey", "colour"])
+@pytest.mark.parametrize("shape", [(1, 12, 12), (3, 12, 12), (1, 8, 8), (3, 8, 4), (1, 8, 4)])
+@pytest.mark.parametrize("source", ["folder", "csv"])
+def test_what_becomes_of_an_image_hangs_on_no_other_one(
+    tmp_path: Path, source: str, shape: tuple[int, int, int], more: str
+) -> None:
+    """Else a guarantee for one record would not hold: its last digits choose who learns from all others."""
+    draws = np.random.default_rng(0)
+    lines = ["image,label"]
+    for name in ("cat", "dog"):
+        for number in range(8):
+            form = (12, 12) if more == "colour" or number % 2 else (12, 12, 3)
+            png(tmp_path / name / f"{number}.png", draws.integers(0, 256, form, dtype=np.uint8))
+            lines.append(f"{name}/{number}.png,{name}")
+
+    def read() -> torch.Tensor:
+        (tmp_path / "list.csv").write_text("\n".join(lines))
+        path = "." if source == "folder" else "list.csv"
+        config = PrivateConfig(source=source, path=path, fit=True)
+        spec = replace(PETS, shape=shape, mean=HALF * shape[0], std=HALF * shape[0])
+        return load(config, tmp_path, spec)[0].inputs
+
+    without = read()
+    added = draws.integers(0, 256, (12, 12, 3) if more == "colour" else (12, 12), dtype=np.uint8)
+    png(tmp_path / "dog" / "9.png", added)
+    lines.append("dog/9.png,dog")
+    assert torch.equal(read()[:-1], without)

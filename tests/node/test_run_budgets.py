@@ -484,6 +484,19 @@ def test_a_total_delta_of_one_record_is_a_fault() -> None:
     assert fault.startswith("privacy.delta")
 
 
+def test_slices_of_a_volume_are_protected_together_or_not_at_all() -> None:
+    """One slice less changes by what the others of its volume are scaled."""
+    images, none = torch.zeros(60, 1, 4, 4), torch.zeros(60, dtype=torch.long)
+    slices = owner_folder.TensorData(images, none, torch.arange(60) // 6)
+    for data, size in ((replace(slices, groups=None), 1), (slices, 1)):
+        assert privacy_faults(PATE(epsilon=3.0, group_size=size), data, None) == []
+        (fault,) = privacy_faults(PATE(epsilon=3.0, group_size=size), data, None, volumes=True)
+        assert fault.startswith("privacy.group_size is 1: allowed is 2 or more, with data.group = 'patient'")
+    assert privacy_faults(PATE(epsilon=3.0, group_size=6), slices, None, volumes=True) == []
+    apart = replace(slices, groups=torch.arange(60))
+    assert privacy_faults(PATE(epsilon=3.0), apart, None, volumes=True) == []
+
+
 def test_noise_can_be_found_from_the_total_alone() -> None:
     assert privacy_faults(PATE(total_epsilon=3.0), None, None) == []
     (fault,) = privacy_faults(PATE(), None, None)
