@@ -34,7 +34,7 @@ class Budgets:
 
     def seal(self, text: str) -> str:
         """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
-        return chained(f"{self.mechanism.binding} {self.mechanism.salt}", text)
+        return self.mechanism.seal(text)
 
     def fingerprint(self, of: str, tensors: Tensors) -> str:
         """A fingerprint of what a node has learned, sealed."""

@@ -24,6 +24,7 @@ from fedstill.privacy.events import Bill, Price, add, total
 from fedstill.privacy.noise import Draws, make_draws
 from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySums, Rule
 from fedstill.privacy.statement import NO_GUARANTEE, Statement, state
+from fedstill.protocol.digests import keyed
 from fedstill.protocol.kinds import INPUTS, Kind
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.questions import NodeSide, Question
@@ -175,6 +176,11 @@ class Mechanism:
         if not self.binding:
             raise ArgumentError("binding", self.binding, "a fingerprint, set before anything is drawn")
         return self._draws(self._secret, self.node, self.binding, self.salt, *names)
+
+    def seal(self, text: str) -> str:
+        """A fingerprint of a text in this run, under the secret: binding and salt lie in files beside the
+        audit log, and whoever had these alone could try out what was not noised yet."""
+        return keyed(self._secret, f"seal {self.binding} {self.salt} {text}")
 
     def networks(self) -> Mapping[str, PrivateSteps]:
         """The networks that learn with DP-SGD, by role, and how."""

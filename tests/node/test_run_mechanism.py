@@ -520,3 +520,21 @@ def test_a_network_that_no_mechanism_knows_is_not_trained_under_one(mechanism: A
     with pytest.raises(QuestionRefused, match="it trains dreamer, which learns without noise"):
         protection(mechanism, taught)
     assert protection("none", taught) is not None
+
+
+def test_a_seal_follows_from_the_secret() -> None:
+    """What else it follows from lies beside the audit log, in files of the run: with these alone nobody tries
+    out which counts or votes were noised."""
+
+    def noisy(secret: int, salt: str = "") -> Mechanism:
+        like = protection("dp-sgd")
+        own = ("clinic", like.config, like.side, LOCAL, EXAMPLES, TASK)
+        made = Mechanism(*own, secret=secret, salt=salt)
+        made.binding = "data"
+        return made
+
+    one, other = noisy(1), noisy(2)
+    assert one.seal("counts 3 4") == one.seal("counts 3 4") != one.seal("counts 4 3")
+    assert one.seal("counts 3 4") != other.seal("counts 3 4")
+    other_run = noisy(1, "of another run")
+    assert one.seal("counts 3 4") != other_run.seal("counts 3 4")
