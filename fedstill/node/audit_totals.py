@@ -47,7 +47,8 @@ class Sums:
         spent: by payer and run (:data:`ALL` is all of them): events, and what limits count; up to
             :data:`~fedstill.node.audit_entries.LARGEST` of each.
         bytes: by run, node, way ("down" or "up") and kind, of what has left.
-        asked: by run, node and question, how often it was answered, and further gradients of the same answer.
+        asked: by run, node and question, how often it was answered (again, where a bit of that is another
+            one), and further gradients of the same answer.
     """
 
     def __init__(self) -> None:
@@ -77,8 +78,7 @@ class Sums:
                 spent[f"{UNIT}{told['unit']}"] = 1
         if run != ALL:
             self._rows[told["payer"], run] = ""
-        siblings = self.siblings(told)
-        if told["content"] not in siblings if part == ANSWER else part == GRADIENT and siblings:
+        if part == ANSWER or (part == GRADIENT and self.siblings(told)):
             self.asked[run, node, told["question"]] += 1
         self._known[_place(told)][told["content"], told["left"]] = number
         if part == TRAINING:

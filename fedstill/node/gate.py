@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.audit_entries import ANSWER, BARE, GRADIENT, Asked, Entry
+from fedstill.node.audit_entries import ANSWER, BARE, Asked, Entry
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import Paid
@@ -258,11 +258,13 @@ class Gate:
         if self.budgets is not None:
             self.budgets.pay_first(asked)
         # A gradient belongs to its answer, and each further one of that is a question by itself.
+        # And so is an answer to what was answered before, if a bit of it is another one: as of inputs that
+        # lie otherwise in memory, or of another processor.
         counts = int(entry.part == ANSWER or bool(self.audit.sums.siblings(vars(entry))))
 
         def check(spent: Spent) -> None:
             left = sum(entry.up.values())
-            self._require_approved(asked.question, left, counts if entry.part == GRADIENT else 0)
+            self._require_approved(asked.question, left, counts)
             self._limit(asked.question, spent, counts, left)
             if self.budgets is not None:
                 self.budgets.check(spent, most, asked.question)

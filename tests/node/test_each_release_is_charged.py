@@ -22,6 +22,7 @@ from fedstill.node.audit_entries import DATA
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, Price, from_text
+from fedstill.protocol.run_description import describe
 from fedstill.protocol.run_plan import fingerprint, public_tensors
 from tests.node.judging import NAME, POLICY
 from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
@@ -209,6 +210,26 @@ def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     assert learned(clinic) == 6
     assert released(clinic) == rows
     assert "the run goes on from an earlier mark" in clinic.ask(2)["text"]
+
+
+def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server gets it by asking the same of inputs that lie otherwise in memory."""
+    clinic = Clinic(tmp_path / "clinic", 'approve = "each run"\n' + PRIVATE)
+    assert "waits" in clinic.say("join", plan=PLAN.to_dict())["rule"]
+    clinic.host.requests.decide(describe(PLAN, None).sha256, True)
+    clinic.ready()
+    for number in range(6):
+        assert isinstance(clinic.ask(number), tuple)
+    rows = released(clinic)
+    clinic.say("recall", mark=0)
+    assert isinstance(clinic.ask(0), tuple), "the same again"
+    assert released(clinic) == rows
+    monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
+    clinic.say("recall", mark=0)
+    assert clinic.ask(0)["rule"] == "approved: 6 times"
+    assert released(clinic) == rows
 
 
 def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
