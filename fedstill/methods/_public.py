@@ -48,6 +48,10 @@ class LogitAnswers(Method):
 
     ensemble: Ensemble
 
+    @property
+    def adds(self) -> str:
+        return self.ensemble
+
     def voted(self, at: NodeSetting, z: torch.Tensor) -> torch.Tensor:
         """Logits as they are, or what of them is added over nodes."""
         return at.task.added(z, self.ensemble) if at.sums else z

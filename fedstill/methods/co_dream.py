@@ -21,6 +21,7 @@ import torch
 from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     Answers,
+    ArgumentError,
     Group,
     LabelHistogram,
     Needs,
@@ -36,6 +37,7 @@ from fedstill.methods._public import WeighsNodes, heard
 from fedstill.methods._student import Student
 from fedstill.protocol.kinds import INPUTS, LOGITS
 from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.summing import Added
 from fedstill.tasks import Ensemble
 
 
@@ -85,19 +87,30 @@ class CoDream(WeighsNodes, Examines):
     # --- at the nodes, where the server is to see sums only ----------------------------------------------
 
     def questions(self, at: NodeSetting) -> Iterable[Question]:
-        """Of sums, by :meth:`dream` alone: what compares a node with the student is then computed there."""
+        """Of sums, by :meth:`dream` alone: how sure a node's answers are is then computed there."""
         asked = list(super().questions(at))
         return [each for each in asked if not (at.sums and each.name == "examine")]
 
+    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+        """As of all whose nodes are weighed, but not with R_adv: how far each node and the student are apart
+        is added then, and a server that names many students has as many equations for each node's answer.
+
+        Raises:
+            ArgumentError: R_adv is wanted, or an ensemble that is no weighted mean.
+        """
+        if self.adversary:
+            allowed = "0 where link.sums: a server that names many students solves for each node's answer"
+            raise ArgumentError("method.adversary", self.adversary, allowed)
+        return super().summed(at)
+
     @question(
-        sends={"x": INPUTS, "z_S": LOGITS},
+        sends={"x": INPUTS},
         releases=lambda self, at: {
             "logits": LOGITS,
             "entropy": LOGITS,
-            "apart": LOGITS,
             **({"statistics": STATISTICS} if self.bn else {}),
         },
-        differentiable=("x", "z_S"),
+        differentiable=("x",),
         times=lambda self, at: self.steps * self.questions_a_step,
         rows=lambda self, at: self.batch,
         reads=(),
@@ -105,16 +118,14 @@ class CoDream(WeighsNodes, Examines):
         sums=lambda self, at: {
             **self.summed(at),
             "entropy": "mean",
-            "apart": "mean",
             **({"statistics": "mean"} if self.bn else {}),
         },
     )
-    def dream(self, nodes: Group, x: torch.Tensor, z_S: torch.Tensor) -> Tensors:
-        """What :meth:`examine` answers, and each input's entropy and distance to the student's z_S."""
+    def dream(self, nodes: Group, x: torch.Tensor) -> Tensors:
+        """What :meth:`examine` answers, and each input's entropy."""
         told = self.examine(nodes, x)
-        z = told["logits"]
-        _, entropy = nodes.at.task.parts(z)
-        return {**told, "logits": self.voted(nodes.at, z), "entropy": entropy, "apart": divergence(z, z_S)}
+        _, entropy = nodes.at.task.parts(told["logits"])
+        return {**told, "logits": self.voted(nodes.at, told["logits"]), "entropy": entropy}
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -149,17 +160,16 @@ class CoDream(WeighsNodes, Examines):
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
     def asked(self, server: Server, state: Dreaming, names: Sequence[str] | None, x: torch.Tensor) -> Answers:
-        """The nodes' answers about dreams; where these are summed, beside the student's."""
-        if server.federation.link.sums:
-            return server.ask("dream", of=names, x=x, z_S=state.student.watching(x))
-        return server.ask("examine", of=names, x=x)
+        """The nodes' answers about dreams."""
+        return server.ask("dream" if server.federation.link.sums else "examine", of=names, x=x)
 
     def judged(
         self, server: Server, state: Dreaming, told: Answers, x: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Entropy, and R_adv: how unlike the student's the nodes' answers are."""
-        if server.federation.link.sums:
-            return {"entropy": told["entropy"].mean(), "adversary": -told["apart"].mean()}
+        if server.federation.link.sums:  # without R_adv
+            entropy = told["entropy"].mean()
+            return {"entropy": entropy, "adversary": torch.zeros_like(entropy)}
         z, K = told["logits"], len(told.nodes)
         even = torch.full((K,), 1 / K, device=z.device)
         return {

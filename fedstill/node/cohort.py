@@ -1,6 +1,7 @@
-"""With whom a node adds its answers, in all runs, and how many sums it has spoilt: a file in its folder.
+"""With whom a node adds its answers, in all runs, in which form, and how many sums it has spoilt: a file in
+its folder.
 
-Two sums of other members tell more than either: see :class:`Cohort`.
+Two sums of other members, or of other forms of the same answers, tell more than either: see :class:`Cohort`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ class Cohort:
     than it has added with. Where its owner lets it, all sets are kept, so that it adds with none of them any
     more once that is taken back.
 
+    Nor are sums of the same members harmless in any number: three of three nodes' logits, weighed equally, by
+    size and by counts, are three equations for three answers. So a node adds outputs of its model in no other
+    form than before: the parts of an answer, each with how it is weighed, and what of the scores it is. A
+    question that needs some of these forms, or adds others to all of them, tells no more than the larger of
+    the two does by itself.
+
     Attributes:
         spoilt: sums in which this node's answer could not be added, and random numbers stood for it. A server
             sees that a sum is spoilt; one that chooses what is asked learns a bit of an answer by it.
@@ -31,28 +38,35 @@ class Cohort:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        sets, self.spoilt = _read(path) if path.exists() else ([], 0)
-        self.sets = [frozenset(each) for each in sets]
+        sets, self.spoilt, forms = _read(path) if path.exists() else ([], 0, [])
+        self.sets, self.forms = [frozenset(each) for each in sets], frozenset(forms)
 
-    def objection(self, members: Sequence[str]) -> str | None:
-        """Why a sum of these members, with earlier ones, could tell what few of them answered.
+    def objection(self, members: Sequence[str], forms: frozenset[str] = frozenset()) -> str | None:
+        """Why a sum of these members, or of these forms, with earlier ones could tell what few answered.
 
         >>> cohort = Cohort(Path("none.json"))
         >>> cohort.sets = [frozenset("abcd")]
         >>> cohort.objection("abc")
         'it would add with and without d, and the difference would tell what they answered'
+        >>> cohort.forms = frozenset({"logits by size"})
+        >>> cohort.objection("abcd", frozenset({"logits by mean"}))
+        'it has added logits by size, and would add logits by mean: both together could tell single answers'
         """
-        odd = {name for earlier in self.sets for name in earlier ^ set(members)}
-        if not odd:
+        if odd := {name for earlier in self.sets for name in earlier ^ set(members)}:
+            named = " and ".join(sorted(odd))
+            return f"it would add with and without {named}, and the difference would tell what they answered"
+        if forms <= self.forms or self.forms <= forms:
             return None
-        named = " and ".join(sorted(odd))
-        return f"it would add with and without {named}, and the difference would tell what they answered"
+        before, now = (", ".join(sorted(each)) for each in (self.forms - forms, forms - self.forms))
+        return f"it has added {before}, and would add {now}: both together could tell single answers"
 
-    def add(self, members: Sequence[str]) -> None:
-        """These have a sum now: it is on disk before anything leaves."""
-        if frozenset(members) not in self.sets:
-            self.sets.append(frozenset(members))
-            self._write()
+    def add(self, members: Sequence[str], forms: frozenset[str] = frozenset()) -> None:
+        """These have a sum now, of these forms: it is on disk before anything leaves."""
+        if frozenset(members) in self.sets and forms <= self.forms:
+            return
+        self.sets += [] if frozenset(members) in self.sets else [frozenset(members)]
+        self.forms |= forms
+        self._write()
 
     def spoil(self) -> None:
         """One more sum is spoilt: on disk before it leaves, too."""
@@ -60,11 +74,12 @@ class Cohort:
         self._write()
 
     def _write(self) -> None:
-        text = json.dumps({"sets": [sorted(each) for each in self.sets], "spoilt": self.spoilt})
+        sets = [sorted(each) for each in self.sets]
+        text = json.dumps({"sets": sets, "spoilt": self.spoilt, "forms": sorted(self.forms)})
         file_permissions.replace(self._path, text.encode(), sync=True)
 
 
-def _read(path: Path) -> tuple[list[list[str]], int]:
+def _read(path: Path) -> tuple[list[list[str]], int, list[str]]:
     """What a file holds.
 
     Raises:
@@ -73,12 +88,12 @@ def _read(path: Path) -> tuple[list[list[str]], int]:
     wrong = RunFolderError(f"{path} does not tell which nodes were summed")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        sets, spoilt = (found, 0) if isinstance(found, list) else (found["sets"], found["spoilt"])
+        sets, spoilt, forms = found["sets"], found["spoilt"], found["forms"]
     except (ValueError, TypeError, LookupError) as error:
         raise wrong from error
-    lists = isinstance(sets, list) and all(isinstance(each, list) for each in sets)
-    if not lists or not all(isinstance(name, str) for each in sets for name in each):
+    lists = isinstance(sets, list) and all(isinstance(each, list) for each in [*sets, forms])
+    if not lists or not all(isinstance(name, str) for each in [*sets, forms] for name in each):
         raise wrong
     if type(spoilt) is not int or spoilt < 0:
         raise wrong
-    return sets, spoilt
+    return sets, spoilt, forms

@@ -65,7 +65,22 @@ class MaskedHandler(RequestHandler):
             if how in ("size", "counts") and how not in node.told:
                 rule = f"sums: '{how}' of its data, which weigh its answer, were not asked before"
                 raise QuestionRefused(node.name, question.name, rule)
-        return self.masks.admit(question.name, call)
+        return self.masks.admit(question.name, call, self._forms(node, question))
+
+    def _forms(self, node: Node, question: Question) -> frozenset[str]:
+        """What of a network's outputs a question adds, and how each part is weighed.
+
+        Counts with noise are others in each run, and so are sums that are weighed by them.
+        """
+        budgets, kinds = node.gate.budgets, question.kinds()
+        noised = budgets is not None and budgets.mechanism.protects
+        run = f" of run {node.gate.run!r}" if noised else ""
+        of = f" of {self.side.adds}" if self.side.adds else ""
+        return frozenset(
+            f"{part}{of} by {how}{run if how in ('counts', 'size') else ''}"
+            for part, how in question.sums.items()
+            if kinds[part].of in ("scores", "rows", "answers", "critic")
+        )
 
     def _adding(
         self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None

@@ -14,7 +14,8 @@ once a sum: so either it reveals its own mask, or others reveal what they share 
 
 Other than in the paper: keys are made anew by every process and proved by the node's certificate; nobody
 deals shares of keys, so that a sum is lost where a node fails between agreeing and revealing; and members may
-not be chosen so that one sum less another is one node's answer (:mod:`fedstill.node.cohort`).
+not be chosen so that one sum less another is one node's answer, nor forms of the same answers so that they
+are equations for it (:mod:`fedstill.node.cohort`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class _Open:
     once that is agreed on."""
 
     call: SumCall
+    forms: frozenset[str] = frozenset()
     about: bytes = b""
     survivors: tuple[str, ...] = ()
     spoilt: bool = False
@@ -149,12 +151,18 @@ class SumMasks:
 
     # --- one sum ----------------------------------------------------------------------------------------
 
-    def admit(self, question: str, call: SumCall | None) -> SumCall:
+    def admit(self, question: str, call: SumCall | None, forms: frozenset[str] = frozenset()) -> SumCall:
         """Let a sum be asked for, or refuse it before anything is computed.
+
+        Args:
+            question: its name.
+            call: the sum.
+            forms: of the outputs of its model that are added.
 
         Raises:
             QuestionRefused: no sum is asked for; too few members, or some whom this node has not met; a
-                number that is not above every earlier one; or others than it has added with before.
+                number that is not above every earlier one; or others than it has added with before, or other
+                forms of the same answers.
         """
         if call is None:
             raise QuestionRefused(self.name, question, "sums: this run's answers leave under masks only")
@@ -171,12 +179,12 @@ class SumMasks:
         elif call.recover and not self.policy.sums_may_differ:
             rule = f"none is read without nodes that fail, {UNLESS}"
         elif not self.policy.sums_may_differ:
-            rule = self.cohort.objection(call.members)
+            rule = self.cohort.objection(call.members, forms)
             rule = None if rule is None else f"{rule}, {UNLESS}"
         if rule is not None:
             raise QuestionRefused(self.name, question, f"sums: {rule}")
         self._last = call.number
-        self._open[call.number] = _Open(call)
+        self._open[call.number] = _Open(call, forms)
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
         return call
@@ -198,7 +206,7 @@ class SumMasks:
         if open_.about not in (b"", about):
             raise QuestionRefused(self.name, question, f"sums: number {call.number} is another sum's")
         open_.about = about
-        self.cohort.add(call.members)
+        self.cohort.add(call.members, open_.forms)
         keys = {name: self._pairwise(name, about) for name in members if name != self.name}
 
         def add(tensor: torch.Tensor, place: int) -> torch.Tensor:

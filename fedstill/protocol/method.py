@@ -158,6 +158,11 @@ class Method(Registered):
         """
         return {}
 
+    @property
+    def adds(self) -> str:
+        """What of a model's outputs is added where the server sees sums only, if an option chooses it."""
+        return ""
+
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
         """What a run should be told: what is switched off here, and why."""
         return ()
@@ -171,6 +176,7 @@ class Method(Registered):
             look=(lambda nodes, x, z: self.look(nodes, x, z, at)) if looks else None,
             first=self.before,
             learns=self.learns,
+            adds=self.adds if at.sums else "",
             notes=(*self.notes(at), *((SUMMED,) if at.sums else ())),
         )
 

@@ -259,6 +259,7 @@ class NodeSide:
         first: the part of the local training that is done before the first question; None is nothing, and so
             it is where nothing learns.
         learns: whether the nodes' own models are trained at all, then or later.
+        adds: what of a model's outputs is added where the server sees sums only, if an option chooses it.
         notes: what a run should be told of it: what is switched off here, and why.
     """
 
@@ -267,6 +268,7 @@ class NodeSide:
     look: Callable[[Sequence[Any], torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     first: Span | None = WHOLE
     learns: bool = True
+    adds: str = ""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -391,3 +391,37 @@ def test_a_question_that_fails_half_way_is_not_forgotten(tmp_path: Path) -> None
     told = [tensors["logits"] for _, do, tensors in four.seen if do == "answer" and "logits" in tensors]
     assert len(told) == 2 * len(NAMES)
     assert from_ring(torch.stack(told[len(NAMES) :]).sum(0)).abs().median() > 1e3
+
+
+@pytest.mark.parametrize(
+    ("after", "rule"),
+    [
+        (
+            {"weights": "equal"},
+            "has added logits of log_probs by counts, and would add logits of log_probs by mean",
+        ),
+        (
+            {"ensemble": "probs"},
+            "has added logits of log_probs by counts, and would add logits of probs by counts",
+        ),
+        ({"epochs": 2}, ""),
+    ],
+)
+def test_another_run_gets_the_same_answers_in_no_other_form(
+    tmp_path: Path, after: dict[str, Any], rule: str
+) -> None:
+    four = Four(summed("fedkd"), tmp_path / "away")
+    four.live().run()
+    for host in four.hosts.values():
+        host.leave()
+    config = tiny("fedkd", {**WAYS["fedkd"], **after}, sums=True)
+    (tmp_path / "again").mkdir()
+    again = replace(config, split=replace(config.split, nodes=len(NAMES)))
+    live = Live(
+        again, Loopback({name: host.serve for name, host in four.hosts.items()}), "two", tmp_path / "again"
+    )
+    if rule:
+        with pytest.raises(FedstillError, match=rule):
+            live.run()
+    else:
+        live.run()

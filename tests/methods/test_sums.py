@@ -58,7 +58,7 @@ SUMMED = {
     "FedZGE": FedZGE(
         steps=2, batch=4, noise=6, generator_width=4, directions=2, epsilon=0.1, student_steps=2
     ),
-    "Co-Dream": CoDream(steps=2, batch=4, dream_steps=2, student_steps=2, weights="counts"),
+    "Co-Dream": CoDream(steps=2, batch=4, dream_steps=2, student_steps=2, weights="counts", adversary=0.0),
     "FedAvg": FedAvg(rounds=2),
     "FedProx": FedProx(rounds=2),
     "FedAvgM": FedAvgM(rounds=2),
@@ -150,7 +150,7 @@ def asked(name: str) -> str:
     """What a method asks in sums; or why it cannot."""
     method = METHODS[name]()
     own = {part.name for part in fields(method)}
-    wanted = {"ensemble": "log_probs", "levels": 0}
+    wanted = {"ensemble": "log_probs", "levels": 0, "adversary": 0.0}
     method = replace(method, **{key: value for key, value in wanted.items() if key in own})
     at = NodeSetting(small_world.TASK, LocalConfig(), Compute(), stand_in(small_world.TASK), sums=True)
     try:
@@ -168,3 +168,10 @@ def test_each_method_runs_on_sums_or_is_refused_as_the_page_says() -> None:
 
     says = {"": "no", "sums": "yes"}
     assert named == {name: says.get(asked(name), asked(name)) for name in METHODS.own}
+
+
+def test_how_far_each_node_and_a_student_are_apart_is_not_added() -> None:
+    """Of many students for one input it would be as many equations for each node's answer."""
+    method = CoDream(steps=2, batch=4, dream_steps=2, student_steps=2)
+    with pytest.raises(ArgumentError, match=r"method\.adversary is 1\.0: allowed is 0 where link\.sums"):
+        world(method, True)

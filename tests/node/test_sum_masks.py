@@ -380,3 +380,29 @@ def test_an_answer_is_weighed_by_the_first_counts_that_left_and_under_noise_by_o
         adding.keep(count, {"n": torch.tensor([0.0, 7.0])})
         adding.keep(count, {"n": torch.tensor([3.0, 4.0])})
         assert adding.told["counts"].tolist() == expected
+
+
+def test_the_same_answers_are_added_in_no_other_form(tmp_path: Path) -> None:
+    """Three nodes' logits, weighed equally, by size and by counts, are three equations for each."""
+    party = Party(tmp_path, policy=PolicyConfig())
+    equally, by_size = frozenset({"logits by mean"}), frozenset({"logits by size"})
+    more = by_size | {"number by size"}
+
+    def add(number: int, forms: frozenset[str]) -> None:
+        call = party.masks["n0"].admit("predict", SumCall(number, NAMES), forms)
+        party.masked("n0", call)
+
+    add(1, by_size)
+    with refused("has added logits by size, and would add logits by mean: .* sums_may_differ = true"):
+        add(2, equally)
+    for number, forms in enumerate((by_size, more, by_size, frozenset[str]()), 3):  # as one run of more does
+        add(number, forms)
+    party.masks["n0"] = party.begun("n0")  # another process
+    party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
+    with refused("has added logits by size, number by size, and would add logits by mean"):
+        add(8, equally)
+    with refused("would add predicted by size"):
+        add(9, by_size | {"predicted by size"})
+    party.masks["n0"] = made(tmp_path / "n0", "n0")  # its owner lets it
+    party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
+    add(10, equally)
