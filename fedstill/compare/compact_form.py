@@ -56,14 +56,18 @@ def written_out(table: Mapping[str, Any], scale: str = SMALL) -> Table:
 def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
     """A table at one of its scales: what ``[scale.NAME]`` says stands above what the file says.
 
-    A base that extends another preset begins anew; lists are replaced as wholes. Options of methods that the
-    scale does not list are left out.
+    A base, or a method's options, that extend a preset begin anew; lists are replaced as wholes. Options of
+    methods that the scale does not list are left out.
 
     Raises:
         UnknownName: the file has no such scale.
 
     >>> at_scale({"seeds": 1, "scale": {"paper": {"seeds": 3}}}, "paper")
     {'seeds': 3}
+    >>> small = {"options": {"fediod": {"steps": 9}, "fedavg": {"rounds": 9}}}
+    >>> above = {"options": {"fediod": {"extends": "paper"}, "fedavg": {"participation": 0.5}}}
+    >>> at_scale({**small, "scale": {"paper": above}}, "paper")["options"]
+    {'fediod': {'extends': 'paper'}, 'fedavg': {'rounds': 9, 'participation': 0.5}}
     """
     below = dict(table)
     scales = _table(below.pop("scale", {}), "scale")
@@ -87,12 +91,15 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
             below[key] = dict(value) if "extends" in value else merged(old, value)
         else:
             below[key] = {
-                name: {**old[name], **inner}
-                if isinstance(inner, Mapping) and isinstance(old.get(name), Mapping)
-                else inner
+                name: {**old[name], **inner} if _goes_on(old.get(name), inner) else inner
                 for name, inner in {**old, **value}.items()
             }
     return below
+
+
+def _goes_on(below: object, above: object) -> bool:
+    """Whether a table stands above another one, and does not begin anew."""
+    return isinstance(above, Mapping) and isinstance(below, Mapping) and "extends" not in above
 
 
 def _only(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
