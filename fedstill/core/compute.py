@@ -36,7 +36,8 @@ class EngineConfig(Checked):
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
     """bfloat16 computes convolutions and products by autocast; parameters stay float32. auto takes it where
     the processor is faster in it and the network gains from it, a convolutional one on images of 16 x 16 or
-    more, and float32 elsewhere: up to several times faster, but the last digits differ by machine."""
+    more, and float32 elsewhere: up to several times faster, but the last digits differ by machine. A method
+    that loses accuracy by it, as FedIOD does on label maps, has float32."""
     channels_last: bool = True
     """Keep images with channels last in memory: convolutions and pooling are faster so."""
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
@@ -76,14 +77,14 @@ class Compute:
         self.workers = Workers(torch.get_num_threads() if self.device.type == "cpu" else 1)
         self.graphs = Graphs()  # of local training, one network's steps after another's
 
-    def suited(self, shape: Sequence[int], network: torch.nn.Module) -> Compute:
-        """The same, in the precision that suits a network and its inputs, where that is left open."""
+    def suited(self, shape: Sequence[int], network: torch.nn.Module, *, exact: bool = False) -> Compute:
+        """The same, in the precision that suits a network and its inputs, where that is left open; in float32
+        where it is to be ``exact``."""
         if self.config.precision != "auto":
             return self
         suits = copy.copy(self)
-        suits.precision = (
-            "bfloat16" if _gains(shape, network) and computes_bfloat16(self.device) else "float32"
-        )
+        gains = not exact and _gains(shape, network) and computes_bfloat16(self.device)
+        suits.precision = "bfloat16" if gains else "float32"
         return suits
 
     @property

@@ -111,7 +111,7 @@ class Session:
             memory_limits.check_run(model, spec, len(data), file.local.batch, shared, self._most)
             secret = owner_folder.secret(folder)
             features = owner_model.perceptual(file, folder, spec)
-            self.compute = compute = compute.suited(spec.shape, model)
+            self.compute = compute = compute.suited(spec.shape, model, exact=method.exact)
             about = (compute, spec.shape, file.seed, f"model of {file.name}")
             network = fitted(model, *about, parted=method.needs().split, vocabulary=spec.vocabulary)
         except (QuestionRefused, TooLarge):  # what the plan asks for is too much

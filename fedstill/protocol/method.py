@@ -105,6 +105,7 @@ class Method(Registered):
         learns: whether the nodes' own models are trained at all, then or later.
         one_round: whether all that it asks can be known before the first answer (:meth:`asks`), so that
             questions may be carried by hand.
+        exact: whether ``engine.precision = "auto"`` is float32 for it, as it loses accuracy in bfloat16.
         longer: options by which a run asks more often, whichever of them it has.
         later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
     """
@@ -116,6 +117,7 @@ class Method(Registered):
     central: ClassVar[Literal["student", "virtual", "ensemble", "nodes"]] = "student"
     learns: ClassVar[bool] = True
     one_round: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
     longer: ClassVar[tuple[str, ...]] = ("rounds",)
     later: ClassVar[tuple[str, ...]] = ()
 

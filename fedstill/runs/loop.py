@@ -70,7 +70,7 @@ class Run(ABC):
         check_method(setting.method, setting.task, setting.public)
         check_server(setting)
         self.shape = shape_of(setting)
-        self.compute = Compute(setting.engine).suited(self.shape, setting.student)
+        self.compute = Compute(setting.engine).suited(self.shape, setting.student, exact=self.method.exact)
         self.mean, self.std = normalisation(setting)  # (C, 1, 1) each
         self.student = self._fitted(setting.student, "student")
         self.test = setting.test.to(self.compute.device)

@@ -87,8 +87,11 @@ def test_precision_is_what_is_wanted_and_auto_what_processor_and_network_gain_fr
     wanted: Any, able: bool, shape: Any, model: str, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compute_module, "computes_bfloat16", lambda device: able)
-    compute = Compute(EngineConfig(precision=wanted)).suited(shape, build(model, shape, 3, 0))
+    network = build(model, shape, 3, 0)
+    compute = Compute(EngineConfig(precision=wanted)).suited(shape, network)
     assert compute.precision == taken
+    exact = Compute(EngineConfig(precision=wanted)).suited(shape, network, exact=True)
+    assert exact.precision == ("float32" if wanted == "auto" else wanted)
     with compute.autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
     assert product.dtype == getattr(torch, taken)

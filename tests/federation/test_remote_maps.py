@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedstill.core import compute as compute_module
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.host import Host
+from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here
 from tests.methods.map_world import blobs
@@ -68,14 +71,38 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     away.same_nodes(experiment)
 
 
+@pytest.mark.parametrize(("method", "taken"), [("fediod-maps", "float32"), ("asyndgan", "bfloat16")])
+def test_what_loses_accuracy_in_bfloat16_is_computed_in_float32_at_server_and_nodes(
+    method: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute_module, "computes_bfloat16", lambda device: True)
+    config = config_of(method, tmp_path)
+    computed: set[str] = set()
+
+    def watched(serve: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+        def reply(message: bytes) -> bytes:
+            answer = serve(message)
+            computed.update(h.session.compute.precision for h in away.hosts.values() if h.session is not None)
+            return answer
+
+        return reply
+
+    away = Away(config, tmp_path, {"node-0": watched})
+    for host in away.hosts.values():  # its owner leaves it open
+        host.file = replace(host.file, compute=replace(host.file.compute, precision="auto"))
+    live = away.live()
+    live.run()
+    assert [prepare(config)[0].compute.precision, live.compute.precision, *computed] == [taken] * 3
+
+
 def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Named from where the run is begun, and not from where a node is."""
     save_file(vgg_weights(VGG16), tmp_path / "vgg.safetensors")
     config = config_of("fediod-maps", tmp_path)
-    nodes = dataclasses.replace(config.nodes, perceptual="vgg.safetensors")
-    config = dataclasses.replace(config, nodes=nodes)
+    nodes = replace(config.nodes, perceptual="vgg.safetensors")
+    config = replace(config, nodes=nodes)
     monkeypatch.chdir(tmp_path)
     experiment, figures = here(config)
     away = Away(config, tmp_path)
