@@ -22,8 +22,7 @@ from fedstill.data.stratified_sampling import Ints
 
 CASES = "cases.csv"
 TABULAR = "columns of numbers are learned by task.name = 'tabular'"
-PARTS = {"train": 0, "training": 0, "test": 1, "testing": 1}
-PARTS |= {"val": 2, "valid": 2, "validation": 2, "dev": 2}
+PARTS = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 2, "valid": 2, "validation": 2}
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -88,7 +87,7 @@ def told_part(table: dict[str, list[str]], path: Path) -> Ints | None:
     out; None where there is none."""
     if "split" not in table:
         return None
-    numbers = PARTS | {str(number): number for number in range(3)}
+    numbers = PARTS | {"dev": 2, "0": 0, "1": 1, "2": 2}
     cells = [cell.lower() for cell in table.pop("split")]
     wrong = next((cell for cell in cells if cell not in numbers), None)
     if wrong is not None:

@@ -324,14 +324,26 @@ def image_files(folder: Path, *, below: bool = False) -> list[Path]:
 
 
 def _folders_below(folder: Path) -> list[Path]:
-    """All folders in it, through links, too, each once; hidden ones are passed over."""
-    found, met, places = [], {folder.resolve()}, [folder]
+    """All folders in it, through links, too, each once; hidden ones are passed over.
+
+    Raises:
+        DataError: a folder that cannot be read, or a link to one that holds this one: with it other classes
+            would be this one's.
+    """
+    met, places, found = set[Path](), [folder], list[Path]()
     while places:
-        for place in sorted(places.pop().iterdir()):
-            if place.is_dir() and not place.name.startswith(".") and place.resolve() not in met:
-                met.add(place.resolve())
-                found.append(place)
-                places.append(place)
+        place = places.pop()
+        try:
+            within = [each for each in sorted(place.iterdir()) if each.is_dir() and each.name[0] != "."]
+        except OSError as error:
+            raise DataError(f"{place}: cannot be read ({error.strerror})") from error
+        for each in within:
+            if folder.resolve().is_relative_to(each.resolve()):
+                raise DataError(f"{each}: is a link to a folder that holds it: allowed are others")
+            if each.resolve() not in met:
+                met.add(each.resolve())
+                found.append(each)
+                places.append(each)
     return found
 
 

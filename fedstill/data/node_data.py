@@ -209,7 +209,7 @@ def _read(
         return from_arrays(Path(config.source), arrays, task.targets, gaps=True)
     fitted = spec is not None and config.fit and spec.shape[1] == spec.shape[2]
     # Image by image: by what all have together one picture more would change every other one's last digits.
-    own = spec is not None and not config.channels and (config.fit or spec.shape[0] > 1)
+    own = spec is not None and config.fit and not config.channels and spec.shape[0] in (1, 3)
     return read(
         path,
         config.source,

@@ -142,9 +142,9 @@ class CoDream(WeighsNodes, Examines):
         least, most = pixels(server)
         for step in range(self.dream_steps):
             with server.compute.step(server.seed, "dream", t, step):
-                told = self.asked(server, state, names, x)
+                told = self.asked(server, names, x)
                 losses = self.judged(server, state, told, x)
-                L = losses["entropy"] + self.adversary * losses["adversary"]
+                L = losses["entropy"] + self.adversary * losses.get("adversary", 0.0)
                 if self.bn:
                     losses["statistics"] = told["statistics"].mean()  # R_bn
                     L = L + self.bn * losses["statistics"]
@@ -152,14 +152,14 @@ class CoDream(WeighsNodes, Examines):
             with torch.no_grad():
                 x.copy_(torch.maximum(torch.minimum(x, most), least))
         with torch.no_grad(), server.compute.step(server.seed, "labels", t):
-            told = self.asked(server, state, names, x.detach())
+            told = self.asked(server, names, x.detach())
             omega = self.omega(server, state, told.nodes)
             y = server.task.ensemble(heard(server, told, self.ensemble), omega, self.ensemble)
         state.student.replay.add(x.detach(), y)
         losses["student"] = state.student.learn(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def asked(self, server: Server, state: Dreaming, names: Sequence[str] | None, x: torch.Tensor) -> Answers:
+    def asked(self, server: Server, names: Sequence[str] | None, x: torch.Tensor) -> Answers:
         """The nodes' answers about dreams."""
         return server.ask("dream" if server.federation.link.sums else "examine", of=names, x=x)
 
@@ -167,9 +167,8 @@ class CoDream(WeighsNodes, Examines):
         self, server: Server, state: Dreaming, told: Answers, x: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Entropy, and R_adv: how unlike the student's the nodes' answers are."""
-        if server.federation.link.sums:  # without R_adv
-            entropy = told["entropy"].mean()
-            return {"entropy": entropy, "adversary": torch.zeros_like(entropy)}
+        if server.federation.link.sums:
+            return {"entropy": told["entropy"].mean()}  # without R_adv
         z, K = told["logits"], len(told.nodes)
         even = torch.full((K,), 1 / K, device=z.device)
         return {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedstill.core import file_permissions
 from fedstill.core.errors import RunFolderError
+from fedstill.protocol.questions import Question
 
 COHORT = "summed.json"
 
@@ -27,9 +28,8 @@ class Cohort:
 
     Nor are sums of the same members harmless in any number: three of three nodes' logits, weighed equally, by
     size and by counts, are three equations for three answers. So a node adds outputs of its model in no other
-    form than before: the parts of an answer, each with how it is weighed, and what of the scores it is. A
-    question that needs some of these forms, or adds others to all of them, tells no more than the larger of
-    the two does by itself.
+    form than before (:func:`forms_of`). A question that needs some of the forms of an earlier one, or all of
+    them and more, tells no more than the larger of the two does by itself. Here, too, all sets are kept.
 
     Attributes:
         spoilt: sums in which this node's answer could not be added, and random numbers stood for it. A server
@@ -39,33 +39,43 @@ class Cohort:
     def __init__(self, path: Path) -> None:
         self._path = path
         sets, self.spoilt, forms = _read(path) if path.exists() else ([], 0, [])
-        self.sets, self.forms = [frozenset(each) for each in sets], frozenset(forms)
+        self.sets, self.forms = [frozenset(each) for each in sets], [frozenset(each) for each in forms]
 
-    def objection(self, members: Sequence[str], forms: frozenset[str] = frozenset()) -> str | None:
-        """Why a sum of these members, or of these forms, with earlier ones could tell what few answered.
+    def objection(self, members: Sequence[str]) -> str | None:
+        """Why a sum of these members, with earlier ones, could tell what few of them answered.
 
         >>> cohort = Cohort(Path("none.json"))
         >>> cohort.sets = [frozenset("abcd")]
         >>> cohort.objection("abc")
         'it would add with and without d, and the difference would tell what they answered'
-        >>> cohort.forms = frozenset({"logits by size"})
-        >>> cohort.objection("abcd", frozenset({"logits by mean"}))
+        """
+        odd = {name for earlier in self.sets for name in earlier ^ set(members)}
+        if not odd:
+            return None
+        named = " and ".join(sorted(odd))
+        return f"it would add with and without {named}, and the difference would tell what they answered"
+
+    def clash(self, forms: frozenset[str]) -> str | None:
+        """Why sums of these forms, with earlier ones, could tell what single members answered.
+
+        >>> cohort = Cohort(Path("none.json"))
+        >>> cohort.forms = [frozenset({"logits by size"})]
+        >>> cohort.clash(frozenset({"logits by mean"}))
         'it has added logits by size, and would add logits by mean: both together could tell single answers'
         """
-        if odd := {name for earlier in self.sets for name in earlier ^ set(members)}:
-            named = " and ".join(sorted(odd))
-            return f"it would add with and without {named}, and the difference would tell what they answered"
-        if forms <= self.forms or self.forms <= forms:
-            return None
-        before, now = (", ".join(sorted(each)) for each in (self.forms - forms, forms - self.forms))
-        return f"it has added {before}, and would add {now}: both together could tell single answers"
+        for earlier in self.forms:
+            if not (forms <= earlier or earlier <= forms):
+                before, now = (", ".join(sorted(each)) for each in (earlier - forms, forms - earlier))
+                return f"it has added {before}, and would add {now}: both together could tell single answers"
+        return None
 
     def add(self, members: Sequence[str], forms: frozenset[str] = frozenset()) -> None:
         """These have a sum now, of these forms: it is on disk before anything leaves."""
-        if frozenset(members) in self.sets and forms <= self.forms:
+        known = frozenset(members) in self.sets, not forms or forms in self.forms
+        if all(known):
             return
-        self.sets += [] if frozenset(members) in self.sets else [frozenset(members)]
-        self.forms |= forms
+        self.sets += [] if known[0] else [frozenset(members)]
+        self.forms += [] if known[1] else [forms]
         self._write()
 
     def spoil(self) -> None:
@@ -74,13 +84,28 @@ class Cohort:
         self._write()
 
     def _write(self) -> None:
-        sets = [sorted(each) for each in self.sets]
-        text = json.dumps({"sets": sets, "spoilt": self.spoilt, "forms": sorted(self.forms)})
+        sets, forms = ([sorted(each) for each in all_] for all_ in (self.sets, self.forms))
+        text = json.dumps({"sets": sets, "spoilt": self.spoilt, "forms": forms})
         file_permissions.replace(self._path, text.encode(), sync=True)
 
 
-def _read(path: Path) -> tuple[list[list[str]], int, list[str]]:
-    """What a file holds.
+def forms_of(question: Question, adds: str = "", run: str = "") -> frozenset[str]:
+    """What of a network's outputs a question adds, and how each part is weighed.
+
+    Args:
+        adds: what of the outputs it is, if an option chooses that (:attr:`NodeSide.adds`).
+        run: where counts have noise, which is another in each run, and so are sums that are weighed by them.
+    """
+    kinds, of = question.kinds(), f" of {adds}" if adds else ""
+    return frozenset(
+        f"{part}{of} by {how}" + (f" of run {run!r}" if run and how in ("counts", "size") else "")
+        for part, how in question.sums.items()
+        if kinds[part].of in ("scores", "rows", "answers", "critic")
+    )
+
+
+def _read(path: Path) -> tuple[list[list[str]], int, list[list[str]]]:
+    """What a file holds; one of before forms were kept, and one that has the sets alone, too.
 
     Raises:
         RunFolderError: it holds something else: then it is not known what was summed before.
@@ -88,12 +113,14 @@ def _read(path: Path) -> tuple[list[list[str]], int, list[str]]:
     wrong = RunFolderError(f"{path} does not tell which nodes were summed")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        sets, spoilt, forms = found["sets"], found["spoilt"], found["forms"]
+        found = {"sets": found, "spoilt": 0} if isinstance(found, list) else found
+        sets, spoilt, forms = found["sets"], found["spoilt"], found.get("forms", [])
     except (ValueError, TypeError, LookupError) as error:
         raise wrong from error
-    lists = isinstance(sets, list) and all(isinstance(each, list) for each in [*sets, forms])
-    if not lists or not all(isinstance(name, str) for each in [*sets, forms] for name in each):
-        raise wrong
+    for lists in (sets, forms):
+        sound = isinstance(lists, list) and all(isinstance(each, list) for each in lists)
+        if not sound or not all(isinstance(name, str) for each in lists for name in each):
+            raise wrong
     if type(spoilt) is not int or spoilt < 0:
         raise wrong
     return sets, spoilt, forms

@@ -161,8 +161,9 @@ class Gate:
         if most_bytes and spent.bytes + more_bytes > most_bytes:
             raise QuestionRefused(self.node, question, f"most_bytes: {most_bytes} bytes")
 
-    def _require_approved(self, question: str, leaving: int = 0, more: int = 1) -> None:
-        """Refuse what goes beyond what the owner has approved: another question, one more, or more bytes."""
+    def _require_approved(self, question: str, leaving: int = 0, more: int = 1, again: bool = False) -> None:
+        """Refuse what goes beyond what the owner has approved: another question, one more (be it the same one
+        again, with another answer), or more bytes."""
         if self.approved is None:
             return
         times, bytes = self._approved(question, "times"), self._approved(question, "bytes")
@@ -170,7 +171,7 @@ class Gate:
         if question not in self.approved.questions:
             rule = f"approved: {', '.join(self.approved.questions)}"
         elif times and more and self.audit.sums.asked[self.run, self.node, question] + more > times:
-            rule = f"approved: {times} times"
+            rule = f"approved: {times} times" + ", and this came out otherwise before" * again
         elif bytes and leaving > bytes:
             rule = f"approved: {bytes} bytes of an answer"
         if rule is not None:
@@ -260,11 +261,12 @@ class Gate:
         # A gradient belongs to its answer, and each further one of that is a question by itself.
         # And so is an answer to what was answered before, if a bit of it is another one: as of inputs that
         # lie otherwise in memory, or of another processor.
-        counts = int(entry.part == ANSWER or bool(self.audit.sums.siblings(vars(entry))))
+        again = bool(self.audit.sums.siblings(vars(entry)))
+        counts = int(entry.part == ANSWER or again)
 
         def check(spent: Spent) -> None:
             left = sum(entry.up.values())
-            self._require_approved(asked.question, left, counts)
+            self._require_approved(asked.question, left, counts, again)
             self._limit(asked.question, spent, counts, left)
             if self.budgets is not None:
                 self.budgets.check(spent, most, asked.question)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import QuestionRefused
+from fedstill.node.cohort import forms_of
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.sum_masks import SumMasks
+from fedstill.node.sum_masks import UNLESS, SumMasks
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import fingerprint
 from fedstill.protocol.questions import NodeSide, Question
@@ -65,22 +66,23 @@ class MaskedHandler(RequestHandler):
             if how in ("size", "counts") and how not in node.told:
                 rule = f"sums: '{how}' of its data, which weigh its answer, were not asked before"
                 raise QuestionRefused(node.name, question.name, rule)
-        return self.masks.admit(question.name, call, self._forms(node, question))
+        return self.masks.admit(question.name, call, self._forms(question))
 
-    def _forms(self, node: Node, question: Question) -> frozenset[str]:
-        """What of a network's outputs a question adds, and how each part is weighed.
+    def objections(self) -> dict[str, str]:
+        """The rule by which questions are refused for what was added before, before anything is trained."""
+        if self.masks.policy.sums_may_differ:
+            return {}
+        found = {
+            name: self.masks.cohort.clash(self._forms(question))
+            for name, question in self.side.questions.items()
+            if question.sums
+        }
+        return {name: f"sums: {rule}, {UNLESS}" for name, rule in found.items() if rule is not None}
 
-        Counts with noise are others in each run, and so are sums that are weighed by them.
-        """
-        budgets, kinds = node.gate.budgets, question.kinds()
-        noised = budgets is not None and budgets.mechanism.protects
-        run = f" of run {node.gate.run!r}" if noised else ""
-        of = f" of {self.side.adds}" if self.side.adds else ""
-        return frozenset(
-            f"{part}{of} by {how}{run if how in ('counts', 'size') else ''}"
-            for part, how in question.sums.items()
-            if kinds[part].of in ("scores", "rows", "answers", "critic")
-        )
+    def _forms(self, question: Question) -> frozenset[str]:
+        gate = self.group.nodes[0].gate
+        noised = gate.budgets is not None and gate.budgets.mechanism.protects
+        return forms_of(question, self.side.adds, gate.run if noised else "")
 
     def _adding(
         self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None

@@ -162,7 +162,7 @@ def require_sound(file: NodeFile, data: TensorData, model: nn.Module) -> None:
     """
     found = policy_faults(file.policy)
     if file.privacy.protects:
-        found += privacy_faults(file.privacy, data, model, file.data.source == "nifti")
+        found += privacy_faults(file.privacy, data, model, file.data)
     if found:
         raise FedstillError(f"{FILE}: {'; '.join(found)}")
 
@@ -243,7 +243,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
     if "policy" not in spoilt:
         found += policy_faults(file.policy)
     if "privacy" not in spoilt:
-        found += privacy_faults(file.privacy, data, model, file.data.source == "nifti")
+        found += privacy_faults(file.privacy, data, model, file.data)
         told = attempt("audit log", lambda: spent(file, folder))
         if told is not None and told.trouble is not None:
             settle = f"nothing leaves until `fedstill audit settle {folder}`"

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.stratified_sampling import largest
 from fedstill.models import dp_compatibility
 from fedstill.node.policy import PolicyConfig
@@ -47,13 +48,13 @@ def known_questions(methods: Iterable[str] = ()) -> frozenset[str]:
 
 
 def privacy_faults(
-    config: PrivacyConfig, data: TensorData | None, model: nn.Module | None, volumes: bool = False
+    config: PrivacyConfig, data: TensorData | None, model: nn.Module | None, own: PrivateConfig | None = None
 ) -> list[str]:
     """What keeps a mechanism from protecting anything, or from working with these data or this model, as far
     as they could be read.
 
-    Slices of ``volumes`` are scaled by what the whole volume has, so that one of them by itself is no record:
-    without it all others of its volume would be other ones.
+    Slices of NIfTI volumes are scaled by what the whole volume has, so that one of them by itself is no
+    record: without it all others of its volume would be other ones.
     """
     if not config.protects:
         if math.isinf(config.budget):
@@ -70,7 +71,8 @@ def privacy_faults(
         if config.group_size > 1 and data.groups is None:
             told = "1, where data.group does not say whose each record is"
             found.append(ArgumentError("privacy.group_size", config.group_size, told))
-        if volumes and (data.groups is None or config.group_size == 1 < largest(data)):
+        volumes = own if own is not None and own.source == "nifti" else None
+        if volumes and (volumes.group != "patient" or config.group_size == 1 < largest(data)):
             told = "2 or more, with data.group = 'patient': slices of a volume are scaled together"
             found.append(ArgumentError("privacy.group_size", config.group_size, told))
         for name, delta in (("delta", config.delta), ("total_delta", config.total_delta)):

@@ -304,6 +304,8 @@ class Session:
         if limit and self._elsewhere() >= limit:
             return dict.fromkeys(self.side.questions, f"most_questions: {limit}, over all runs")
         rules = owner_folder.objections(self._file, self._through, self.side.questions)
+        if isinstance(self.handler, MaskedHandler):
+            rules = {**self.handler.objections(), **rules}
         gate, questions = self.node.gate, self.side.questions
         priced = {name: gate.objection(question) for name, question in questions.items() if name not in rules}
         return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}

@@ -179,7 +179,7 @@ class SumMasks:
         elif call.recover and not self.policy.sums_may_differ:
             rule = f"none is read without nodes that fail, {UNLESS}"
         elif not self.policy.sums_may_differ:
-            rule = self.cohort.objection(call.members, forms)
+            rule = self.cohort.objection(call.members) or self.cohort.clash(forms)
             rule = None if rule is None else f"{rule}, {UNLESS}"
         if rule is not None:
             raise QuestionRefused(self.name, question, f"sums: {rule}")

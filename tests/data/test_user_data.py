@@ -156,9 +156,13 @@ def test_no_image_of_a_class_is_passed_over(tmp_path: Path) -> None:
     for number in range(3):
         shot(tmp_path / "elsewhere" / f"{number}.png", 8, 8, 1, 0)
     (tmp_path / "pets" / "dog" / "more" / "linked").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "pets" / "dog")
+    (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "elsewhere")
     data = load(named(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 9
+    (tmp_path / "pets" / "dog" / "up").symlink_to(tmp_path / "pets")  # whose cats would be dogs
+    with pytest.raises(DataError, match=r"dog/up: is a link to a folder that holds it"):
+        load(named(str(tmp_path / "pets")))
+    (tmp_path / "pets" / "dog" / "up").unlink()
     (tmp_path / "pets" / "dog" / "4.HEIC").write_bytes(b"none")
     with pytest.raises(DataError, match=r"dog/4\.HEIC: is an image that is not read: allowed are \.bmp, "):
         load(named(str(tmp_path / "pets")))

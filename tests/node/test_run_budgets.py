@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, OwnDataError, QuestionRefused
+from fedstill.data.node_data_config import PrivateConfig
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import ALL, Asked
@@ -487,14 +488,21 @@ def test_a_total_delta_of_one_record_is_a_fault() -> None:
 def test_slices_of_a_volume_are_protected_together_or_not_at_all() -> None:
     """One slice less changes by what the others of its volume are scaled."""
     images, none = torch.zeros(60, 1, 4, 4), torch.zeros(60, dtype=torch.long)
-    slices = owner_folder.TensorData(images, none, torch.arange(60) // 6)
-    for data, size in ((replace(slices, groups=None), 1), (slices, 1)):
+    by_patient = owner_folder.TensorData(images, none, torch.arange(60) // 6)
+    by_height = replace(by_patient, groups=torch.arange(60) % 6)
+    nifti = PrivateConfig("nifti", "scans")
+    for data, group, size in (
+        (replace(by_patient, groups=None), "", 1),
+        (by_patient, "patient", 1),
+        (by_height, "slice", 10),
+    ):
+        own = replace(nifti, group=group)
         assert privacy_faults(PATE(epsilon=3.0, group_size=size), data, None) == []
-        (fault,) = privacy_faults(PATE(epsilon=3.0, group_size=size), data, None, volumes=True)
-        assert fault.startswith("privacy.group_size is 1: allowed is 2 or more, with data.group = 'patient'")
-    assert privacy_faults(PATE(epsilon=3.0, group_size=6), slices, None, volumes=True) == []
-    apart = replace(slices, groups=torch.arange(60))
-    assert privacy_faults(PATE(epsilon=3.0), apart, None, volumes=True) == []
+        (fault,) = privacy_faults(PATE(epsilon=3.0, group_size=size), data, None, own)
+        assert fault.startswith(f"privacy.group_size is {size}: allowed is 2 or more, with data.group")
+    own = replace(nifti, group="patient")
+    assert privacy_faults(PATE(epsilon=3.0, group_size=6), by_patient, None, own) == []
+    assert privacy_faults(PATE(epsilon=3.0), replace(by_patient, groups=torch.arange(60)), None, own) == []
 
 
 def test_noise_can_be_found_from_the_total_alone() -> None:

@@ -309,7 +309,15 @@ def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -
 
 
 @pytest.mark.parametrize(
-    "text", ["[1", "[1]", '{"sets": []}', '{"sets": [1], "spoilt": 0}', '{"sets": [], "spoilt": -1}']
+    "text",
+    [
+        "[1",
+        "[1]",
+        '{"sets": []}',
+        '{"sets": [1], "spoilt": 0}',
+        '{"sets": [], "spoilt": -1}',
+        '{"sets": [], "spoilt": 0, "forms": ["z"]}',
+    ],
 )
 def test_a_damaged_file_of_cohorts_is_told_of(text: str, tmp_path: Path) -> None:
     (tmp_path / COHORT).write_text(text)
@@ -399,10 +407,20 @@ def test_the_same_answers_are_added_in_no_other_form(tmp_path: Path) -> None:
         add(number, forms)
     party.masks["n0"] = party.begun("n0")  # another process
     party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
-    with refused("has added logits by size, number by size, and would add logits by mean"):
+    with refused("has added logits by size, and would add logits by mean"):
         add(8, equally)
     with refused("would add predicted by size"):
         add(9, by_size | {"predicted by size"})
     party.masks["n0"] = made(tmp_path / "n0", "n0")  # its owner lets it
     party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
     add(10, equally)
+    party.masks["n0"].policy = PolicyConfig()  # and takes that back
+    for number, forms in enumerate((by_size, equally), 11):
+        with refused("both together could tell"):
+            add(number, forms)
+
+
+@pytest.mark.parametrize("text", ['[["n0", "n1"]]', '{"sets": [["n0", "n1"]], "spoilt": 0}'])
+def test_a_file_of_before_forms_were_kept_is_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / COHORT).write_text(text)
+    assert "with and without n2" in str(Cohort(tmp_path / COHORT).objection(["n0", "n1", "n2"]))
