@@ -111,6 +111,9 @@ def _of_one_method(
     spelled = {label.replace("-", "_"): label for label in methods if label not in to_dict(base)}
     for option in group(words):
         first, dot, rest = option.name.rpartition(".")
+        if ":" in first:  # a method of a module, which is called by its class
+            called = f"'--{first.rpartition(':')[2]}.{rest}'"
+            raise UnknownName("option", option.option, [], meant=called)
         label = spelled.get(first, "") if dot else ""
         meant = [spelt for spelt in spelled if first in spelt.split("_")]
         if dot and not label and first not in to_dict(base) and len(meant) == 1:

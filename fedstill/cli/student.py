@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Given, number
 from fedstill.cli.console import print_json
+from fedstill.core.errors import FedstillError
 from fedstill.core.text_format import counted
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def predict(given: Given) -> None:
     run, data = given.places
     student = load(run, given.get("--model"))
     out = given.path("--out", f"{Path(data).stem}-answers.csv")
+    if out.exists() and "--out" not in given:
+        raise FedstillError(f"{out} is there already: --out names another file, or this one to replace it")
     count = predict(student, data, reading(given, student.about.words), out)
     if "--json" in given:
         print_json({"answers": count, "file": str(out)})

@@ -10,8 +10,9 @@ import dataclasses
 import json
 import shlex
 import shutil
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from fedstill.attacks.leakage_file import Leakage
 from fedstill.compare.comparison_file import FILE, Comparison, ComparisonRun, read_folder
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import FedstillError, RunFolderError
+from fedstill.core.fingerprints import fingerprint
 from fedstill.core.run_writer import holding, read_object, write_text
 from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import human_seconds
 from fedstill.core.toml import Table
-from fedstill.data.loader import read_once
+from fedstill.data.loader import load, read_once
 from fedstill.runs import presets, run
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig
@@ -38,7 +40,9 @@ __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resu
 TRAINED = ".trained"  # models of nodes that several methods of a setting and seed start from, while they run
 NOT_RUN = "not_run.json"
 NOT_ATTACKED = "not_attacked.json"
-DATA = "data.json"  # fingerprints of what is learned from and tested on, by seed and the options of the data
+# Fingerprints of what is learned from and tested on, by the options of the data, with and without the seed;
+# and of modules that are not fedstill's, by name.
+DATA = "data.json"
 
 
 def compare(
@@ -181,10 +185,17 @@ def _refusals(
     comparison: Comparison, places: list[ComparisonRun], out: Path, console: Console
 ) -> tuple[dict[str, str], Mapping[str, str]]:
     """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs; and
-    fingerprints of what they learn from and are tested on, which a file that was replaced would change."""
+    fingerprints of what they learn from and are tested on, and of the modules that they name, which a file
+    that was replaced would change."""
     refused: dict[str, str] = {}
     data, seen = dict(_reasons(out / DATA)), set[str]()
     waiting = [place for place in places if not (out / place.folder / "result.json").exists()]
+    for module, (file, code) in _own_code(comparison, places).items():
+        if data.setdefault(module, code) != code:
+            changed = f"{out} began with another {file} than there is now"
+            if waiting:
+                raise RunFolderError(f"{changed}: allowed is that one, or another folder")
+            console.print(Text(f"{changed}: these are its figures"), soft_wrap=True)
     with console.status("checking") as status:
         for count, place in enumerate(waiting, start=1):
             status.update(f"checking run {count} of {len(waiting)}")
@@ -197,17 +208,41 @@ def _refusals(
             told = [config.seed, *map(as_table, (config.data, config.task, config.split, config.public))]
             if (options := json.dumps(told)) in seen:
                 continue
-            seen.add(options)
-            found = digest_of([*simulation.setting.parts, simulation.setting.test])
-            if data.setdefault(options, found) != found:
-                other = f"{out} began with other data {config.data.called!r} than there are now"
-                raise RunFolderError(f"{other}: allowed are those, or another folder")
+            whole = json.dumps([*map(as_table, (config.data, config.task))])
+            read = load(config.data, config.task)  # before it is divided, which each seed does in its own way
+            for about, parts in (
+                (options, [*simulation.setting.parts, simulation.setting.test]),
+                (whole, [] if whole in seen else [read.train, read.test]),
+            ):
+                seen.add(about)
+                if parts and data.setdefault(about, found := digest_of(parts)) != found:
+                    other = f"{out} began with other data {config.data.called!r} than there are now"
+                    raise RunFolderError(f"{other}: allowed are those, or another folder")
     for setting in dict.fromkeys(place.setting for place in places):
         here = [place.folder for place in places if place.setting == setting]
         if all(folder in refused for folder in here):
             where = f" in setting {setting!r}" if setting else ""
             raise FedstillError(f"no method can run{where}: {refused[here[0]]}")
     return refused, data
+
+
+def _own_code(comparison: Comparison, places: Sequence[ComparisonRun]) -> Mapping[str, tuple[str, str]]:
+    """The modules beside fedstill that runs name (methods, data, tasks, splits, networks): each one's file,
+    and a fingerprint of its text."""
+    found: dict[str, tuple[str, str]] = {}
+    for place in places:
+        try:
+            config = comparison.config(place)
+        except FedstillError:  # said of the run itself
+            continue
+        parts = (config.method, config.data, config.task, config.split)
+        names = {type(part).__module__ for part in parts}
+        names |= {name.rpartition(":")[0] for name in (*config.nodes.models, config.student.model)}
+        for name in names:
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if file and name.partition(".")[0] != "fedstill" and name not in found:
+                found[name] = (Path(file).name, fingerprint(Path(file).read_bytes()))
+    return found
 
 
 def _remember(file: Path, reasons: Mapping[str, str]) -> None:
@@ -233,14 +268,33 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
             if part.name == "seeds" and set(before.seeds) < set(comparison.seeds):
                 continue
             if part.name not in ("name", "about", "note") and _differ(before, comparison, part.name):
+                apart = _apart(getattr(before, part.name), getattr(comparison, part.name))
+                told = f" ({apart})" if apart else ""
                 raise RunFolderError(
-                    f"{out} holds a comparison that differs in its {part.name}: choose another folder, "
+                    f"{out} holds a comparison that differs in its {part.name}{told}: choose another folder, "
                     f"or go on with it (fedstill compare --resume {out})"
                 )
         return before
     if {file.name for file in out.iterdir()} - {f"{FILE}.part"}:
         raise RunFolderError(f"{out} holds a run or other files: choose another folder, or empty it")
     return None
+
+
+def _apart(before: object, now: object, key: str = "") -> str:
+    """The first value in which two tables differ, in words; empty where they are no tables.
+
+    >>> _apart({"engine": {"threads": 1}}, {"engine": {"threads": 0}})
+    'engine.threads is 1 there, and 0 now'
+    """
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*before, *now]):
+            one, other = before.get(name), now.get(name)
+            if one != other:
+                return _apart(one, other, f"{key}.{name}".strip("."))
+    if not key or isinstance(before, Mapping) or isinstance(now, Mapping):
+        return ""
+    there, here = ("not set" if value is None else value for value in (before, now))
+    return f"{key} is {there} there, and {here} now"
 
 
 def _differ(first: Comparison, second: Comparison, part: str) -> bool:

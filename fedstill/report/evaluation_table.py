@@ -29,12 +29,14 @@ def evaluation_table(found: Mapping[str, Any], figures: tuple[Figure, ...]) -> T
 
 
 def seen_text(found: Mapping[str, Any]) -> str:
-    """Whether a node had any of the examples, as far as that was looked up."""
+    """Whether a node had any of the examples, or the public data, as far as that was looked up."""
     seen, count = found["seen"], found["examples"]
     if seen["examples"] is None:
         return f"Whether a node had any of them was not checked: {seen['why']}."
-    if not seen["examples"]:
+    if not seen["examples"] and not seen["public"]:
         what = counted(count, "example")
-        return f"No node had any of these {what}: each was compared with the nodes' data, to the last bit."
-    some = f"{seen['examples']:,} of {count:,} examples"
-    return f"{some} are equal to some of the nodes' own: figures may flatter."
+        compared = "each was compared with the nodes' and public data, to the last bit"
+        return f"No node had any of these {what}: {compared}."
+    whose = {"examples": "the nodes' own", "public": "the public data, on which a student may have learned"}
+    some = [f"{seen[key]:,} are equal to some of {of}" for key, of in whose.items() if seen[key]]
+    return f"Of {counted(count, 'example')} {', and '.join(some)}: figures may flatter."

@@ -94,7 +94,8 @@ def _interval(look: Evaluation, told: Outputs) -> list[float] | None:
 
 
 def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
-    """How many test examples are, to the last bit, among what a run's nodes had; None where nobody can tell.
+    """How many test examples are, to the last bit, among what a run's nodes had, or among the public data
+    that its student may have learned on; None where nobody can tell.
 
     Args:
         test: examples in the run's form, on the CPU.
@@ -105,8 +106,11 @@ def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
         return {"examples": None, "why": "the nodes' data are elsewhere"}
     try:
         config = load_toml(run / "config.toml")
-        parts, _ = divide(config, load(config.data, config.task))
+        parts, public = divide(config, load(config.data, config.task))
     except FedstillError as error:
         return {"examples": None, "why": f"the run's data cannot be read: {error}"}
     private = {each for part in parts for each in digests(part.inputs)}
-    return {"examples": sum(each in private for each in digests(test.inputs)), "why": ""}
+    shared = set(digests(public.inputs)) if public is not None else set[str]()
+    tested = digests(test.inputs)
+    both = {"examples": private, "public": shared - private}
+    return {name: sum(each in known for each in tested) for name, known in both.items()} | {"why": ""}

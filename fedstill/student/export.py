@@ -112,8 +112,7 @@ def _of_onnx() -> tuple[ModuleType, ModuleType]:
         importlib.import_module("onnxscript")  # what torch's exporter writes with
         return importlib.import_module("onnx"), importlib.import_module("onnxruntime")
     except ImportError as error:
-        told = f"another, or this after pip install 'fedstill[onnx]': {error.name} is missing"
-        raise ArgumentError("--format", "onnx", told) from error
+        raise FedstillError(f"--format onnx needs {error.name}: pip install 'fedstill[onnx]'") from error
 
 
 # --- formats ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.models.hugging_face import transformers
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.central_model import CentralModel, Portable
@@ -19,7 +19,7 @@ from fedstill.student.central_model import CentralModel, Portable
 try:
     library: Any = transformers("--format huggingface")
 except ArgumentError as error:
-    raise ArgumentError("--format", "huggingface", "pip install 'fedstill[text]'") from error
+    raise FedstillError("--format huggingface needs transformers: pip install 'fedstill[text]'") from error
 
 
 class FedstillConfig(library.PretrainedConfig):  # type: ignore[misc]

@@ -490,7 +490,10 @@ def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> N
     for other, part in (
         (compare.plan(["standalone", "fedavg"], changes=QUICK), "methods"),
         (compare.plan(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
-        (compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}), "base"),
+        (
+            compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}),
+            r"base \(split.alpha is 0.5 there, and 1.0 now\)",
+        ),
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison that differs in its {part}: choose"):
             compared(other, out, command="", quiet=True)
@@ -515,6 +518,34 @@ def test_a_comparison_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     np.savez(file, **made)
     resumed(out, quiet=True)
     assert {row["method"] for row in records(out)} == {"standalone", "fedavg"}
+    np.savez(file, **{**made, "images": 1 - made["images"]})
+    more = compare.plan(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2)
+    with pytest.raises(RunFolderError, match=r"out began with other data"):  # of a seed that was not there
+        compared(more, out, command="", quiet=True)
+
+
+def test_a_comparison_does_not_go_on_with_another_text_of_ones_own_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose seeds would be averaged with those of the one before."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file, out = tmp_path / "a_lab_of_mine.py", tmp_path / "out"
+    text = "from dataclasses import dataclass\nfrom fedstill.methods.standalone import Standalone\n"
+    text += "@dataclass(frozen=True, kw_only=True)\nclass Mine(Standalone):\n    pass\n"
+    file.write_text(text)
+    one, two = (compare.plan(["a_lab_of_mine:Mine"], changes=QUICK, seeds=seeds) for seeds in (1, 2))
+    compared(one, out, command="", quiet=True)
+    file.write_text(text + "    # another idea\n")
+    with pytest.raises(RunFolderError, match=r"out began with another a_lab_of_mine\.py than there is now"):
+        compared(two, out, command="", quiet=True)
+    compared(one, out, command="")
+    assert (
+        "began with another a_lab_of_mine.py than there is now: these are its figures"
+        in capsys.readouterr().err
+    )
+    file.write_text(text)
+    compared(two, out, command="", quiet=True)
+    assert (out / "Mine-seed1" / "result.json").exists()
 
 
 def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
@@ -737,7 +768,9 @@ def test_a_comparison_that_has_run_is_attacked_later(tmp_path: Path, attacks: At
     assert attacks.folders == ["standalone-seed0"] * 2
     assert compare.read_folder(out) == attacked
     other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
-    with pytest.raises(RunFolderError, match="holds a comparison that differs in its leakage: choose"):
+    with pytest.raises(
+        RunFolderError, match=r"differs in its leakage \(.* now\): choose"
+    ):
         compared(other, out, command="", quiet=True)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -60,7 +61,7 @@ def test_it_is_measured_at_a_hospital_that_no_node_had(run: Path, command: Main)
     assert found["figures"]["accuracy"] > 75
     low, high = found["interval"]
     assert low < found["figures"]["accuracy"] < high
-    assert found["seen"] == {"examples": 0, "why": ""}
+    assert found["seen"] == {"examples": 0, "public": 0, "why": ""}
 
     code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv")
     assert code == 0
@@ -80,6 +81,37 @@ def test_it_says_which_examples_a_node_had_and_measures_site_by_site(run: Path, 
     assert found["seen"]["examples"] > 30  # four of five rows of a are at its node
     only = json.loads(command("evaluate", run, "--data", both, "--sites", "d", "--json")[1])
     assert only["figures"] == alone["figures"]
+
+
+def test_predict_does_not_replace_what_is_there_unasked(
+    run: Path, command: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, answers = run.parent / "d.csv", tmp_path / "d-answers.csv"
+    assert command("predict", run, data)[0] == 0
+    first = answers.read_bytes()
+    code, _, err = command("predict", run, data)
+    assert (code, answers.read_bytes()) == (2, first)
+    assert "d-answers.csv is there already: --out names another file" in err
+    assert command("predict", run, data, "--out", answers)[0] == 0
+
+
+def test_it_says_which_examples_are_public_data_that_the_student_learned_on(
+    tmp_path: Path, command: Main
+) -> None:
+    draws, file, out = np.random.default_rng(0), tmp_path / "mine.npz", tmp_path / "run"
+    np.savez(file, images=draws.random((200, 8, 8), dtype=np.float32), labels=draws.integers(0, 3, 200))
+    few = (
+        "--method.name fedkd --method.epochs 1 --nodes.local.epochs 1 --split.nodes 2 --public.name held-out"
+    )
+    rest = ("--evaluation.centralised", "false", "--quiet", "--out", out)
+    assert command("run", "demo", "--data", file, *few.split(), *rest)[0] == 0
+    seen = json.loads(command("evaluate", out, "--data", file, "--json")[1])["seen"]
+    assert seen == {"examples": 128, "public": 32, "why": ""}  # 160 to train on, a fifth of which is held out
+    said = (
+        "Of 200 examples 128 are equal to some of the nodes' own, and 32 are equal to some of the public data"
+    )
+    assert said in " ".join(command("evaluate", out, "--data", file)[1].split())
 
 
 def test_nothing_is_claimed_of_what_nodes_saw_where_it_cannot_be_looked_up(run: Path, command: Main) -> None:
@@ -136,7 +168,7 @@ def test_what_onnx_needs_is_said_in_a_line(run: Path, command: Main, monkeypatch
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     code, _, err = command("export", run, "--format", "onnx")
     assert (code, err.count("\n")) == (2, 1)
-    assert "pip install 'fedstill[onnx]': onnxscript is missing" in err
+    assert "--format onnx needs onnxscript: pip install 'fedstill[onnx]'" in err
 
 
 def test_its_card_has_the_runs_facts(run: Path, command: Main, tmp_path: Path) -> None:
