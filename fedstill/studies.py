@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Compared:
     """
 
     folder: Path
-    results: Mapping[str, Mapping[str, Any]]
+    results: Mapping[str, Mapping[str, Any]] = field(repr=False)  # a notebook shows what a cell ends with
     not_run: Mapping[str, str]
 
 

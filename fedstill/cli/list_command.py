@@ -124,6 +124,7 @@ def titled(method: type[Method]) -> str:
 def _of_method(name: str) -> dict[str, str]:
     """What a method asks with its default options, of the first task that it can learn."""
     from fedstill.compare.comparison_file import questions, what_leaves
+    from fedstill.core.config_tables import as_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.result import CENTRAL
     from fedstill.report.run_levels import NEEDS
@@ -137,12 +138,15 @@ def _of_method(name: str) -> dict[str, str]:
         for question in questions(run).values()
     ]
     needed = [words for key, words in {**NEEDS, **MORE_NEEDS}.items() if needs[key]]
+    label, own = name.rpartition(":")[2], {key: v for key, v in as_table(method).items() if key != "name"}
     return {
         name: titled(METHODS[name]),
         "leaves a node": ", ".join(what_leaves(run)) or "nothing",
         "needs": ", ".join(needed) or "nothing special",
         "asks": ", ".join(asked) or "none",
         "is judged by": CENTRAL[method.central][0],
+        "options": ", ".join(f"{key} {value}" for key, value in own.items()) or "none",
+        "in words": f"fedstill run demo --method.name {name} --help; in compare --{label}.OPTION",
     }
 
 

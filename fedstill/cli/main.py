@@ -36,7 +36,7 @@ usage:
   fedstill compare --resume DIR [--only NAME ...] [--quiet] [--json]
                                             go on with a comparison that was stopped
   fedstill reproduce [NAME|FILE.toml] [--scale small|paper] [--seeds N] [--OPTION VALUE ...] [--out DIR]
-                            [--only NAME ...] [--record] [--recorded] [--quiet] [--json]
+                            [--only NAME ...] [--plan] [--record] [--recorded] [--quiet] [--json]
                                             list the papers' tables and figures, or run one of them
   fedstill attack RUN [--quick] [--quiet] [--json] [--OPTION VALUE ...]
                                             what an adversary gets from what left the nodes in a finished run
@@ -96,6 +96,7 @@ options of `reproduce`; all others are run options, as --data.root:
   --out DIR       the folder of all tables' folders (default: runs/reproduce)
   --only NAME     run these methods, or these settings, of a comparison alone
   --record        keep the figures beside the file; with --only, in place of those methods' and settings' own
+  --plan          run nothing: print the runs' whole base, and each method's options, as TOML
   --recorded      run nothing: print what was recorded, the paper's figures beside it
 
 options of `predict`, `evaluate` and `export`, as far as their lines above have them:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ def reproduce(given: Given) -> None:
             return print_json(asdict(record))
         return print(markdown(entry, record), end="")
     seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
+    if "--plan" in given:
+        return print(_plan(entry, scale, seeds, _changes(entry.source, scale, given)), end="")
     only = given.options.get("--only", [])
     before = _before(entry, scale, seeds, only) if only and "--record" in given else None
     folder = Path(given.get("--out") or ROOT)
@@ -55,6 +57,18 @@ def reproduce(given: Given) -> None:
     if "--record" in given:
         print(f"Record: {entry.record_file(scale)}")
     return None
+
+
+def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str, Any]) -> str:
+    """What would run, with all that its files extend filled in: a comparison, and what a program is told."""
+    import tomli_w
+
+    told = ""
+    if entry.source.compares:
+        told = replace(entry.source.comparison(scale, seeds=seeds, changes=changes), paper=()).to_toml()
+    if not entry.about.program:
+        return told
+    return f"{told}# {entry.about.program} is told\n{tomli_w.dumps({'arguments': entry.arguments(scale)})}"
 
 
 def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]) -> Record:

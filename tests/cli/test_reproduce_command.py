@@ -10,6 +10,7 @@ import pytest
 from fedstill.cli.main import main
 from fedstill.compare import reproduction
 from fedstill.compare.reproduction import Record, ReproducedFigure
+from fedstill.core import toml
 from fedstill.report.reproduction_table import markdown
 
 FILE = """
@@ -189,6 +190,18 @@ def test_a_program_without_runs_is_told_where_the_data_lie(papers: Path) -> None
     assert record is not None
     assert record.rows == (ReproducedFigure("", "there", "seed", {0: 0.0}),)
     assert record.changed == ()
+
+
+def test_what_would_run_is_printed_and_nothing_runs(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reproduced("x-table1", "--scale", "paper", "--plan", "--seeds", "1", "--split.nodes", "3")
+    plan = toml.parse(capsys.readouterr().out, "plan")
+    assert (plan["seeds"], plan["base"]["data"]["train_limit"], plan["base"]["split"]["nodes"]) == ([0], 0, 3)
+    assert plan["options"]["fedavg"] == {"name": "fedavg", "rounds": 2, "participation": 1.0}
+    reproduced("x-fig1", "--plan")
+    told = capsys.readouterr().out
+    assert "x_drawing.py is told\n[arguments]\nscale = 2.0\n" in told
+    assert toml.parse(told, "plan")["methods"] == ["standalone", "fedavg"]
+    assert not Path("runs").exists()
 
 
 def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -768,9 +768,7 @@ def test_a_comparison_that_has_run_is_attacked_later(tmp_path: Path, attacks: At
     assert attacks.folders == ["standalone-seed0"] * 2
     assert compare.read_folder(out) == attacked
     other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
-    with pytest.raises(
-        RunFolderError, match=r"differs in its leakage \(.* now\): choose"
-    ):
+    with pytest.raises(RunFolderError, match=r"differs in its leakage \(.* now\): choose"):
         compared(other, out, command="", quiet=True)
 
 
