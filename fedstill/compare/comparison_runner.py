@@ -308,6 +308,6 @@ def _tell(console: Console, count: str, place: ComparisonRun, elapsed: float) ->
     line = Text.assemble(
         (f"{count}  ", "dim"),
         (", ".join(part for part in parts if part), "bold"),
-        (f"  after {human_seconds(elapsed)}", "dim"),
+        (f"  {human_seconds(elapsed)} so far", "dim"),
     )
     console.print(line, soft_wrap=True)

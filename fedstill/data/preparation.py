@@ -182,7 +182,7 @@ def _set_aside(
     train: Flags = ~(test | own)
     if own.any():
         if not config.validation:
-            return train, test, f"its own validation part of {own.sum()} is not used"
+            return train, test, f"{own.sum()} of it are for validation, and set aside (data.validation)"
         told = f"measured on {own.sum()} of its own validation part"
         return train, own, f"{told}; the test part is not used"
     if not config.validation:

@@ -141,8 +141,11 @@ def test_list_of_a_method_tells_each_need(command: Main, monkeypatch: pytest.Mon
 
 
 def test_list_has_more_of_each(command: Main) -> None:
-    assert "rounds 20, participation 1.0" in command("list", "fedavg")[1]
-    assert "in compare --fedavg.OPTION" in command("list", "fedavg")[1]
+    told = " ".join(command("list", "fedavg")[1].split())
+    assert (
+        "options rounds 20, participation 1.0 in words fedstill run demo --method.name fedavg --help" in told
+    )
+    assert "in compare --fedavg.OPTION" in told
     told = command("list", "lg-fedavg")[1]
     assert "data sizes, head parameters" in told
     assert "same architecture, extractor and head" in told

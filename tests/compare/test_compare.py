@@ -453,7 +453,7 @@ def test_a_whole_comparison(
     monkeypatch.setattr(Digits, "arrays", lambda self: reads.append(self) or arrays(self))
     compared(plan, out, command="fedstill compare something")
     assert len(reads) == 1  # by the check, for it and for both runs
-    told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
+    told = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert told == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
     rows = {row["method"]: row for row in records(out)}
     for label in ("standalone", "fedavg"):
@@ -727,7 +727,7 @@ def test_each_run_is_attacked_once_it_is_there(
     out = tmp_path / "out"
     plan = compare.plan(["standalone", "fedavg"], changes=QUICK, leakage=True)
     compared(plan, out, command="fedstill compare x --leakage")
-    told = [line.partition("  after")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
+    told = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert told == [
         ["run 1 of 2", "standalone, seed 0"],
         ["attack 1 of 2", "standalone, seed 0"],

@@ -189,7 +189,11 @@ def test_a_table_of_cases_tells_patients_sites_and_parts(tmp_path: Path) -> None
     parts = ("train", "0", "test", "1", "Validation", "dev")
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},{p}" for i, p in enumerate(parts)))
     told = load(named(str(root)), SEGMENTATION)
-    assert (len(told.train), len(told.test), told.note) == (2, 2, "its own validation part of 2 is not used")
+    assert (len(told.train), len(told.test), told.note) == (
+        2,
+        2,
+        "2 of it are for validation, and set aside (data.validation)",
+    )
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},maybe" for i in range(6)))
     with pytest.raises(DataError, match=r"cases\.csv: split has 'maybe': allowed are train, test and valid"):
         load(named(str(root)), SEGMENTATION)

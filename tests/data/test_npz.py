@@ -298,7 +298,7 @@ def test_parts_are_the_authors_and_validation_is_their_own(tmp_path: Path) -> No
     assert (data.name, data.classes, data.train.inputs.shape[1:]) == ("pathmnist", ("0", "1"), (3, 28, 28))
     assert (numbered(data.train), numbered(data.test)) == (list(range(12)), list(range(200, 206)))
     assert data.train.targets.tolist() == [n % 2 for n in range(12)]
-    assert data.note == "its own validation part of 4 is not used"
+    assert data.note == "4 of it are for validation, and set aside (data.validation)"
     chosen = load(named(path, validation=0.1))
     assert (numbered(chosen.train), numbered(chosen.test)) == (list(range(12)), list(range(100, 104)))
     assert chosen.note == "measured on 4 of its own validation part; the test part is not used"

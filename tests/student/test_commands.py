@@ -93,6 +93,8 @@ def test_predict_does_not_replace_what_is_there_unasked(
     code, _, err = command("predict", run, data)
     assert (code, answers.read_bytes()) == (2, first)
     assert "d-answers.csv is there already: --out names another file" in err
+    err = command("predict", run.parent, data, "--out", "other.csv")[2]  # a comparison's folder, say
+    assert f"it is no run, but holds some: allowed is one of them, as {run}" in err
     assert command("predict", run, data, "--out", answers)[0] == 0
 
 
