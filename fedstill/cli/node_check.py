@@ -169,7 +169,7 @@ def _judged(
     from fedstill.data.loader import CLASSIFICATION
     from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
-    from fedstill.node.cohort import COHORT, Cohort, forms_of
+    from fedstill.node.cohort import COHORT, Cohort
     from fedstill.protocol.method import side_of
     from fedstill.protocol.questions import NodeSetting, stand_in
 
@@ -186,11 +186,8 @@ def _judged(
         through = carries_gradient(found.model, found.spec.shape)
     refused = owner_folder.objections(file, through, side.questions)
     if sums and folder is not None and not file.policy.sums_may_differ:
-        cohort, run = Cohort(folder / COHORT), "to come" if mechanism and mechanism.protects else ""
-        clashes = {
-            name: cohort.clash(forms_of(each, side.adds, run)) for name, each in side.questions.items()
-        }
-        refused = {**{name: f"sums: {rule}" for name, rule in clashes.items() if rule is not None}, **refused}
+        run = "to come" if mechanism is not None and mechanism.protects else ""
+        refused = {**Cohort(folder / COHORT).clashes(side, run), **refused}
     against = _first_refusal(refused) or _unfit(method, file, found, side.questions, asking)
     stranger = _stranger(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:

@@ -23,6 +23,7 @@ from rich.text import Text
 from fedstill.attacks.leakage_file import Leakage
 from fedstill.compare.comparison_file import FILE, Comparison, ComparisonRun, read_folder
 from fedstill.core.config_tables import as_table
+from fedstill.core.dotted_names import flat
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.fingerprints import fingerprint
 from fedstill.core.run_writer import holding, read_object, write_text
@@ -40,8 +41,8 @@ __all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "resu
 TRAINED = ".trained"  # models of nodes that several methods of a setting and seed start from, while they run
 NOT_RUN = "not_run.json"
 NOT_ATTACKED = "not_attacked.json"
-# Fingerprints of what is learned from and tested on, by the options of the data, with and without the seed;
-# and of modules that are not fedstill's, by name.
+# Fingerprints of what is learned from and tested on, by the options of the data; and of modules that are not
+# fedstill's, by name.
 DATA = "data.json"
 
 
@@ -201,23 +202,19 @@ def _refusals(
             status.update(f"checking run {count} of {len(waiting)}")
             config = comparison.config(place)
             try:
-                simulation, _ = prepare(config)
+                prepare(config)
             except FedstillError as error:
                 refused[place.folder] = str(error)
                 continue
-            told = [config.seed, *map(as_table, (config.data, config.task, config.split, config.public))]
-            if (options := json.dumps(told)) in seen:
+            # Before it is divided, which each seed does in its own way.
+            if (options := json.dumps([*map(as_table, (config.data, config.task))])) in seen:
                 continue
-            whole = json.dumps([*map(as_table, (config.data, config.task))])
-            read = load(config.data, config.task)  # before it is divided, which each seed does in its own way
-            for about, parts in (
-                (options, [*simulation.setting.parts, simulation.setting.test]),
-                (whole, [] if whole in seen else [read.train, read.test]),
-            ):
-                seen.add(about)
-                if parts and data.setdefault(about, found := digest_of(parts)) != found:
-                    other = f"{out} began with other data {config.data.called!r} than there are now"
-                    raise RunFolderError(f"{other}: allowed are those, or another folder")
+            seen.add(options)
+            whole = load(config.data, config.task)
+            found = digest_of([whole.train, whole.test])
+            if data.setdefault(options, found) != found:
+                other = f"{out} began with other data {config.data.called!r} than there are now"
+                raise RunFolderError(f"{other}: allowed are those, or another folder")
     for setting in dict.fromkeys(place.setting for place in places):
         here = [place.folder for place in places if place.setting == setting]
         if all(folder in refused for folder in here):
@@ -280,20 +277,19 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
     return None
 
 
-def _apart(before: object, now: object, key: str = "") -> str:
+def _apart(before: object, now: object) -> str:
     """The first value in which two tables differ, in words; empty where they are no tables.
 
     >>> _apart({"engine": {"threads": 1}}, {"engine": {"threads": 0}})
     'engine.threads is 1 there, and 0 now'
     """
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in dict.fromkeys([*before, *now]):
-            one, other = before.get(name), now.get(name)
-            if one != other:
-                return _apart(one, other, f"{key}.{name}".strip("."))
-    if not key or isinstance(before, Mapping) or isinstance(now, Mapping):
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return ""
-    there, here = ("not set" if value is None else value for value in (before, now))
+    one, other = flat(before), flat(now)
+    key = next((key for key in (*one, *other) if one.get(key) != other.get(key)), None)
+    if key is None:  # in their order alone
+        return ""
+    there, here = ("not set" if of.get(key) is None else of[key] for of in (one, other))
     return f"{key} is {there} there, and {here} now"
 
 

@@ -80,10 +80,10 @@ class Compute:
     def suited(self, shape: Sequence[int], network: torch.nn.Module, *, exact: bool = False) -> Compute:
         """The same, in the precision that suits a network and its inputs, where that is left open; in float32
         where it is to be ``exact``."""
-        if self.config.precision != "auto":
+        if self.config.precision != "auto" or exact:  # auto begins as float32
             return self
         suits = copy.copy(self)
-        gains = not exact and _gains(shape, network) and computes_bfloat16(self.device)
+        gains = _gains(shape, network) and computes_bfloat16(self.device)
         suits.precision = "bfloat16" if gains else "float32"
         return suits
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from fedstill.core import file_permissions
 from fedstill.core.errors import RunFolderError
-from fedstill.protocol.questions import Question
+from fedstill.protocol.questions import NodeSide, Question
 
 COHORT = "summed.json"
+UNLESS = "unless its owner sets sums_may_differ = true"
 
 
 class Cohort:
@@ -69,14 +70,18 @@ class Cohort:
                 return f"it has added {before}, and would add {now}: both together could tell single answers"
         return None
 
+    def clashes(self, side: NodeSide, run: str = "") -> dict[str, str]:
+        """Questions of a method that :meth:`clash`, by name, and why; ``run`` as for :func:`forms_of`."""
+        rules = {name: self.clash(forms_of(each, side.adds, run)) for name, each in side.questions.items()}
+        return {name: f"sums: {rule}, {UNLESS}" for name, rule in rules.items() if rule is not None}
+
     def add(self, members: Sequence[str], forms: frozenset[str] = frozenset()) -> None:
         """These have a sum now, of these forms: it is on disk before anything leaves."""
-        known = frozenset(members) in self.sets, not forms or forms in self.forms
-        if all(known):
-            return
-        self.sets += [] if known[0] else [frozenset(members)]
-        self.forms += [] if known[1] else [forms]
-        self._write()
+        sets = [frozenset(members)] if frozenset(members) not in self.sets else []
+        new = [forms] if forms and forms not in self.forms else []
+        if sets or new:
+            self.sets, self.forms = self.sets + sets, self.forms + new
+            self._write()
 
     def spoil(self) -> None:
         """One more sum is spoilt: on disk before it leaves, too."""

@@ -171,7 +171,7 @@ class Gate:
         if question not in self.approved.questions:
             rule = f"approved: {', '.join(self.approved.questions)}"
         elif times and more and self.audit.sums.asked[self.run, self.node, question] + more > times:
-            rule = f"approved: {times} times" + ", and this came out otherwise before" * again
+            rule = f"approved: {times} times{', and this came out otherwise before' if again else ''}"
         elif bytes and leaving > bytes:
             rule = f"approved: {bytes} bytes of an answer"
         if rule is not None:

@@ -12,7 +12,7 @@ from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.sum_masks import UNLESS, SumMasks
+from fedstill.node.sum_masks import SumMasks
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import fingerprint
 from fedstill.protocol.questions import NodeSide, Question
@@ -66,23 +66,19 @@ class MaskedHandler(RequestHandler):
             if how in ("size", "counts") and how not in node.told:
                 rule = f"sums: '{how}' of its data, which weigh its answer, were not asked before"
                 raise QuestionRefused(node.name, question.name, rule)
-        return self.masks.admit(question.name, call, self._forms(question))
+        return self.masks.admit(question.name, call, forms_of(question, self.side.adds, self._run))
 
     def objections(self) -> dict[str, str]:
         """The rule by which questions are refused for what was added before, before anything is trained."""
         if self.masks.policy.sums_may_differ:
             return {}
-        found = {
-            name: self.masks.cohort.clash(self._forms(question))
-            for name, question in self.side.questions.items()
-            if question.sums
-        }
-        return {name: f"sums: {rule}, {UNLESS}" for name, rule in found.items() if rule is not None}
+        return self.masks.cohort.clashes(self.side, self._run)
 
-    def _forms(self, question: Question) -> frozenset[str]:
+    @property
+    def _run(self) -> str:
+        """The run's name, where counts have noise of its own."""
         gate = self.group.nodes[0].gate
-        noised = gate.budgets is not None and gate.budgets.mechanism.protects
-        return forms_of(question, self.side.adds, gate.run if noised else "")
+        return gate.run if gate.budgets is not None and gate.budgets.mechanism.protects else ""
 
     def _adding(
         self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None

@@ -37,7 +37,7 @@ import torch
 from fedstill.core.errors import QuestionRefused
 from fedstill.core.startup_kit import KIT
 from fedstill.data.public import Public
-from fedstill.node.cohort import COHORT, Cohort
+from fedstill.node.cohort import COHORT, UNLESS, Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import fingerprint
@@ -48,7 +48,6 @@ logger = logging.getLogger("fedstill.node")
 
 KEPT = 8  # sums that a server may still finish: answers and gradients of the last questions
 KEY = 32  # bytes
-UNLESS = "unless its owner sets sums_may_differ = true"
 
 Mask = Callable[[torch.Tensor, int], torch.Tensor]
 

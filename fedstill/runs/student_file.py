@@ -174,7 +174,8 @@ def _located(place: Path) -> tuple[Path, Path | None]:
         raise RunFolderError(f"there is no {place}: allowed is the folder of a finished run, or its {FILE}")
     if not (place / FILE).exists():
         none = "its run is not finished, or its method has no central model (fedstill list METHOD)"
-        if runs := sorted(file.parent.relative_to(place).as_posix() for file in place.glob(f"**/{FILE}")):
-            none = f"it is no run, but holds some: allowed is one of them, as {place / runs[0]}"
+        runs = [file.parent for below in ("*", "*/*") for file in sorted(place.glob(f"{below}/{FILE}"))]
+        if runs:  # as a comparison does, by settings if it has some
+            none = f"it is no run, but holds some: allowed is one of them, as {runs[0]}"
         raise RunFolderError(f"{place} holds no {FILE}: {none}")
     return place / FILE, place

@@ -488,7 +488,10 @@ def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> N
     assert (out / "compare.html").exists()
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     for other, part in (
-        (compare.plan(["standalone", "fedavg"], changes=QUICK), "methods"),
+        (
+            compare.plan(["standalone", "fedavg"], changes=QUICK),
+            r"methods \(fedavg.name is not set there, and fedavg now\)",
+        ),
         (compare.plan(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
         (
             compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}),

@@ -417,11 +417,17 @@ def test_another_run_gets_the_same_answers_in_no_other_form(
     config = tiny("fedkd", {**WAYS["fedkd"], **after}, sums=True)
     (tmp_path / "again").mkdir()
     again = replace(config, split=replace(config.split, nodes=len(NAMES)))
-    live = Live(
-        again, Loopback({name: host.serve for name, host in four.hosts.items()}), "two", tmp_path / "again"
-    )
+    asked: list[str] = []
+
+    def heard(serve: Serve) -> Serve:
+        return lambda message: asked.append(unpack(message)[0]["do"]) or serve(message)  # type: ignore[func-returns-value]
+
+    serve = {name: heard(host.serve) for name, host in four.hosts.items()}
+    live = Live(again, Loopback(serve), "two", tmp_path / "again")
     if rule:
         with pytest.raises(FedstillError, match=rule):
             live.run()
+        assert "learn" not in asked  # nobody trains for what is refused
     else:
         live.run()
+        assert "learn" in asked
