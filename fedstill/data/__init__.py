@@ -3,9 +3,9 @@
 A data set is one class below ``config.DataConfig``: ``vision`` and ``builtin_tables`` have the package's own,
 ``array_data``, ``instance_images``, ``text_data`` and ``table_data`` the bases of one's own
 (docs/own-data.md), ``user_data`` reads paths, ``hugging_face`` data sets of that library. Each form of file
-has a reader (``csv_tables``, ``parquet_tables``, ``image_folders``, ``nifti``; ``images`` for a single one),
-which ``user_data`` chooses, and all end as ``raw``, but for rows of a table, which ``tables`` checks against
-their schema, and of which ``row_features`` are what models take;
+has a reader (``csv_tables``, ``parquet_tables``, ``image_folders``, ``nifti``; ``image_files`` for single
+ones), which ``user_data`` chooses, and all end as ``raw``, but for rows of a table, which ``tables`` checks
+against their schema, and of which ``row_features`` are what models take;
 ``preparation`` makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on
 ``split_base``; ``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data
 aside.

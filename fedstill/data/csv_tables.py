@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.user_functions import first_line
-from fedstill.data.images import stacked
+from fedstill.data.image_files import stacked
 from fedstill.data.raw import Images, Raw, by_name
 from fedstill.data.stratified_sampling import Ints
 

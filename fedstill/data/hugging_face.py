@@ -14,7 +14,7 @@ import torch
 from fedstill.core.dataset import normalised
 from fedstill.core.errors import DataError
 from fedstill.data.config import MEAN, STD
-from fedstill.data.images import pixels_of
+from fedstill.data.image_files import pixels_of
 from fedstill.data.raw import image_array
 from fedstill.tasks import Task
 

@@ -12,15 +12,8 @@ from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.text_format import times
 from fedstill.data.csv_tables import CASES, PARTS, about
-from fedstill.data.images import (
-    image_files,
-    images_below,
-    instance_map,
-    mask_classes,
-    orientation,
-    size_of,
-    stacked,
-)
+from fedstill.data.image_files import image_files, images_below, instance_map, orientation, size_of, stacked
+from fedstill.data.images import mask_classes
 from fedstill.data.raw import Raw
 from fedstill.data.stratified_sampling import Ints
 from fedstill.data.tables import SCHEMA

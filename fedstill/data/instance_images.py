@@ -22,8 +22,9 @@ from fedstill.core.checked import Share
 from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
 from fedstill.core.errors import DataError
 from fedstill.data.config import MEAN, STD, DataConfig, Side
+from fedstill.data.image_files import decoded, instance_map
 from fedstill.data.image_folders import map_files
-from fedstill.data.images import Pixels, decoded, grown, instance_map, nearest, places, resized
+from fedstill.data.images import Pixels, grown, nearest, places, resized
 from fedstill.data.preparation import PATIENT, Source, check_sites, prepared
 from fedstill.data.raw import from_arrays, need, read_npz
 from fedstill.tasks import Targets, TaskConfig

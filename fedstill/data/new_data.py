@@ -20,7 +20,7 @@ from fedstill.core.user_functions import first_line
 from fedstill.data import text_data
 from fedstill.data.config import DATA, named
 from fedstill.data.csv_tables import Columns, column_of, pixel_images, read_csv
-from fedstill.data.images import images_below, stacked
+from fedstill.data.image_files import images_below, stacked
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.instance_images import cases_of, cut, read_pictures
 from fedstill.data.loader import load

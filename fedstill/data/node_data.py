@@ -20,7 +20,7 @@ from fedstill.data import node_readers
 from fedstill.data.array_data import ArrayData
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.csv_tables import Columns
-from fedstill.data.images import UnequalSizes, UnreadableImage
+from fedstill.data.image_files import UnequalSizes, UnreadableImage
 from fedstill.data.input_spec import InputSpec, check_examples
 from fedstill.data.loader import CLASSIFICATION
 from fedstill.data.node_data_config import SOURCES, PrivateConfig

@@ -130,7 +130,7 @@ def read(
         columns: what those of a csv mean.
         classes: the findings wanted of a csv; empty: all.
         shape: of a csv's pixels, if these are as many.
-        channels: of images in files of their own, as :func:`fedstill.data.images.stacked` takes them.
+        channels: of images in files of their own, as :func:`fedstill.data.image_files.stacked` takes them.
         counted: called with the number of images before they are read, if that can be told.
 
     Raises:

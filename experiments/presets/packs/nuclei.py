@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from fedstill.core.dataset import Column, DataSet
 from fedstill.data import PictureData, find_file
-from fedstill.data.images import decoded, instance_map
+from fedstill.data.image_files import decoded, instance_map
 from fedstill.data.instance_images import Picture, data_set, picture
 from fedstill.data.preparation import check_sites
 from fedstill.data.raw import need, read_npz
