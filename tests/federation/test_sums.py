@@ -23,7 +23,7 @@ from fedstill.protocol.method import SUMMED
 from fedstill.protocol.summing import from_ring, total
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import assemble, local_processes
-from fedstill.runs.config import RunConfig
+from fedstill.runs.config import RunConfig, to_toml
 from tests.federation.test_remote import Live, here, tiny
 from tests.kits import Authority
 from tests.loopback import Loopback
@@ -408,7 +408,7 @@ def test_a_question_that_fails_half_way_is_not_forgotten(tmp_path: Path) -> None
     ],
 )
 def test_another_run_gets_the_same_answers_in_no_other_form(
-    tmp_path: Path, after: dict[str, Any], rule: str
+    tmp_path: Path, after: dict[str, Any], rule: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     four = Four(summed("fedkd"), tmp_path / "away")
     four.live().run()
@@ -417,6 +417,9 @@ def test_another_run_gets_the_same_answers_in_no_other_form(
     config = tiny("fedkd", {**WAYS["fedkd"], **after}, sums=True)
     (tmp_path / "again").mkdir()
     again = replace(config, split=replace(config.split, nodes=len(NAMES)))
+    (run := tmp_path / "again.toml").write_text(to_toml(again), encoding="utf-8")
+    told = " ".join(command("node", "check", four.hosts[NAMES[0]].folder, run)[1].split())
+    assert (f"sums: it {rule}" in told) is bool(rule)  # as its owner knows beforehand
     asked: list[str] = []
 
     def heard(serve: Serve) -> Serve:
