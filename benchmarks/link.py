@@ -61,7 +61,8 @@ def configuration(
             "student": {"model": "mlp:8"},
             "method": {
                 "name": "fediod",
-                **({"ensemble": "log_probs"} if sums else {}),  # which sums can tell
+                # Under secure aggregation FedIOD adds one statistic of each response.
+                **({"ensemble": "log_probs", "gan": 0.0, "conf": 0.0, "unique": 0.0} if sums else {}),
                 "steps": questions,
                 "batch": shape[0],
                 "generator_width": 2,

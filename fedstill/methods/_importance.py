@@ -84,22 +84,19 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         }
 
     def summed(self, at: NodeSetting) -> Mapping[str, Added]:
-        """How answers are added where the server is to see sums only: what Eq. 2, 3, 5 and 9 need of them.
+        """Weighting of the summed logits, as Eq. 9 needs them: by class counts or by size.
 
         Raises:
             ArgumentError: options by which nodes are compared with each other.
         """
-        self.require_sums(at)
-        at.task.parts(torch.zeros(1, 1, at.task.classes, 1))  # refuses what has none
+        summed = self.require_sums(at, "size" if self.importance == "size" else "counts")
         if self.rated:
             allowed = "counts or size where link.sums: others compare the nodes' critics"
             raise ArgumentError("method.importance", self.importance, allowed)
-        if self.gan_weights == "expertise":
-            raise ArgumentError("method.gan_weights", self.gan_weights, "size or average where link.sums")
         if self.critics(at).compares:
             allowed = "false for images made from label maps: who owns which map is each node's own"
             raise ArgumentError("link.sums", True, allowed)
-        return {"logits": "size" if self.importance == "size" else "counts"}
+        return summed
 
     def known(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """``known``, some of each node's own ``(G, B, ...)``, if pi_k(x) needs what D_k says of them."""
@@ -180,8 +177,6 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         """
         if not self.critical:
             return torch.zeros((), device=z_bar.device)
-        if "doubts" in answers.tensors:  # of all nodes, weighed
-            return answers["doubts"].mean()
         each = doubts(answers["critic"], self.gan_form)  # (K, B)
         if self.gan_weights == "expertise":
             return (task.expertise(z_bar.detach(), weights) * each).sum(0).mean()

@@ -25,6 +25,7 @@ from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting, Question
 from fedstill.protocol.summing import SUM, Added
 from fedstill.tasks import Ensemble
+from fedstill.tasks.classification import SoftmaxTask
 
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large
 
@@ -56,9 +57,19 @@ class LogitAnswers(Method):
         """Logits as they are, or what of them is added over nodes."""
         return at.task.added(z, self.ensemble) if at.sums else z
 
-    def require_sums(self, at: NodeSetting) -> None:
-        """Raise an ArgumentError where the ensemble is no weighted mean, which sums over nodes would tell."""
+    def require_sums(self, at: NodeSetting, weighting: Added) -> Mapping[str, Added]:
+        """Return how logits are summed where the server sees sums only.
+
+        Raises:
+            ArgumentError: an ensemble that is no weighted mean; or probabilities weighted by class counts.
+                Those add up to 1, so that each class is one more weighting of the same numbers: with two
+                classes, a node is solved for where the two others have equal class shares.
+        """
         at.task.added(torch.zeros(1, 1, at.task.classes), self.ensemble)
+        if self.ensemble == "probs" and weighting == "counts" and isinstance(at.task, SoftmaxTask):
+            expected = "logits or log_probs with link.sums, where nodes are weighted by class counts"
+            raise ArgumentError("method.ensemble", self.ensemble, expected)
+        return {"logits": weighting}
 
 
 class WeighsNodes(CountsLabels, LogitAnswers):
@@ -83,13 +94,8 @@ class WeighsNodes(CountsLabels, LogitAnswers):
         return {"logits": self.voted(at, z)}
 
     def summed(self, at: NodeSetting) -> Mapping[str, Added]:
-        """How logits are added where the server is to see sums only.
-
-        Raises:
-            ArgumentError: an ensemble that is no weighted mean.
-        """
-        self.require_sums(at)
-        return {"logits": "counts" if self.by_counts else "mean"}
+        """How logits are summed where the server sees sums only; raises as :meth:`require_sums`."""
+        return self.require_sums(at, "counts" if self.by_counts else "mean")
 
     def gather(self, server: Server, state: Any) -> None:
         """Know who counts how much: ask, where that is to be asked and is not done."""

@@ -12,7 +12,7 @@ trained to completion first and then only answer; what reaches a dream is the su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -21,23 +21,15 @@ import torch
 from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     Answers,
-    ArgumentError,
-    Group,
     LabelHistogram,
     Needs,
-    Question,
     Server,
-    Tensors,
     descend,
-    question,
     torch_generator,
 )
-from fedstill.methods._examining import STATISTICS, Examines
+from fedstill.methods._examining import Examines
 from fedstill.methods._public import WeighsNodes, heard
 from fedstill.methods._student import Student
-from fedstill.protocol.kinds import INPUTS, LOGITS
-from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.summing import Added
 from fedstill.tasks import Ensemble
 
 
@@ -84,49 +76,6 @@ class CoDream(WeighsNodes, Examines):
     def questions_a_step(self) -> int:
         return self.dream_steps + 1
 
-    # --- at the nodes, where the server is to see sums only ----------------------------------------------
-
-    def questions(self, at: NodeSetting) -> Iterable[Question]:
-        """Of sums, by :meth:`dream` alone: how sure a node's answers are is then computed there."""
-        asked = list(super().questions(at))
-        return [each for each in asked if not (at.sums and each.name == "examine")]
-
-    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
-        """As of all whose nodes are weighed, but not with R_adv: how far each node and the student are apart
-        is added then, and a server that names many students has as many equations for each node's answer.
-
-        Raises:
-            ArgumentError: R_adv is wanted, or an ensemble that is no weighted mean.
-        """
-        if self.adversary:
-            allowed = "0 where link.sums: a server that names many students solves for each node's answer"
-            raise ArgumentError("method.adversary", self.adversary, allowed)
-        return super().summed(at)
-
-    @question(
-        sends={"x": INPUTS},
-        releases=lambda self, at: {
-            "logits": LOGITS,
-            "entropy": LOGITS,
-            **({"statistics": STATISTICS} if self.bn else {}),
-        },
-        differentiable=("x",),
-        times=lambda self, at: self.steps * self.questions_a_step,
-        rows=lambda self, at: self.batch,
-        reads=(),
-        when=lambda self, at: at.sums,
-        sums=lambda self, at: {
-            **self.summed(at),
-            "entropy": "mean",
-            **({"statistics": "mean"} if self.bn else {}),
-        },
-    )
-    def dream(self, nodes: Group, x: torch.Tensor) -> Tensors:
-        """What :meth:`examine` answers, and each input's entropy."""
-        told = self.examine(nodes, x)
-        _, entropy = nodes.at.task.parts(told["logits"])
-        return {**told, "logits": self.voted(nodes.at, told["logits"]), "entropy": entropy}
-
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Dreaming:
@@ -161,14 +110,12 @@ class CoDream(WeighsNodes, Examines):
 
     def asked(self, server: Server, names: Sequence[str] | None, x: torch.Tensor) -> Answers:
         """The nodes' answers about dreams."""
-        return server.ask("dream" if server.federation.link.sums else "examine", of=names, x=x)
+        return server.ask("examine", of=names, x=x)
 
     def judged(
         self, server: Server, state: Dreaming, told: Answers, x: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Entropy, and R_adv: how unlike the student's the nodes' answers are."""
-        if server.federation.link.sums:
-            return {"entropy": told["entropy"].mean()}  # without R_adv
         z, K = told["logits"], len(told.nodes)
         even = torch.full((K,), 1 / K, device=z.device)
         return {

@@ -24,7 +24,6 @@ from torch import nn
 
 from fedstill.core.checked import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
-from fedstill.methods._critics import doubts
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
@@ -32,9 +31,9 @@ from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._public import heard
 from fedstill.methods._student import Known, Student
 from fedstill.methods._zeroth_order import ask_around
-from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
-from fedstill.protocol.summing import Added
-from fedstill.tasks import Task
+from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.summing import SUM, Added
 from fedstill.tasks.classification import SoftmaxTask
 
 
@@ -105,14 +104,15 @@ class FedIOD(Importance, FromNoise, Imagines):
         sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
         releases=lambda self, at: {
             "logits": LOGITS,
-            **(self.added if at.sums else {**self.critics(at).releases, **self.ratings}),
+            **self.critics(at).releases,
+            **self.ratings,
         },
         differentiable=lambda self, at: ("x",) if self.through else (),
         times=lambda self, at: self.steps,
         rows=lambda self, at: (1 + self.directions) * self.batch,
         reads=lambda self, at: (*(("critic_real",) if self.relative else ()), *self.critics(at).reads),
         trains=lambda self, at: ("critic",) if self.critical else (),
-        sums=lambda self, at: {**self.summed(at), **self.weighed},
+        sums=lambda self, at: self.summed(at),
         draws=lambda self, nodes, x, **about: {
             **self.critics(nodes.at).drawn(nodes, nodes.number, x),
             **self.known(nodes, x),
@@ -125,32 +125,23 @@ class FedIOD(Importance, FromNoise, Imagines):
     ) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
         answer = self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
-        z = nodes.bench("model")(nodes.at.task.observe(x))
-        if nodes.at.sums:
-            return self.adding(nodes, z, answer)
+        z = self.voted(nodes.at, nodes.bench("model")(nodes.at.task.observe(x)))
         own = {} if known is None else {"known": known}
         return {"logits": z, **answer, **self.rating(nodes, x, **own)}
 
-    @property
-    def added(self) -> Mapping[str, Kind]:
-        """What an answer holds beside logits where the server is to see sums only."""
-        moments = {"predicted": LOGITS, "number": LOGITS} if self.conf or self.unique else {}
-        return {**moments, **({"doubts": CRITIC} if self.critical else {})}
+    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+        """Weighting of the summed logits: by class counts or by size.
 
-    @property
-    def weighed(self) -> Mapping[str, Added]:
-        """How that is added: by pi_k."""
-        by: Added = "mean" if self.gan_weights == "average" else "size"
-        return {name: by if name == "doubts" else "size" for name in self.added}
-
-    def adding(self, nodes: Group, z: torch.Tensor, answer: Tensors) -> Tensors:
-        """z_k, and what L_gan, L_conf and L_unique are of, so that sums over nodes tell these."""
-        told = {"logits": self.voted(nodes.at, z)}
-        if self.conf or self.unique:
-            told["predicted"], told["number"] = nodes.at.task.parts(z)
-        if self.critical:
-            told["doubts"] = doubts(answer["critic"], self.gan_form)  # (K, B)
-        return told
+        Raises:
+            ArgumentError: options that need more of a response than its logits. Entropies (Eq. 3, 5) and
+                critic values (Eq. 2) of the same inputs are further equations for each node's response.
+        """
+        summed = super().summed(at)
+        for name in ("gan", "conf", "unique"):
+            if value := getattr(self, name):
+                expected = "0 with link.sums: one statistic of each response enters a sum"
+                raise ArgumentError(f"method.{name}", value, expected)
+        return summed
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -180,7 +171,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             weights = self.weights(server, state, answers)
             z_bar = task.ensemble(z_k, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
             L_gan = self.fooled(task, answers, pi, z_bar, weights)  # Eq. 2
-            L_conf, L_unique = self.judged(task, answers, pi)  # Eq. 3 and 5
+            L_conf, L_unique = self.judged(server, answers, pi)  # Eq. 3 and 5
             L_balance = task.balance(z_bar)
             if (shift := state.student.shift) is not None:
                 shift.expect(state.histogram.counts.sum(0))
@@ -214,12 +205,12 @@ class FedIOD(Importance, FromNoise, Imagines):
         losses["student"] = state.student.learn(since, self.steps, fresh)
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def judged(self, task: Task, answers: Answers, pi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """L_conf and L_unique, of all z_k or of what was summed over nodes."""
-        if "predicted" in answers.tensors:
-            of = answers["predicted"][0], answers["number"][0]
-            return task.confidence_of(*of), task.uniqueness_of(*of)
-        return task.confidence(answers["logits"], pi), task.uniqueness(answers["logits"], pi)
+    def judged(self, server: Server, answers: Answers, pi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """L_conf and L_unique of all z_k; 0 where the server sees the sum of the z_k only."""
+        if answers.nodes == (SUM,):
+            return torch.zeros((), device=server.device), torch.zeros((), device=server.device)
+        z_k = answers["logits"]
+        return server.task.confidence(z_k, pi), server.task.uniqueness(z_k, pi)
 
     def asked(
         self, server: Server, state: Distilling, question: str, w: Wish

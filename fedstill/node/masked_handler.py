@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import QuestionRefused
-from fedstill.node.cohort import forms_of
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
@@ -66,7 +65,7 @@ class MaskedHandler(RequestHandler):
             if how in ("size", "counts") and how not in node.told:
                 rule = f"sums: '{how}' of its data, which weigh its answer, were not asked before"
                 raise QuestionRefused(node.name, question.name, rule)
-        return self.masks.admit(question.name, call, forms_of(question, self.side.adds, self._run))
+        return self.masks.admit(question.name, call, self.side.forms(question.name, self._run))
 
     def objections(self) -> dict[str, str]:
         """The rule by which questions are refused for what was added before, before anything is trained."""

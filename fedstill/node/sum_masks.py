@@ -27,7 +27,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class _Open:
     once that is agreed on."""
 
     call: SumCall
-    forms: frozenset[str] = frozenset()
+    forms: Mapping[str, str] = field(default_factory=dict)
     about: bytes = b""
     survivors: tuple[str, ...] = ()
     spoilt: bool = False
@@ -150,13 +150,13 @@ class SumMasks:
 
     # --- one sum ----------------------------------------------------------------------------------------
 
-    def admit(self, question: str, call: SumCall | None, forms: frozenset[str] = frozenset()) -> SumCall:
+    def admit(self, question: str, call: SumCall | None, forms: Mapping[str, str] | None = None) -> SumCall:
         """Let a sum be asked for, or refuse it before anything is computed.
 
         Args:
             question: its name.
             call: the sum.
-            forms: of the outputs of its model that are added.
+            forms: the statistic that is added and its weighting (:meth:`NodeSide.forms`).
 
         Raises:
             QuestionRefused: no sum is asked for; too few members, or some whom this node has not met; a
@@ -178,12 +178,12 @@ class SumMasks:
         elif call.recover and not self.policy.sums_may_differ:
             rule = f"none is read without nodes that fail, {UNLESS}"
         elif not self.policy.sums_may_differ:
-            rule = self.cohort.objection(call.members) or self.cohort.clash(forms)
+            rule = self.cohort.objection(call.members) or self.cohort.clash(forms or {})
             rule = None if rule is None else f"{rule}, {UNLESS}"
         if rule is not None:
             raise QuestionRefused(self.name, question, f"sums: {rule}")
         self._last = call.number
-        self._open[call.number] = _Open(call, forms)
+        self._open[call.number] = _Open(call, forms or {})
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
         return call

@@ -13,6 +13,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.data.public import Public
 from fedstill.protocol.declarations import declared
+from fedstill.protocol.digests import chained
 from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.protocol.questions import NodeSetting, NodeSide, Question
 from fedstill.tasks import Task
@@ -162,7 +163,7 @@ class Method(Registered):
 
     @property
     def adds(self) -> str:
-        """What of a model's outputs is added where the server sees sums only, if an option chooses it."""
+        """Statistic of a model's outputs that enters a sum over nodes, as far as options choose it."""
         return ""
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
@@ -246,7 +247,9 @@ def side_of(method: Method, at: NodeSetting) -> NodeSide:
     if package == OURS:
         return side
     named = {name: each if each.closed else each.of_package(package) for name, each in side.questions.items()}
-    return replace(side, questions=named)
+    # Any of its options may choose the statistic, and the server chooses the options.
+    adds = f"{method.called} (options {chained('options', repr(method))})" if side.sums else ""
+    return replace(side, questions=named, adds=adds)
 
 
 METHODS: Registry[type[Method]] = Registry(

@@ -108,11 +108,28 @@ class Question:
             raise ArgumentError(f"question {self.name}", sorted(strange), "parts that it sends or releases")
         if self.sums and (self.sums.keys() != self.releases.keys() or self.apart):
             raise ArgumentError(f"sums of question {self.name}", [*self.sums], "all parts of its answer")
+        statistics = [name for name in self.sums if self.releases[name].of != "counts"]
+        if len(statistics) > 1:
+            expected = "one statistic besides counts: several reveal what single nodes responded"
+            raise ArgumentError(f"sums of question {self.name}", statistics, expected)
         if self.records and (self.ragged or self.values or SCHEDULE in self.sends.values()):
             raise ArgumentError(f"question {self.name}", "records", "where tensors alone are sent and given")
         if self.differentiable and (self.ragged or self.values):
             apart = [*self.ragged, *self.values]
             raise ArgumentError(f"question {self.name}", apart, "none, where gradients are pulled back")
+
+    @property
+    def weighting(self) -> tuple[Kind, Added] | None:
+        """Kind of the one statistic that enters a sum, and how it is weighted; None for counts, or no sum."""
+        for name, how in self.sums.items():
+            if self.releases[name].of != "counts":
+                return self.releases[name], how
+        return None
+
+    @property
+    def sums_outputs(self) -> bool:
+        """Whether outputs of the nodes' networks enter a sum."""
+        return self.weighting is not None and self.weighting[0].output
 
     @property
     def closed(self) -> bool:
@@ -259,7 +276,8 @@ class NodeSide:
         first: the part of the local training that is done before the first question; None is nothing, and so
             it is where nothing learns.
         learns: whether the nodes' own models are trained at all, then or later.
-        adds: what of a model's outputs is added where the server sees sums only, if an option chooses it.
+        adds: the statistic of a model's outputs that enters a sum where the server sees sums only, as far as
+            options choose it.
         notes: what a run should be told of it: what is switched off here, and why.
     """
 
@@ -274,11 +292,35 @@ class NodeSide:
     def __post_init__(self) -> None:
         if not self.learns:  # a training that is done is one that is paid for
             object.__setattr__(self, "first", None)
+        forms: dict[str, str] = {}
+        for name in self.questions:
+            for subject, form in self.forms(name).items():
+                if forms.setdefault(subject, form) != form:
+                    expected = f"{forms[subject]}, as in the other queries: one statistic with one weighting"
+                    raise ArgumentError(f"sums of question {name}", form, expected)
 
     @property
     def sums(self) -> bool:
         """Whether the server sees sums of answers only."""
         return any(question.sums for question in self.questions.values())
+
+    def forms(self, question: str, run: str = "") -> dict[str, str]:
+        """Return what a query adds to a sum: the statistic and its weighting, by what it is a statistic of.
+
+        A node never adds two forms of one subject. All outputs of its networks are one subject: they are
+        functions of each other (:mod:`fedstill.node.cohort`).
+
+        Args:
+            run: name of the run, where counts carry noise: they differ from run to run, and so do sums that
+                are weighted by them.
+        """
+        asked = self.questions[question]
+        if asked.weighting is None:
+            return {}
+        kind, how = asked.weighting
+        statistic = f"{kind} of {self.adds}" if self.adds and kind.output else str(kind)
+        noised = f" of run {run!r}" if run and how in ("size", "counts") else ""
+        return {"outputs" if kind.output else str(kind): f"{statistic} by {how}{noised}"}
 
     def travels(self) -> tuple[Kind, ...]:
         """All kinds of tensor that go down or leave, each once, in alphabetical order."""

@@ -30,8 +30,6 @@ SUM = "sum of the nodes"  # stands for all nodes in answers
 WEIGHT = ":weight"  # "logits:weight" goes with a sum of "logits" that is weighed
 LEAST = 3  # nodes in a sum: of two, each could take its own away
 FRACTION, FINER = 32, 36  # bits behind the point, and those of gradients of what is pulled back at scale 1
-# A node's weight for a class of which it has nothing: where nobody has any, all weigh the same.
-NONE_HELD = 2.0**-16
 
 
 SumNumber = Annotated[int, Interval(ge=0, lt=2**53)]
@@ -118,8 +116,7 @@ def weight_of(how: Added, told: Mapping[str, torch.Tensor]) -> torch.Tensor | No
         return None
     if how == "mean":
         return torch.ones((), dtype=torch.float64)
-    weight = told[how].double().cpu()
-    return weight + NONE_HELD if weight.ndim else weight
+    return told[how].double().cpu()
 
 
 def spread(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -195,16 +192,31 @@ def spoilt(ring: Mapping[str, torch.Tensor]) -> bool:
 def read_sums(
     ring: Mapping[str, torch.Tensor], kinds: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The sums or means that a total says, in float32, and the total weight of each part that has one, in
-    float64, as it divides the part."""
+    """Return the sums or weighted means in a total, float32, and the weight that divided each, float64.
+
+    A class that no node holds has weight 0, and so no mean. It gets the lowest value of the other classes:
+    giving it a small positive weight at every node would put a second sum, of equal weights, into the last
+    digits, where a server reads it whenever the responses have few digits themselves.
+
+    >>> from fedstill.protocol.kinds import LOGITS
+    >>> ring = {"z": to_ring(torch.tensor([[6.0, 2.0, 0.0]])), "z:weight": to_ring(torch.tensor([3.0, 2, 0]))}
+    >>> read_sums(ring, {"z": LOGITS})[0]["z"]
+    tensor([[2., 1., 1.]])
+    """
     values, weights = {}, {}
     for name, tensor in ring.items():
         if name.endswith(WEIGHT):
             continue
         value = from_ring(tensor, fraction_of(kinds[name]))
         if name + WEIGHT in ring:
-            weights[name] = spread(from_ring(ring[name + WEIGHT]), value)
-            value = value / weights[name]
+            weight = spread(from_ring(ring[name + WEIGHT]), value)
+            absent = weight == 0  # (1, C, ...), of classes
+            if weight.ndim and bool(absent.any()):
+                weight = weight.masked_fill(absent, 1.0)
+                lowest = (value / weight).masked_fill(absent, math.inf).amin(1, keepdim=True)
+                value = torch.where(absent, lowest, value)
+            weights[name] = weight
+            value = value / weight
         values[name] = value.float()
     return values, weights
 

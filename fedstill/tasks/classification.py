@@ -42,14 +42,6 @@ class SoftmaxTask(Task):
         """Their logarithms."""
         return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
 
-    def parts(self, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Probabilities, and their entropy."""
-        return answers.softmax(2), formulas.entropy(answers, 2).reshape(*answers.shape[:2], -1).mean(2)
-
-    def uniqueness_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """L_unique, FedIOD Eq. 5: mean entropy less the entropy of the mean."""
-        return number.mean() - formulas.entropy_of(predicted, 1).mean()
-
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
 

@@ -81,14 +81,6 @@ class MultiLabel(Task):
         """Log-odds."""
         return mean.clamp(SMALLEST, 1 - torch.finfo(mean.dtype).eps).logit()
 
-    def parts(self, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each label's probability, and the mean over labels of its entropy."""
-        return answers.sigmoid(), entropy(answers).flatten(2).mean(2)
-
-    def uniqueness_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """L_unique, FedIOD Eq. 5: mean entropy less the entropy of the mean."""
-        return number.mean() - _entropy_of(predicted).mean()
-
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where each label is there in half of a batch, so that inputs show all of them."""
         return -_entropy_of(ensembled.sigmoid().mean(0)).mean()

@@ -36,18 +36,6 @@ class Numbers(Task):
         variance: torch.Tensor = pi @ (answers - mean).square().flatten(1).mean(1)
         return -variance
 
-    def parts(self, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The numbers, and the mean of their squares."""
-        return answers, answers.square().flatten(2).mean(2)
-
-    def confidence_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """0: a number says nothing of how sure its network is."""
-        return number.new_zeros(())
-
-    def uniqueness_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """Minus the variance: the square of the mean less the mean square."""
-        return predicted.square().mean() - number.mean()
-
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """0: there are no classes."""
         return ensembled.new_zeros(())

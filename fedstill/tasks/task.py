@@ -184,30 +184,6 @@ class Task(ABC):
         """An output that predicts so much, ``(..., B, C, ...)``."""
         return mean
 
-    def parts(self, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each node's answer ``(K, B, C, ...)`` what is enough as a mean over nodes to tell confidence and
-        uniqueness: what it predicts, ``(K, B, C, ...)``, and a number for each input, ``(K, B)``.
-
-        Raises:
-            ArgumentError: the task has no such parts.
-        """
-        raise self._no_sums()
-
-    def _no_sums(self) -> ArgumentError:
-        return ArgumentError("link.sums", True, f"false for task {self.name}, whose losses are no sums")
-
-    def confidence_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """:meth:`confidence` of the means of :meth:`parts`, ``(B, C, ...)`` and ``(B,)``."""
-        return number.mean()
-
-    def uniqueness_of(self, predicted: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """:meth:`uniqueness` of the means of :meth:`parts`, ``(B, C, ...)`` and ``(B,)``.
-
-        Raises:
-            ArgumentError: as of :meth:`parts`.
-        """
-        raise self._no_sums()
-
     def normalised(self, answers: torch.Tensor) -> torch.Tensor:
         """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
         number by number: log-probabilities of classes, and as they are what has no such thing."""

@@ -32,7 +32,7 @@ NAMES = ("node-0", "node-1", "node-2", "node-3")
 WAYS: dict[str, dict[str, Any]] = {
     "fedavg": {"rounds": 2},
     "fedkd": {"levels": 0, "ensemble": "log_probs"},
-    "fediod": {"ensemble": "log_probs"},
+    "fediod": {"ensemble": "log_probs", "gan": 0.0, "conf": 0.0, "unique": 0.0},
     "fedper": {"rounds": 2},
     "fedmd": {"rounds": 2, "first": 1, "subset": 50, "student_epochs": 1},
 }
@@ -401,13 +401,13 @@ def test_a_question_that_fails_half_way_is_not_forgotten(tmp_path: Path) -> None
             "has added logits of log_probs by counts, and would add logits of log_probs by mean",
         ),
         (
-            {"ensemble": "probs"},
-            "has added logits of log_probs by counts, and would add logits of probs by counts",
+            {"ensemble": "logits"},
+            "has added logits of log_probs by counts, and would add logits of logits by counts",
         ),
         ({"epochs": 2}, ""),
     ],
 )
-def test_another_run_gets_the_same_answers_in_no_other_form(
+def test_another_run_adds_the_same_responses_in_no_other_form(
     tmp_path: Path, after: dict[str, Any], rule: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     four = Four(summed("fedkd"), tmp_path / "away")

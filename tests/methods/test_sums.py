@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from fedstill.core.compute import Compute
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
+from fedstill.data.public import Public
 from fedstill.federation.summed import check_summed
 from fedstill.methods.co_dream import CoDream
 from fedstill.methods.dsfl import DSFL
@@ -28,8 +32,10 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.questions import NodeSetting, stand_in
 from fedstill.protocol.summing import SUM
+from fedstill.tasks.classification import Classification
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, World, disagreeing, made, make_nodes, public_data, run
+from tests.unknowns import free_directions
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -41,24 +47,24 @@ FEDIOD = FedIOD(
     critic_width=4,
     student_steps=2,
     ensemble="log_probs",
+    gan=0.0,
+    conf=0.0,
+    unique=0.0,
 )
 FEDKD = FedKD(levels=0, gamma=float("inf"), epochs=3, batch=8)
 SUMMED = {
     "FedIOD": FEDIOD,
-    "FedIOD by size, logits, critics weighed alike": replace(
-        FEDIOD, importance="size", ensemble="logits", gan_weights="average"
-    ),
+    "FedIOD by size, logits": replace(FEDIOD, importance="size", ensemble="logits"),
     "FedIOD without slopes": replace(FEDIOD, through=False),
     "FedIOD with fresh questions": replace(FEDIOD, student_inputs="fresh", student_steps=1),
     "FedKD": FEDKD,
     "FedKD, all alike": replace(FEDKD, weights="equal", ensemble="log_probs"),
-    "FedKD, probabilities": replace(FEDKD, ensemble="probs"),
+    "FedKD, probabilities": replace(FEDKD, weights="equal", ensemble="probs"),
     "FedMD": FedMD(rounds=2, first=2, subset=8, weights="counts"),
     "DS-FL": DSFL(rounds=2, subset=8, keep=1),
     "FedZGE": FedZGE(
         steps=2, batch=4, noise=6, generator_width=4, directions=2, epsilon=0.1, student_steps=2
     ),
-    "Co-Dream": CoDream(steps=2, batch=4, dream_steps=2, student_steps=2, weights="counts", adversary=0.0),
     "FedAvg": FedAvg(rounds=2),
     "FedProx": FedProx(rounds=2),
     "FedAvgM": FedAvgM(rounds=2),
@@ -99,24 +105,35 @@ def test_what_it_hears_is_one_answer_and_no_nodes(monkeypatch: pytest.MonkeyPatc
     assert told["counts"].tolist() == [counts.tolist()]  # type: ignore[union-attr]
     assert {name: tuple(tensor.shape) for name, tensor in answers.tensors.items()} == {
         "logits": (1, 5, CLASSES),
-        "predicted": (1, 5, CLASSES),
-        "number": (1, 5),
-        "doubts": (1, 5),
     }
 
 
-def test_what_no_node_holds_is_what_all_say_alike() -> None:
-    method = FEDKD
-    plain, summed = world(method, False), world(method, True)
-    for here in (plain, summed):
-        for node in here.nodes:  # nobody has the last class
-            node.data = replace(node.data, targets=node.data.targets.clamp(max=CLASSES - 2))
+def test_responses_in_a_sum_have_the_digits_of_float32() -> None:
+    """Numbers with few digits, added with known weights, can be taken apart."""
+    models = [disagreeing(made("mlp:8", index)) for index in range(3)]
+    local, compute = LocalConfig(), Compute(EngineConfig(precision="bfloat16"))
+    student = made("mlp:8", "student")
+    method = replace(FEDIOD, importance="size", ensemble="logits")
+    here = small_world.world(method, make_nodes(models), student, local=local, sums=True, compute=compute)
+    here.server.ask("count_labels")
+    x = torch.randn(5, *small_world.SHAPE, generator=torch.Generator().manual_seed(3))
 
-    run(plain), run(summed)
+    mean = here.server.ask("examine", x=x)["logits"][0]
 
-    torch.testing.assert_close(
-        summed.server.state.targets["z_hat"], plain.server.state.targets["z_hat"], rtol=0, atol=2e-4
-    )
+    with torch.no_grad():
+        own = sum(len(node.data) * node.model(x) for node in here.nodes)
+    torch.testing.assert_close(mean, own / sum(len(node.data) for node in here.nodes), rtol=0, atol=1e-5)
+
+
+def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
+    here = world(FEDKD, True)
+    for node in here.nodes:
+        node.data = replace(node.data, targets=node.data.targets.clamp(max=CLASSES - 2))
+
+    run(here)
+
+    z_hat = here.server.state.targets["z_hat"]
+    assert torch.equal(z_hat[..., -1], z_hat[..., :-1].amin(-1))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +141,12 @@ def test_what_no_node_holds_is_what_all_say_alike() -> None:
     [
         (replace(FEDIOD, ensemble="consensus"), "ensemble"),
         (replace(FEDIOD, importance="fakeness"), "method.importance"),
-        (replace(FEDIOD, gan_weights="expertise"), "method.gan_weights"),
+        (replace(FEDIOD, gan=1.0), "method.gan"),
+        (replace(FEDIOD, conf=0.1), "method.conf"),
+        (replace(FEDIOD, unique=-0.1), "method.unique"),
+        (CoDream(steps=2, adversary=0.0), "link.sums"),
         (replace(FEDKD, levels=20, z_max=9.0), "method.levels"),
+        (replace(FEDKD, ensemble="probs"), "method.ensemble"),
         (FedAvg(rounds=2, participation=0.5), "method.participation"),
         (FedGEN(rounds=2), "link.sums"),
         (FedDF(rounds=2), "link.sums"),
@@ -150,11 +171,11 @@ def asked(name: str) -> str:
     """What a method asks in sums; or why it cannot."""
     method = METHODS[name]()
     own = {part.name for part in fields(method)}
-    wanted = {"ensemble": "log_probs", "levels": 0, "adversary": 0.0}
-    method = replace(method, **{key: value for key, value in wanted.items() if key in own})
+    wanted = {"ensemble": "log_probs", "levels": 0, "adversary": 0.0, "gan": 0.0, "conf": 0.0, "unique": 0.0}
+    chosen: dict[str, Any] = {key: value for key, value in wanted.items() if key in own}
     at = NodeSetting(small_world.TASK, LocalConfig(), Compute(), stand_in(small_world.TASK), sums=True)
     try:
-        questions = method.node_side(at).questions
+        questions = replace(method, **chosen).node_side(at).questions
         check_summed(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), questions)
     except ArgumentError:
         return ""
@@ -170,8 +191,136 @@ def test_each_method_runs_on_sums_or_is_refused_as_the_page_says() -> None:
     assert named == {name: says.get(asked(name), asked(name)) for name in METHODS.own}
 
 
-def test_how_far_each_node_and_a_student_are_apart_is_not_added() -> None:
-    """Of many students for one input it would be as many equations for each node's answer."""
-    method = CoDream(steps=2, batch=4, dream_steps=2, student_steps=2)
-    with pytest.raises(ArgumentError, match=r"method\.adversary is 1\.0: allowed is 0 where link\.sums"):
-        world(method, True)
+# --- what the sums of a method leave open of a node's response -----------------------------------------
+
+STEP = 0.02  # of central differences
+
+
+class Responder(nn.Module):
+    """A model whose response to any input x is z + J (the first values of x), with z and J as parameters."""
+
+    def __init__(self, classes: int, values: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.z = nn.Parameter(torch.randn(classes, generator=generator))
+        self.J = nn.Parameter(torch.randn(classes, values, generator=generator))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, ...) to (B, C)."""
+        return self.z + x.flatten(1)[:, : self.J.shape[1]] @ self.J.T
+
+
+def responding(method: Method, nodes: int, classes: int, values: int = 1) -> World:
+    """Nodes with such models, which do not move when they are trained.
+
+    Sizes and class counts are unequal, but for those of two nodes: no sum tells their data apart.
+    """
+    generator = torch.Generator().manual_seed(nodes * classes)
+    models = [Responder(classes, values, generator) for _ in range(nodes)]
+
+    def data(index: int) -> TensorData:
+        counts = torch.randint(1, 9, (classes,), generator=torch.Generator().manual_seed(max(index, 1)))
+        targets = torch.arange(classes).repeat_interleave(counts)
+        return TensorData(torch.zeros(len(targets), *small_world.SHAPE), targets)
+
+    public = Public("made", torch.zeros(4, *small_world.SHAPE), torch.zeros(4, dtype=torch.int64))
+    here = small_world.world(
+        method,
+        make_nodes(models, data=data),
+        Responder(classes, values, generator),
+        local=LocalConfig(optimiser="sgd", lr=0.0, lr_end=0.0),
+        sums=True,
+        task=Classification(classes),
+        **({"public": public} if method.needs().public else {}),
+    )
+    for name in {"count_labels", "tell_size"} & here.side.questions.keys():
+        here.server.ask(name)
+    return here
+
+
+def seen(here: World, gradients: bool = False) -> torch.Tensor:
+    """What the server reads if it asks all that it can about one input, and pulls each class back."""
+    found = []
+    for name, asked in here.side.questions.items():
+        if not asked.sums_outputs or "consensus" in asked.sends:  # which is the other question once more
+            continue
+        x = torch.zeros(1, *small_world.SHAPE, requires_grad=gradients)
+        view = next(VIEWS)  # of which nothing is cached; the input is zero in all of them
+        given = {"x": x, "rows": [0, 1] if "view" in asked.sends else [0], "view": view, "round": 0}
+        sent = {part: given[part] for part in asked.sends}
+        for each in range(here.server.task.classes if gradients else 1):
+            logits = here.server.ask(name, of=(SUM,), **sent)["logits"]
+            found.append(logits.detach().flatten())
+            if gradients:
+                found.append(torch.autograd.grad(logits[0, 0, each], x)[0].flatten())
+    return torch.cat(found).double()
+
+
+def derivatives(here: World, of: str, **how: bool) -> torch.Tensor:
+    """Derivatives of :func:`seen` with respect to the nodes' z or J, by central differences."""
+    columns = []
+    for node in here.nodes:
+        parameter = node.model.get_parameter(of)
+        for place in range(parameter.numel()):
+            sides = []
+            for step in (STEP, -2 * STEP, STEP):
+                with torch.no_grad():
+                    parameter.view(-1)[place] += step
+                sides.append(seen(here, **how))
+            columns.append((sides[0] - sides[1]) / (2 * STEP))
+    return torch.stack(columns, 1)
+
+
+VIEWS = itertools.count()
+ABOUT_OUTPUTS = {
+    name: method
+    for name, method in SUMMED.items()
+    if not method.needs().same_architecture and name != "FedIOD without slopes"
+}
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("nodes", [3, 4, 5])
+@pytest.mark.parametrize("method", ABOUT_OUTPUTS.values(), ids=ABOUT_OUTPUTS)
+def test_sums_leave_each_nodes_response_open(method: Method, nodes: int, classes: int) -> None:
+    """About one input there are at most C independent equations for K (C - 1) unknowns or more."""
+    J = derivatives(responding(method, nodes, classes), "z")
+
+    assert 1 <= torch.linalg.matrix_rank(J, rtol=1e-2) <= classes
+    assert all(free_directions(J, node, nodes, classes) == classes - 1 for node in range(nodes))
+
+
+def test_gradients_of_a_sum_leave_responses_and_slopes_open() -> None:
+    """Also where the responses are known: a gradient has an equation a value of the input, and K unknowns."""
+    nodes, classes, values = 3, 2, 2
+    here = responding(FEDIOD, nodes, classes, values)
+    z, J = (
+        derivatives(here, of, gradients=True).view(-1, nodes, classes, n)
+        for of, n in (("z", 1), ("J", values))
+    )
+
+    together = torch.cat([z, J], 3).flatten(1)
+    assert [free_directions(together, node, nodes, classes) for node in range(nodes)] == [1 + values] * nodes
+    assert [free_directions(J.flatten(1), node, nodes, classes) for node in range(nodes)] == [values] * nodes
+
+
+def test_gradients_of_two_statistics_determine_slopes_where_responses_are_known() -> None:
+    """What would follow from entropies next to log-probabilities, for three nodes and two classes."""
+    nodes, classes, values = 3, 2, 2
+    z = torch.randn(nodes, classes, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    J = torch.randn(nodes, classes, values, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    sizes = torch.tensor([37.0, 58, 80], dtype=torch.float64)[:, None]
+
+    def gradients(J: torch.Tensor, entropies: bool) -> torch.Tensor:
+        def sums(x: torch.Tensor) -> torch.Tensor:
+            log_p = (z[..., 0] + J @ x).log_softmax(1)
+            added = [
+                sizes * log_p,
+                *([sizes * log_p * log_p.exp(), sizes * log_p.exp()] if entropies else []),
+            ]
+            return torch.cat([each.sum(0) for each in added])
+
+        return torch.func.jacrev(sums)(torch.zeros(values, dtype=torch.float64)).flatten()
+
+    for entropies, free in ((False, values), (True, 0)):
+        jacobian = torch.func.jacrev(gradients)(J, entropies).flatten(1)
+        assert [free_directions(jacobian, node, nodes, classes) for node in range(nodes)] == [free] * nodes

@@ -218,7 +218,7 @@ def test_teachers_vote_for_one_class_only(task: Task) -> None:
 
 def test_what_is_made_of_votes_to_be_added_is_no_vote() -> None:
     """A teacher more or less moves the logarithm of each class's share, and not two of them by one vote."""
-    summed = replace(EXAMINE, sums=dict.fromkeys(EXAMINE.releases, "mean"))
+    summed = replace(PREDICT, sums=dict.fromkeys(PREDICT.releases, "mean"))
     with pytest.raises(QuestionRefused, match=r"noise is on votes, and what is added over nodes \(link"):
         protection("pate", summed)
     protection("noisy-outputs", summed)  # bounds and noises whatever it is

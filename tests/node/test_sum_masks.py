@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd.functional import jacobian
 
 from fedstill.core.errors import QuestionRefused, RunFolderError
 from fedstill.node.cohort import COHORT, Cohort
@@ -18,10 +20,11 @@ from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_masks import SumMasks, sign, stream
 from fedstill.node.summand import Adding
-from fedstill.protocol.kinds import INPUTS, LABEL_COUNTS, LOGITS
-from fedstill.protocol.questions import Question
+from fedstill.protocol.kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, Kind
+from fedstill.protocol.questions import NodeSide, Question
 from fedstill.protocol.summing import SumCall, from_ring, to_ring, total
 from tests.kits import Authority
+from tests.unknowns import free_directions
 
 NAMES = ("n0", "n1", "n2", "n3")
 LOSSES = PolicyConfig(sums_may_differ=True)
@@ -317,6 +320,8 @@ def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -
         '{"sets": [1], "spoilt": 0}',
         '{"sets": [], "spoilt": -1}',
         '{"sets": [], "spoilt": 0, "forms": ["z"]}',
+        '{"sets": [], "spoilt": 0}',
+        '[["n0", "n1"]]',
     ],
 )
 def test_a_damaged_file_of_cohorts_is_told_of(text: str, tmp_path: Path) -> None:
@@ -390,37 +395,96 @@ def test_an_answer_is_weighed_by_the_first_counts_that_left_and_under_noise_by_o
         assert adding.told["counts"].tolist() == expected
 
 
-def test_the_same_answers_are_added_in_no_other_form(tmp_path: Path) -> None:
-    """Three nodes' logits, weighed equally, by size and by counts, are three equations for each."""
+def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path) -> None:
+    """The logits of three nodes, with equal weights, by size and by counts, are three equations for three."""
     party = Party(tmp_path, policy=PolicyConfig())
-    equally, by_size = frozenset({"logits by mean"}), frozenset({"logits by size"})
-    more = by_size | {"number by size"}
+    equally, by_size = {"outputs": "logits by mean"}, {"outputs": "logits by size"}
 
-    def add(number: int, forms: frozenset[str]) -> None:
+    def add(number: int, forms: dict[str, str]) -> None:
         call = party.masks["n0"].admit("predict", SumCall(number, NAMES), forms)
         party.masked("n0", call)
 
     add(1, by_size)
     with refused("has added logits by size, and would add logits by mean: .* sums_may_differ = true"):
         add(2, equally)
-    for number, forms in enumerate((by_size, more, by_size, frozenset[str]()), 3):  # as one run of more does
+    for number, forms in enumerate((by_size, {}, {"parameters": "parameters by size"}), 3):
         add(number, forms)
     party.masks["n0"] = party.begun("n0")  # another process
     party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
     with refused("has added logits by size, and would add logits by mean"):
         add(8, equally)
-    with refused("would add predicted by size"):
-        add(9, by_size | {"predicted by size"})
-    party.masks["n0"] = made(tmp_path / "n0", "n0")  # its owner lets it
+    with refused("would add parameters by mean"):
+        add(9, {"parameters": "parameters by mean"})
+    party.masks["n0"] = made(tmp_path / "n0", "n0")  # its owner allows other forms
     party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
     add(10, equally)
-    party.masks["n0"].policy = PolicyConfig()  # and takes that back
+    party.masks["n0"].policy = PolicyConfig()  # and no longer
     for number, forms in enumerate((by_size, equally), 11):
-        with refused("both together could tell"):
+        with refused("both could reveal single responses"):
             add(number, forms)
 
 
-@pytest.mark.parametrize("text", ['[["n0", "n1"]]', '{"sets": [["n0", "n1"]], "spoilt": 0}'])
-def test_a_file_of_before_forms_were_kept_is_read(text: str, tmp_path: Path) -> None:
-    (tmp_path / COHORT).write_text(text)
-    assert "with and without n2" in str(Cohort(tmp_path / COHORT).objection(["n0", "n1", "n2"]))
+TRAPS = [  # statistics of one response that a server could name
+    ("logits", "log_probs", "size"),
+    ("logits", "log_probs", "mean"),
+    ("logits", "log_probs", "counts"),
+    ("logits", "logits", "size"),
+    ("logits", "probs", "size"),
+    ("critic", "log_probs", "size"),
+    ("my_lab: entropies", "", "size"),
+]
+Trap = tuple[str, str, str]
+
+
+def statistic(trap: Trap, z: torch.Tensor) -> torch.Tensor:
+    """What the nodes add, of responses (K, C) of nodes with 37, 58, 80, ... records, as one sum."""
+    kind, adds, how = trap
+    log_p = z.log_softmax(1)
+    if kind != "logits":
+        each = -(log_p.exp() * log_p).sum(1, keepdim=True) if kind != "critic" else z.square().sum(1, True)
+    else:
+        each = {"logits": z, "log_probs": log_p, "probs": log_p.exp()}[adds]
+    sizes = torch.tensor([37.0, 58, 80, 41, 63], dtype=z.dtype)[: len(z), None]
+    shares = torch.tensor([[3.0, 5, 2], [1, 7, 4], [6, 1, 5], [2, 2, 9], [4, 3, 1]], dtype=z.dtype)
+    weight = {"size": sizes, "mean": torch.ones_like(sizes), "counts": shares[: len(z), : each.shape[1]]}[how]
+    return (weight * each).sum(0)
+
+
+def side_of(trap: Trap, name: str) -> NodeSide:
+    kind, adds, how = trap
+    package, _, plain = kind.rpartition(": ")
+    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or Kind(plain, of="scores").at(package)
+    handler: Any = lambda group, number, **inputs: {}  # noqa: E731
+    asked = Question(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
+    return NodeSide({name: asked}, adds=adds)
+
+
+@given(asked=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
+@settings(max_examples=60)
+def test_no_sequence_of_queries_determines_a_nodes_response(
+    asked: list[tuple[Trap, str, bool]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever a server asks about one input, in any order and number, over restarts of the node."""
+    home, members = tmp_path_factory.mktemp("node"), NAMES[:3]
+    cohort, added = Cohort(home / COHORT), list[Trap]()
+    for trap, name, restarted in asked:
+        cohort = Cohort(home / COHORT) if restarted else cohort
+        side = side_of(trap, name)
+        if not cohort.clashes(side):
+            cohort.add(members, side.forms(name))
+            added.append(trap)
+
+    assert len({*added}) == bool(asked)
+    z = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    if added:
+        J = jacobian(lambda z: torch.cat([statistic(trap, z) for trap in added]), z)
+        assert all(free_directions(J.flatten(1), k, 3, 3) == 2 for k in range(3))
+
+
+def test_two_statistics_of_three_responses_determine_them() -> None:
+    """What the rule is for: with two classes the responses of three nodes are solved from such sums."""
+    z = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    one, other = ("logits", "log_probs", "size"), ("my_lab: entropies", "", "size")
+    for traps, free in (([one], 1), ([one, other], 0)):
+        J = jacobian(lambda z, traps=traps: torch.cat([statistic(trap, z) for trap in traps]), z)  # type: ignore[misc]
+        assert [free_directions(J.flatten(1), k, 3, 2) for k in range(3)] == [free] * 3

@@ -13,7 +13,6 @@ from fedstill.core.errors import DataError, NodeFault
 from fedstill.protocol.kinds import GRADIENTS, LABEL_COUNTS, LOGITS
 from fedstill.protocol.summing import (
     FRACTION,
-    NONE_HELD,
     from_ring,
     ill_formed,
     read_sums,
@@ -45,7 +44,7 @@ def test_a_weighted_mean_is_read_within_its_bound(held: list[tuple[float, int]])
     assert float(weights["z"]) == n
 
 
-def test_classes_are_weighed_by_who_holds_them_and_alike_where_nobody_does() -> None:
+def test_class_weights_are_counts_and_a_class_without_records_gets_the_lowest_value() -> None:
     kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
     counts = [torch.tensor([3.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.0])]
     z = [torch.tensor([[4.0, 2.0, 3.0]]), torch.tensor([[8.0, 9.0, 6.0]]), torch.tensor([[5.0, 5.0, 9.0]])]
@@ -60,8 +59,27 @@ def test_classes_are_weighed_by_who_holds_them_and_alike_where_nobody_does() -> 
         kinds,
     )
 
-    torch.testing.assert_close(values["z"], torch.tensor([[5.0, 2.0, 6.0]]), rtol=0, atol=2e-4)
-    torch.testing.assert_close(weights["z"][0, :2], torch.tensor([4.0, 1.0]).double() + 3 * NONE_HELD)
+    assert values["z"].tolist() == [[5.0, 2.0, 2.0]]
+    assert weights["z"].tolist() == [[4.0, 1.0, 1.0]]  # gradients are divided by it
+
+
+def test_digits_of_a_sum_hold_no_second_sum() -> None:
+    """Responses with few digits (trees, int8) are not also added with equal weights, in the digits left over.
+
+    A weight of n + e puts sum n z into the high digits and e sum z into the low ones.
+    """
+    kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
+    counts = [torch.tensor([37.0]), torch.tensor([58.0]), torch.tensor([0.0])]
+
+    def added(*z: float) -> torch.Tensor:
+        each = [
+            summands({"z": torch.tensor([[own]])}, kinds, {"z": "counts"}, {"counts": held})
+            for own, held in zip(z, counts, strict=True)
+        ]
+        return total(each)["z"]
+
+    # 37 x + 58 y is equal, x + y + z is not.
+    assert torch.equal(added(1.0, 2.0, 3.0), added(1.0 + 58 / 8, 2.0 - 37 / 8, -5.0))
 
 
 def test_gradients_are_finer() -> None:

@@ -1,0 +1,24 @@
+"""Count what sums over nodes leave open of a single node's response."""
+
+from __future__ import annotations
+
+import torch
+
+
+def free_directions(jacobian: torch.Tensor, node: int, nodes: int, classes: int) -> int:
+    """Return the dimension in which the response of one node can move while no sum changes.
+
+    Constants added to all class scores of a node are not counted: they change no prediction. So it is
+    ``(classes - 1) * values`` where the sums leave everything open, and 0 where they determine the response.
+
+    Args:
+        jacobian: derivatives of all sums with respect to numbers of the nodes, ``(sums, K * C * values)``.
+
+    >>> free_directions(torch.eye(4), 0, 2, 2), free_directions(torch.cat([torch.eye(2)] * 2, 1), 0, 2, 2)
+    (0, 1)
+    """
+    _, singular, V = torch.linalg.svd(jacobian.double(), full_matrices=True)
+    rank = int((singular > 1e-3 * singular[0]).sum())
+    null = V[rank:].T.reshape(nodes, classes, -1, V.shape[0] - rank)[node]  # (C, values, dimensions)
+    moved = (null - null.mean(0)).flatten(0, 1)
+    return int((torch.linalg.svdvals(moved) > 1e-3).sum()) if moved.shape[1] else 0
