@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fedstill.cli.arguments import dispatch, imported, leave
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.safe_output import safe_output
 from fedstill.core.version import __version__
 
@@ -183,6 +183,10 @@ def _unread(error: BaseException | None) -> bool:
 
 
 def _do(words: list[str]) -> None:
+    for word in words:
+        if any("\ud800" <= sign <= "\udfff" for sign in word):  # bytes that the locale's encoding lacks
+            encoding = sys.getfilesystemencoding()
+            raise ArgumentError("argument", ascii(word), f"text in the encoding of the locale ({encoding})")
     if words and words[0] in ROOMS:
         imported(ROOMS[words[0]])(words[1:])
     elif words[:1] == ["--version"]:

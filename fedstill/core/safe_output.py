@@ -4,6 +4,8 @@ window or turns what stands beside it around; whatever prints them need not thin
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,8 +42,17 @@ class SafeStream:
 def safe_output() -> Iterator[None]:
     """Within, all that is printed is shown safely; rich's own sequences pass by :mod:`safe_console`."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(SafeStream, before)
+    sys.stdout, sys.stderr = map(SafeStream, map(_writable, before))
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def _writable(stream: Any) -> Any:
+    """Return a stream that accepts any text: `?` stands for what its encoding lacks; None for a closed one."""
+    if stream is None:  # as of `fedstill ... >&-`
+        return open(os.devnull, "w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    return stream

@@ -136,12 +136,12 @@ class FedIOD(Importance, FromNoise, Imagines):
             ArgumentError: options that need more of a response than its logits. Entropies (Eq. 3, 5) and
                 critic values (Eq. 2) of the same inputs are further equations for each node's response.
         """
-        summed = super().summed(at)
-        for name in ("gan", "conf", "unique"):
-            if value := getattr(self, name):
-                expected = "0 with link.sums: one statistic of each response enters a sum"
-                raise ArgumentError(f"method.{name}", value, expected)
-        return summed
+        changes = [f"method.{name} = 0" for name in ("gan", "conf", "unique") if getattr(self, name)]
+        if changes:
+            changes += ['method.ensemble = "log_probs"'] if self.ensemble == "consensus" else []
+            expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
+            raise ArgumentError("link.sums", True, expected)
+        return super().summed(at)
 
     # --- at the server ----------------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ class Simulation(Measured):
         for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
             for name, parameter in node.model.named_parameters():
                 parameter.requires_grad_(name not in node.frozen["model"])
-        return figures
+        return {**figures, "data_digest": digest_of(self.setting.parts)}
 
     # --- local training -------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from fedstill.runs.assemble import divide, told_cases
 from fedstill.runs.cautions import digests
 from fedstill.runs.config import load_toml
 from fedstill.runs.evaluation import Evaluation, Outputs
+from fedstill.runs.simulation import digest_of
 from fedstill.runs.student_file import read
 
 
@@ -102,13 +103,17 @@ def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
     """
     if not (run / "config.toml").exists():
         return {"examples": None, "why": "the run's configuration is not here"}
-    if read_object(run / "result.json")["split"]["how"] == "as it is":
+    result = read_object(run / "result.json")
+    if result["split"]["how"] == "as it is":
         return {"examples": None, "why": "the nodes' data are elsewhere"}
     try:
         config = load_toml(run / "config.toml")
         parts, public = divide(config, load(config.data, config.task))
     except FedstillError as error:
         return {"examples": None, "why": f"the run's data cannot be read: {error}"}
+    if digest_of(parts) != result.get("data_digest"):
+        why = f"the data at {config.data.name} are not the run's: start in the folder where the run started"
+        return {"examples": None, "why": why}
     private = {each for part in parts for each in digests(part.inputs)}
     shared = set(digests(public.inputs)) if public is not None else set[str]()
     tested = digests(test.inputs)

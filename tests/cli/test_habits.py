@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -159,3 +161,35 @@ def test_no_color_is_heeded(command: Main, monkeypatch: pytest.MonkeyPatch) -> N
     plain = command("list", "fediod")[1]
     assert "\x1b[" in dimmed
     assert "\x1b[3" not in plain
+
+
+def _listed(redirected: str = "", *words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    call = shlex.join([sys.executable, "-m", "fedstill", *(words or ("list", "fediod"))]) + redirected
+    utf8 = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    return subprocess.run(call, shell=True, env={**os.environ, **utf8, **environment}, capture_output=True)
+
+
+def test_output_in_an_encoding_without_some_letters_is_written_with_question_marks() -> None:
+    """A result has a plus-minus sign, and a run's work is not lost for it."""
+    shown = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from fedstill.core.safe_output import safe_output as s\nwith s(): print('97 \u00b1 1')",
+        ],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert (shown.returncode, shown.stdout) == (0, b"97 ? 1\n")
+
+
+def test_a_closed_standard_output_is_no_fault() -> None:
+    closed = _listed(" >&-")
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_rejects_arguments_that_the_locale_cannot_decode() -> None:
+    refused = _listed("", "list", "m\u00fcll")
+    assert refused.returncode == 2
+    assert refused.stderr.count(b"\n") == 1
+    assert b"argument" in refused.stderr

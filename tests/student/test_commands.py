@@ -115,6 +115,12 @@ def test_it_says_which_examples_are_public_data_that_the_student_learned_on(
     )
     assert said in " ".join(command("evaluate", out, "--data", file)[1].split())
 
+    file.rename(tmp_path / "moved.npz")  # and other data stand in its place
+    np.savez(file, images=draws.random((200, 8, 8), dtype=np.float32), labels=draws.integers(0, 3, 200))
+    seen = json.loads(command("evaluate", out, "--data", tmp_path / "moved.npz", "--json")[1])["seen"]
+    assert seen["examples"] is None
+    assert "mine.npz" in seen["why"]
+
 
 def test_nothing_is_claimed_of_what_nodes_saw_where_it_cannot_be_looked_up(run: Path, command: Main) -> None:
     out = command("evaluate", run / "student.safetensors", "--data", run.parent / "d.csv")[1]
