@@ -50,7 +50,7 @@ def safe_output() -> Iterator[None]:
 
 
 def _writable(stream: Any) -> Any:
-    """Return a stream that accepts any text: `?` stands for what its encoding lacks; None for a closed one."""
+    """Return a stream that accepts any text, with `?` for what its encoding lacks, also for a closed one."""
     if stream is None:  # as of `fedstill ... >&-`
         return open(os.devnull, "w", encoding="utf-8")
     if isinstance(stream, io.TextIOWrapper):

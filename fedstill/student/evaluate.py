@@ -112,7 +112,7 @@ def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
     except FedstillError as error:
         return {"examples": None, "why": f"the run's data cannot be read: {error}"}
     if digest_of(parts) != result.get("data_digest"):
-        why = f"the data at {config.data.name} are not the run's: start in the folder where the run started"
+        why = f"the data at {config.data.called} are not the run's: start in the folder where the run started"
         return {"examples": None, "why": why}
     private = {each for part in parts for each in digests(part.inputs)}
     shared = set(digests(public.inputs)) if public is not None else set[str]()
