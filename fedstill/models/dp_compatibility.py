@@ -91,7 +91,7 @@ def _named(layer: nn.Module) -> str:
 def _tried(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
     """What the examples' gradients run into, tried on a copy."""
     twin = copy.deepcopy(model).train()
-    before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
+    before = {name: tensor.clone() for name, tensor in _state(twin).items()}
     leaves = {name: own.detach() for name, own in twin.named_parameters()}
     x = inputs.to(next(iter(leaves.values())).device if leaves else "cpu")
 
@@ -103,10 +103,25 @@ def _tried(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
         try:
             with torch.no_grad():
                 twin(x)
-            changed = (name for name, old in before.items() if not torch.equal(old, twin.get_buffer(name)))
-            kept = [name.rpartition(".") for name in changed]
-            if not kept:
+            after = _state(twin)
+            kept = [
+                name.rpartition(".")
+                for name, tensor in after.items()
+                if name not in before or not torch.equal(before[name], tensor)
+            ]
+            for _ in range(0 if kept else 2):  # the second time fails where the first one left something
                 vmap(grad(one), in_dims=(None, 0), randomness="error")(leaves, x)
         except RuntimeError as error:  # random draws, .item(), a branch on values: torch says so in many ways
             return {"": f"no gradients by example ({str(error).splitlines()[0]})"}
     return {layer: f"{buffer!r} keeps what it saw -> a layer without it" for layer, _, buffer in kept}
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers of a model, and tensors that are plain attributes of its layers, by name."""
+    plain = {
+        f"{layer}.{name}" if layer else name: value
+        for layer, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }
+    return {**dict(model.named_buffers()), **plain}

@@ -107,6 +107,37 @@ def test_a_layer_that_keeps_what_it_saw_is_found_by_trying() -> None:
     assert network[1].seen.abs().max() == 0, "tried on a copy"
 
 
+class Averaging(nn.Linear):
+    """Keeps a running mean in a plain attribute."""
+
+    mean = torch.zeros(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.flatten(1).mean(0)
+        return super().forward(x.flatten(1) - self.mean.detach())
+
+
+class Listing(nn.Linear):
+    """Appends what it saw to a list."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x.flatten(1))
+        return super().forward(torch.stack([each.mean(0) for each in self.seen]).mean(0).expand(len(x), -1))
+
+
+@pytest.mark.parametrize(
+    ("network", "named"),
+    [(Averaging(64, 3), "'mean' keeps what it saw"), (Listing(64, 3), "no gradients by example")],
+)
+def test_rejects_networks_that_keep_what_they_saw_outside_of_buffers(network: nn.Module, named: str) -> None:
+    with pytest.raises(NotPrivate, match=named):
+        check(network, "it", example(SHAPE))
+
+
 def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
     class Branching(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
