@@ -94,25 +94,34 @@ def _tried(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
     before = {name: tensor.clone() for name, tensor in _state(twin).items()}
     leaves = {name: own.detach() for name, own in twin.named_parameters()}
     x = inputs.to(next(iter(leaves.values())).device if leaves else "cpu")
+    if x.is_floating_point():  # what a network keeps of zeros may not show
+        with seeded(0, "inputs"):
+            x = torch.randn_like(x)
 
     def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = functional_call(twin, leaves, (x.unsqueeze(0),))
         return output.float().sum()
 
-    with seeded(0, "try"):
-        try:
-            with torch.no_grad():
-                twin(x)
+    def output(network: nn.Module) -> torch.Tensor:
+        with seeded(0, "output"):
+            found: torch.Tensor = network(x)
+            return found
+
+    try:
+        with torch.no_grad(), seeded(0, "try"):
+            fresh = output(twin)
             after = _state(twin)
             kept = [
                 name.rpartition(".")
                 for name, tensor in after.items()
                 if name not in before or not torch.equal(before[name], tensor)
             ]
-            for _ in range(0 if kept else 2):  # the second time fails where the first one left something
+            if not kept and not torch.equal(fresh, output(twin)):
+                return {"": "it keeps what it saw"}
+            if not kept:
                 vmap(grad(one), in_dims=(None, 0), randomness="error")(leaves, x)
-        except RuntimeError as error:  # random draws, .item(), a branch on values: torch says so in many ways
-            return {"": f"no gradients by example ({str(error).splitlines()[0]})"}
+    except RuntimeError as error:  # random draws, .item(), a branch on values: torch says so in many ways
+        return {"": f"no gradients by example ({str(error).splitlines()[0]})"}
     return {layer: f"{buffer!r} keeps what it saw -> a layer without it" for layer, _, buffer in kept}
 
 

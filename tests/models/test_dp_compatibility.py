@@ -126,12 +126,12 @@ class Listing(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append(x.flatten(1))
-        return super().forward(torch.stack([each.mean(0) for each in self.seen]).mean(0).expand(len(x), -1))
+        return super().forward(x.flatten(1) + sum(each.mean() for each in self.seen))
 
 
 @pytest.mark.parametrize(
     ("network", "named"),
-    [(Averaging(64, 3), "'mean' keeps what it saw"), (Listing(64, 3), "no gradients by example")],
+    [(Averaging(64, 3), "'mean' keeps what it saw"), (Listing(64, 3), "it keeps what it saw")],
 )
 def test_rejects_networks_that_keep_what_they_saw_outside_of_buffers(network: nn.Module, named: str) -> None:
     with pytest.raises(NotPrivate, match=named):
