@@ -37,7 +37,7 @@ class EngineConfig(Checked):
     """bfloat16 computes convolutions and products by autocast; parameters stay float32. auto takes it where
     the processor is faster in it and the network gains from it, a convolutional one on images of 16 x 16 or
     more, and float32 elsewhere: up to several times faster, but the last digits differ by machine. A method
-    that loses accuracy by it, as FedIOD does on label maps, has float32."""
+    that loses accuracy by it, as FedIOD does on label maps, has float32. Evaluation is always in float32."""
     channels_last: bool = True
     """Keep images with channels last in memory: convolutions and pooling are faster so."""
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
@@ -93,6 +93,20 @@ class Compute:
         same = copy.copy(self)
         same.precision = "float32"
         return same
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Compute in float32 within, whatever the precision of training: as a student is used after its run.
+
+        Convolutions on a GPU compute in float32, too, and not in TF32, which is torch's default there.
+        """
+        rounded = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            torch.backends.cudnn.allow_tf32 = rounded
 
     def records(self, *modules: torch.nn.Module) -> bool:
         """Whether steps of some networks are recorded (:mod:`fedstill.core.recorded`)."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from fedstill.core import bootstrap
 from fedstill.core.compute import Compute
@@ -47,7 +48,7 @@ class Evaluation:
 
     Args:
         test: data that no node sees, on the device.
-        compute: where and in which precision models are asked.
+        compute: where models are asked; always in float32 (:func:`float32_outputs`).
         seed: of the nodes' shares of the test part.
         learned: what nodes' own models learn from, by the nodes' names. These models are measured on nothing
             that their data never ask (:meth:`Task.measurable`), all others on the whole of the test part.
@@ -73,7 +74,7 @@ class Evaluation:
     def outputs(self, model: nn.Module, rows: torch.Tensor | None = None) -> torch.Tensor:
         """A model's outputs on the test part, or on some rows of it: ``(N, C, ...)``."""
         inputs = self.test.inputs if rows is None else self.test.inputs[rows]
-        return local_training.predict(model, inputs, self.compute)
+        return float32_outputs(model, inputs, self.compute)
 
     def metrics(
         self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
@@ -216,6 +217,46 @@ class Evaluation:
         cases = self.test.cases
         rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.of_site(site)
         return rows.to(self.test.inputs.device)
+
+
+class _AsDelivered(nn.Module):
+    """A network whose tensors, and inputs, lie in memory as a file's do; its own stay as they are.
+
+    They are copied, as a tensor with an axis of length 1 may count as contiguous and as channels last.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.training = network, network.training
+        tensors = (*network.named_parameters(), *network.named_buffers())
+        self._laid_out = {name: _laid_out(tensor.detach()) for name, tensor in tensors}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = functional_call(self.network, self._laid_out, (_laid_out(x),))
+        return outputs
+
+
+def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def float32_outputs(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
+    """A model's outputs on many inputs, computed in float32 whatever the precision of training:
+    ``(N, C, ...)``.
+
+    Everything that is measured is measured of these.
+    """
+    with compute.in_float32():
+        return local_training.predict(model, inputs, compute.exact)
+
+
+def student_outputs(student: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
+    """The same of a student, to the last bit as after it has been saved and loaded on such a device.
+
+    Its tensors are contiguous, as its file has them: another layout adds in another order. A run measures its
+    student so, and :mod:`fedstill.student.evaluate` measures it so again.
+    """
+    return float32_outputs(_AsDelivered(student), inputs, compute)
 
 
 def mean(metrics: Sequence[Metrics]) -> Metrics:

@@ -29,13 +29,12 @@ from fedstill.methods._server import Server
 from fedstill.models.parameter_vector import parameter_count
 from fedstill.node.audit_entries import ALL
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.local_training import predict
 from fedstill.node.network_setup import fitted
 from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.cautions import best, cautions
-from fedstill.runs.evaluation import Evaluation, Outputs, mean
+from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 from fedstill.runs.student_file import header
 from fedstill.track.listeners import Listeners
@@ -202,7 +201,7 @@ class Run(ABC):
 
     def answers(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """What the central model answers about inputs ``(N, C, ...)``; None where nothing stands for one."""
-        return predict(self.student, inputs, self.compute) if self.has_student else None
+        return student_outputs(self.setting.student, inputs, self.compute) if self.has_student else None
 
     def _server(self, federation: Federation, student: torch.nn.Module, kinds: Any) -> Server:
         """The method's program at its beginning; nobody is asked yet."""

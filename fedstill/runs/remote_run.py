@@ -134,8 +134,9 @@ class Served(Run):
         """What the server can measure by itself: its student on its own test data, and what the link cost."""
         cost = self.federation.meter.figures(0.0, 0.0)
         told = {f"link_{name}": cost[name] for name in LINK}
-        if self.has_student:
-            told[self.task.metric] = self.evaluation.leading(self.evaluation.outputs(self.student))
+        outputs = self.answers(self.test.inputs)
+        if outputs is not None:
+            told[self.task.metric] = self.evaluation.leading(outputs)
         return told
 
     # --- what the result says -------------------------------------------------------------------------

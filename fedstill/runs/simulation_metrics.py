@@ -19,12 +19,12 @@ from fedstill.core.json_text import finite
 from fedstill.federation.federation import Answers
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.parameter_vector import load_vector, parameter_count, to_vector, weighted_mean
-from fedstill.node import local_training
+from fedstill.node.local_training import at_once
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import WHOLE
 from fedstill.protocol.summing import SUM, read_sums, summands, total
-from fedstill.runs.evaluation import Metrics, Outputs, deviation, mean
+from fedstill.runs.evaluation import Metrics, Outputs, deviation, float32_outputs, mean
 from fedstill.runs.simulation_nodes import Prepared
 from fedstill.runs.trained_models import TrainedModels
 
@@ -52,7 +52,7 @@ class Measured(Prepared, ABC):
         if self.method.central == "virtual":
             virtual = copy.deepcopy(self.student)
             load_vector(virtual, self._average())
-            return local_training.predict(virtual, inputs, self.compute)
+            return float32_outputs(virtual, inputs, self.compute)
         return self._ensemble(inputs) if self.method.central == "ensemble" else super().answers(inputs)
 
     # --- the parts of the figures ---------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Measured(Prepared, ABC):
     def _own(self, nodes: Sequence[Node], shared: bool = True) -> dict[str, torch.Tensor]:
         """What nodes' own models answer on the test part, by name; ``shared``: another run may have asked the
         same models."""
-        file = self.trained.answers_file(nodes, self.compute.precision) if self.trained and shared else None
+        file = self.trained.answers_file(nodes, "float32") if self.trained and shared else None
         if file is not None and file.exists():
             return {name: told.to(self.compute.device) for name, told in TrainedModels.answers(file).items()}
         own = {node.name: self.evaluation.outputs(node.model) for node in nodes}
@@ -158,9 +158,9 @@ class Measured(Prepared, ABC):
         answered = dict(own or {})
         for node in teachers:
             if node.name not in answered:
-                answered[node.name] = local_training.predict(node.model, inputs, self.compute)
-        parts, size = [], local_training.at_once(inputs)
-        with torch.no_grad(), self.compute.autocast():
+                answered[node.name] = float32_outputs(node.model, inputs, self.compute)
+        parts, size = [], at_once(inputs)
+        with torch.no_grad(), self.compute.in_float32():
             for start in range(0, len(inputs), size):
                 rows = slice(start, start + size)
                 z = torch.stack([answered[node.name][rows] for node in teachers])  # (K, B, C, ...)

@@ -24,7 +24,7 @@ from fedstill.data.new_data import Reading, measured
 from fedstill.runs.assemble import divide, told_cases
 from fedstill.runs.cautions import digests
 from fedstill.runs.config import load_toml
-from fedstill.runs.evaluation import Evaluation, Outputs
+from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs
 from fedstill.runs.simulation import digest_of
 from fedstill.runs.student_file import read
 
@@ -55,8 +55,7 @@ def evaluate(
     test = measured(data, about.known, reading)
     task, compute = about.known.make_task(), Compute(EngineConfig())
     look = Evaluation(task, test.to(compute.device), compute, 0)
-    network = compute.place(network)
-    outputs = look.outputs(network)
+    outputs = student_outputs(network, look.test.inputs, compute)
     told = Outputs(outputs)
     details = look.details(told, about.known.classes)
     sites = {}
