@@ -126,6 +126,7 @@ class DataSet:
     note: str = ""  # what a reader of a figure must know: a lossy copy, a split that is not the official one
     columns: Mapping[str, Column] = field(default_factory=dict)  # by name, in the order of train
     test_columns: Mapping[str, Column] = field(default_factory=dict)  # the same, in the order of test
+    test_names: tuple[str, ...] = ()  # of each test example in its source: a file, or a number from 0
     # The column that says whose each example is (a patient): those of one value are never parted between
     # training, testing, public data and nodes. Empty: each example is by itself.
     unit: str = ""

@@ -177,7 +177,8 @@ def read_classes(
         labels, classes = by_name(table.pop(columns.label), str(path))
         test = told_part(table, path)
         known = {name: np.array(cells) for name, cells in table.items()}
-        return Raw(_files(path, names, size, channels), labels, classes, test, known)
+        images = _files(path, names, size, channels)
+        return Raw(images, labels, classes, test, known, names=np.array(names))
     options = {option: name for option, name in asdict(columns).items() if name or option == "label"}
     if columns.label not in header:
         allowed = f"one column of {path}, which has {_listed(header)}; {TABULAR}"
@@ -256,7 +257,8 @@ def read_findings(
         labels = np.stack([_values(table.get(name, unknown), name, path) for name in names], axis=1)
     test = told_part(table, path)
     known = {name: np.array(cells) for name, cells in table.items() if name in aside - {image, listed}}
-    return Raw(_files(path, table[image], size, channels), labels, names, test, known)
+    images = _files(path, table[image], size, channels)
+    return Raw(images, labels, names, test, known, names=np.array(table[image]))
 
 
 def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tuple[Ints, tuple[str, ...]]:

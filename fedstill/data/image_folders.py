@@ -83,9 +83,10 @@ def in_one_size(
     found = map_files(folder, masks=masks)
     counted(len(found.images))
     images = stacked(((file, str(file)) for file in found.images), size, channels)
+    called = _called(found.images, folder)
     if not masks:
         nothing = np.zeros(len(images), dtype=np.int64)
-        return Raw(images, nothing, ("image",), found.test, found.columns, named=False)
+        return Raw(images, nothing, ("image",), found.test, found.columns, named=False, names=called)
     maps = []
     for file, image in zip(found.masks, found.images, strict=True):
         mask, own = instance_map(file, str(file)), size_of(image, str(image))
@@ -94,7 +95,7 @@ def in_one_size(
         maps.append(mask.astype(np.int64))
     files = tuple(map(str, found.masks))
     labels, classes = mask_classes(maps, f"{folder / 'masks'}", gaps=gaps, size=size, files=files)
-    return Raw(images, labels, classes, found.test, found.columns, named=False)
+    return Raw(images, labels, classes, found.test, found.columns, named=False, names=called)
 
 
 def read_folder(
@@ -126,7 +127,13 @@ def read_folder(
     columns, told = about(path, [file.relative_to(path).with_suffix("").as_posix() for file in files])
     counted(len(files))
     images = stacked(((file, str(file)) for file in files), size, channels)
-    return Raw(images, np.array(labels), classes, _part(path, parts, test, told), columns)
+    own, called = _part(path, parts, test, told), _called(files, path)
+    return Raw(images, np.array(labels), classes, own, columns, names=called)
+
+
+def _called(files: Sequence[Path], folder: Path) -> Column:
+    """The place of each file in a folder."""
+    return np.array([file.relative_to(folder).as_posix() for file in files])
 
 
 def _part(

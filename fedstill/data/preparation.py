@@ -51,6 +51,7 @@ class Source:
         unit: the column whose values are never parted; empty: none.
         units: that column, its values in the order in which they are drawn; None: as numpy sorts them.
         slides: the picture that each is a patch of, ``(N,)``; None: they are no patches.
+        names: of each in its source, ``(N,)``; None: numbers from 0.
         one_by_one: whether examples of no unit are drawn by their classes alone, whatever their site.
     """
 
@@ -66,6 +67,7 @@ class Source:
     unit: str = ""
     units: Column | None = None
     slides: Column | None = None
+    names: Column | None = None
     one_by_one: bool = False
 
     @property
@@ -132,6 +134,7 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         note=joined(source.note, drawn, told, scaled, limited),
         columns=columns,
         test_columns={key: column[measured] for key, column in source.columns.items()},
+        test_names=tuple(map(str, (rows if source.names is None else source.names)[measured].tolist())),
         unit=source.unit,
     )
 
@@ -259,6 +262,7 @@ def of_images(
         note=joined(note, left_out),
         sites=raw.columns[SITE][rows] if SITE in raw.columns else None,
         unit=PATIENT if PATIENT in raw.columns else "",
+        names=rows if raw.names is None else raw.names[rows],
         one_by_one=kind == "class",
     )
     return prepared(source, config)

@@ -40,6 +40,7 @@ class Raw:
         test: 1 for testing, 2 for validation, 0 for training, ``(N,)``; None where the source has no split.
         columns: ``(N,)`` each.
         named: whether classes have names of their own, and not only numbers.
+        names: of each image's file, ``(N,)``; None: images have numbers only.
     """
 
     images: Images
@@ -48,6 +49,7 @@ class Raw:
     test: Column | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
     named: bool = True
+    names: Column | None = None
 
 
 def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, gaps: bool = False) -> Raw:

@@ -141,6 +141,7 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         seed=config.seed,
         every=config.evaluation.every,
         samples=config.evaluation.samples,
+        test_names=data.test_names,
         best=config.evaluation.best,
         public=public,
         link=config.link,
@@ -168,7 +169,8 @@ def _tested(config: RunConfig, data: DataSet) -> TensorData:
         return test
     sites = tuple(map(str, columns[column].tolist()))
     each = torch.arange(len(test))
-    return replace(test, cases=Cases(each, tuple(map(str, each.tolist())), sites))
+    names = data.test_names or tuple(map(str, each.tolist()))
+    return replace(test, cases=Cases(each, names, sites))
 
 
 def _network(config: RunConfig, data: DataSet, spec: str, *purpose: str | int) -> torch.nn.Module:

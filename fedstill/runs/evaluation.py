@@ -84,7 +84,7 @@ class Evaluation:
         Args:
             node: whose own model gave them; None: a model of all.
         """
-        test = self._asked_of(node)
+        test = self.asked_of(node)
         data = test if rows is None else test.subset(rows)
         return self.task.metrics(outputs, data.targets, data.cases)
 
@@ -92,7 +92,7 @@ class Evaluation:
         self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
     ) -> float:
         """What models are judged by, alone."""
-        test = self._asked_of(node)
+        test = self.asked_of(node)
         data = test if rows is None else test.subset(rows)
         return self.task.leading(outputs, data.targets, data.cases)
 
@@ -147,7 +147,7 @@ class Evaluation:
         def drawn(outputs: torch.Tensor | None, node: str | None = None) -> bootstrap.Floats | None:
             if outputs is None:
                 return None
-            return self.task.resampled(outputs, self._asked_of(node).targets, self.test.cases, weights)
+            return self.task.resampled(outputs, self.asked_of(node).targets, self.test.cases, weights)
 
         each = [draws for name, own in told.own.items() if (draws := drawn(own, name)) is not None]
         # A draw that one node's model has no figure of has no mean over the nodes.
@@ -199,7 +199,7 @@ class Evaluation:
 
     def _labels(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
         def each(outputs: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
-            values = None if outputs is None else self.task.per_class(outputs, self._asked_of(node).targets)
+            values = None if outputs is None else self.task.per_class(outputs, self.asked_of(node).targets)
             return None if values is None else [finite(value) for value in values]
 
         whole = {"central": each(told.central), "centralised": each(told.marked)}
@@ -208,7 +208,7 @@ class Evaluation:
             return None
         return {**whole, "nodes": nodes, "names": list(classes)}
 
-    def _asked_of(self, node: str | None) -> TensorData:
+    def asked_of(self, node: str | None) -> TensorData:
         """The test part, as far as a model was taught what it asks."""
         return self.test if node is None else self._asked.get(node, self.test)
 

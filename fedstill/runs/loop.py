@@ -35,6 +35,8 @@ from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.questions import NodeSide
 from fedstill.runs.cautions import best, cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs
+from fedstill.runs.predictions import FILE as PREDICTIONS
+from fedstill.runs.predictions import About, predictions
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 from fedstill.runs.student_file import header
 from fedstill.track.listeners import Listeners
@@ -238,6 +240,7 @@ class Run(ABC):
             reached = finite(look.metrics(told.central))
         elif told.own:
             reached = finite(mean([look.metrics(each, node=name) for name, each in told.own.items()]))
+        self._keep_predictions(told)
         sums = self.audit.summary()
         by_node: Mapping[str, dict[str, int]] = sums["by_node"]
         nothing = {"up": 0, "down": 0}
@@ -295,6 +298,19 @@ class Run(ABC):
             "pictures": look.portray(told, scale[0], scale[1], self.records),
             "seconds": {"total": self.clock.total, **self.clock.seconds},
         }
+
+    def _keep_predictions(self, told: Outputs) -> None:
+        """A line for each test case: of what the run is judged by. No example of a node is among them."""
+        if self.records.folder is None:
+            return
+        look = self.evaluation
+        judged = {name: (outputs, look.asked_of(name)) for name, outputs in told.own.items()}
+        if told.central is not None:
+            judged = {self.method.central: (told.central, self.test)}
+        about = About(self.setting.test_names, self.setting.classes, self.setting.schema)
+        text = predictions(self.task, judged, about)
+        if text is not None:
+            self.records.text(PREDICTIONS, text)
 
     def _spent(self) -> dict[str, tuple[Counter[str], int]]:
         """What each node's releases cost, and how many of them have no guarantee."""

@@ -38,6 +38,7 @@ class Setting:
         mean, std: the data's declared normalisation, per channel; none is 0.5 and 0.5.
         every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
         samples: generated inputs kept at each evaluation.
+        test_names: of each test example in its source; none: numbers from 0.
         best: whether the best evaluation is told beside the last.
         public: public data, for methods that need some.
         link: in which form tensors travel, and what is done about nodes that fail.
@@ -69,6 +70,7 @@ class Setting:
     seed: int = 0
     every: int | None = None
     samples: int = 12
+    test_names: Sequence[str] = ()
     best: bool = False
     public: Public | None = None
     link: LinkConfig = field(default_factory=LinkConfig)

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedstill.core.config_tables import as_table
 from fedstill.data.input_spec import InputSpec
+from fedstill.runs.predictions import unit_of
 from fedstill.runs.student_file import StudentFile, read
 from fedstill.student.raw_inputs import RawInputs, raw_inputs
 
@@ -38,9 +39,7 @@ class CentralModel(nn.Module):
         super().__init__()
         self.network, self.about = network, about
         self._raw: RawInputs | None = None
-        answer = about.known.schema.answer if about.known.schema else None
-        low, high = answer.range if answer is not None and answer.range else (-1.0, 1.0)
-        self.offset, self.scale = (low + high) / 2, (high - low) / 2
+        self.offset, self.scale = unit_of(about.known.schema)
         if about.known.task.makes.kind != "image":
             self._raw = raw_inputs(about.known, about.words)
         self.eval()

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedstill.core.errors import MethodRefused
 from fedstill.core.text_format import cell
 from fedstill.data.new_data import Reading, unlabelled
+from fedstill.runs.predictions import beyond
 from fedstill.student.central_model import CentralModel
 
 SURE = 0.5  # a finding that is as likely or more is answered
@@ -48,15 +49,6 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
             answer = [cell(_answer(kind, student.classes, each)) for _ in answers]
             lines.writerow([cell(name), *answer, *(f"{share:.6f}" for share in each)])
     return len(names)
-
-
-def beyond(interval: str) -> str:
-    """What the probability of no event by the end of an interval is of.
-
-    >>> beyond("10 to 20")
-    'beyond 20'
-    """
-    return f"beyond {interval.rpartition(' to ')[2]}"
 
 
 def _answer(kind: str, classes: Sequence[str], shares: Sequence[float]) -> str:
