@@ -20,11 +20,16 @@ from fedstill.data.images import mask_classes, resized
 from fedstill.data.raw import Raw
 
 SUFFIXES = (".nii.gz", ".nii")
+NNUNET = frozenset({"imagesTr", "labelsTr", "imagesTs", "labelsTs"})  # not cases, but folders of all of them
 MASKS = ("mask", "seg", "label", "segmentation")  # what files of masks are called
 DARKEST, BRIGHTEST = 1.0, 99.0  # per cent of a volume's voxels: 0 and 1 afterwards
 SHOWS = 0.1  # a slice with a voxel above this shows something
 
+CLOSE = 0.1  # voxels by which the corners of two files of one case may lie apart
+UNORIENTED = "its sform_code and qform_code are 0, so that nothing says how it lies"
+
 Volume = npt.NDArray[np.float32]  # (X, Y, Z) or (X, Y, Z, C), from left, back and below
+Affine = npt.NDArray[np.float64]  # (4, 4), from voxels to millimeters in the patient: right, front, above
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,32 @@ class CaseFiles:
     images: tuple[Path, ...]
     modalities: tuple[str, ...]
     mask: Path | None
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A volume in the order of its file, and where its voxels lie in the patient.
+
+    Args:
+        values: ``(X, Y, Z)`` or ``(X, Y, Z, C)`` along the file's own axes.
+        affine: from its voxels to the patient's axes.
+        oriented: whether the file itself says how it lies.
+    """
+
+    file: Path
+    values: Volume
+    affine: Affine
+    oriented: bool
+
+    @property
+    def axes(self) -> str:
+        """The ends that its axes point to, as in ``RAS``: right, front (anterior) and above (superior)."""
+        return _axes(self.affine)
+
+    @property
+    def spacing(self) -> str:
+        """The edges of a voxel."""
+        return f"{_numbers(np.linalg.norm(self.affine[:3, :3], axis=0), ' x ')} mm"
 
 
 def read_volumes(
@@ -56,6 +87,9 @@ def read_volumes(
     1. Slices below the first and above the last that shows anything are left out; with ``size`` they are
     filled up to squares with the darkest value and averaged. Other arguments as
     :func:`fedstill.data.user_data.read`; a DataError names the file.
+
+    All files of a case have one shape and one affine: nothing is resampled. A file that does not say how it
+    lies (sform_code and qform_code 0) is taken as nibabel takes it, its first axis from right to left.
     """
     found = cases(folder, masks=masks)
     told, test = about(folder, [case.name for case in found])
@@ -63,15 +97,21 @@ def read_volumes(
     maps: list[npt.NDArray[np.int64]] = []
     whose: list[int] = []
     heights: list[int] = []
+    unoriented = 0
     for number, case in enumerate(found):
         if case.modalities != found[0].modalities:
             other = f"{', '.join(case.modalities)}, and {found[0].name} {', '.join(found[0].modalities)}"
             raise DataError(f"{case.images[0].parent}: {case.name} has {other}: allowed are the same")
-        volume = np.concatenate([_scaled(_volume(file), file) for file in case.images], axis=3)
+        stored = [_stored(file) for file in case.images]
+        mask_file = None if case.mask is None or not masks else _stored(case.mask)
+        for one in [*stored[1:], *([] if mask_file is None else [mask_file])]:
+            _check_same_grid(stored[0], one)
+        unoriented += not stored[0].oriented
+        volume = np.concatenate([_scaled(_turned(one, stored[0]), one.file) for one in stored], axis=3)
         chosen = spread(volume, slices)
         counted(len(whose) + len(chosen))
         image = _pictures(volume, chosen)  # (S, C, H, W)
-        mask = None if case.mask is None or not masks else _mask(case.mask, volume, chosen)  # (S, H, W)
+        mask = None if mask_file is None else _mask(mask_file.file, _turned(mask_file, stored[0]), chosen)
         if size:
             image = resized(_square(image), size, size)
             mask = None if mask is None else _square(mask)
@@ -86,32 +126,45 @@ def read_volumes(
     columns: dict[str, Column] = {"patient": names, **told}
     columns = {key: column[whose] for key, column in columns.items()} | {"slice": np.array(heights)}
     part = None if test is None else test[whose]
+    silent = f"{unoriented} of {len(found)} volumes do not say how they lie (sform_code and qform_code 0)"
+    note = f"{silent}: their first axis is taken as from right to left" if unoriented else ""
     if not masks:
         nothing = np.zeros(len(whose), dtype=np.int64)
-        return Raw(np.concatenate(images), nothing, ("image",), part, columns, named=False)
+        return Raw(np.concatenate(images), nothing, ("image",), part, columns, named=False, note=note)
     files = [str(found[number].mask) for number in whose]
     labels, classes = mask_classes(maps, f"{folder}: masks", gaps=gaps, size=size, files=files)
-    return Raw(np.concatenate(images), labels, classes, part, columns, named=False)
+    return Raw(np.concatenate(images), labels, classes, part, columns, named=False, note=note)
 
 
 def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
     """The cases of a folder, by name; if ``masks`` are wanted each has one."""
-    files: dict[str, dict[str, Path]] = {}  # by case and kind
+    files: dict[str, dict[str, list[Path]]] = {}  # by case and kind
     for file in sorted(folder.iterdir()):
         stem = _stem(file)
         if file.is_dir() and not file.name.startswith("."):
-            own = {each: kind for each in sorted(file.iterdir()) if (kind := _stem(each)) is not None}
-            kinds = {kind.removeprefix(f"{file.name}_").lower(): each for each, kind in own.items()}
-            files.update({file.name: kinds} if kinds else {})
-        elif stem is not None and stem.endswith(tuple(f"_{kind}" for kind in ("image", *MASKS))):
+            if file.name in NNUNET:
+                raise DataError(
+                    f"{file}: is a folder of nnU-Net's layout: allowed are <case>_image.nii.gz with "
+                    "<case>_mask.nii.gz, or a folder for each case"
+                )
+            for each in sorted(file.iterdir()):
+                if (kind := _stem(each)) is not None:
+                    kind = kind.removeprefix(f"{file.name}_").lower()
+                    files.setdefault(file.name, {}).setdefault(kind, []).append(each)
+        elif stem is not None and stem.lower().endswith(tuple(f"_{kind}" for kind in ("image", *MASKS))):
             name, _, kind = stem.rpartition("_")
-            files.setdefault(name, {})[kind] = file
+            files.setdefault(name, {}).setdefault(kind.lower(), []).append(file)
     if not files:
         raise DataError(f"{folder}: has no <case>_image.nii.gz, and no folder with NIfTI files for each case")
     found = []
     for name, kinds in files.items():
-        images = {kind: file for kind, file in kinds.items() if kind not in MASKS}
-        mask = next((kinds[kind] for kind in MASKS if kind in kinds), None)
+        images = {kind: some[0] for kind, some in kinds.items() if kind not in MASKS}
+        drawn = [file for kind in MASKS for file in kinds.get(kind, [])]
+        for several in [drawn, *(some for kind, some in kinds.items() if kind not in MASKS)]:
+            if len(several) > 1:
+                one = "one mask" if several is drawn else "one file for each image"
+                raise DataError(f"{several[1]}: case {name!r} has {several[0].name}, too: allowed is {one}")
+        mask = drawn[0] if drawn else None
         if not images:
             raise DataError(f"{mask}: case {name!r} has a mask and no image: allowed is one beside it")
         if masks and mask is None:
@@ -123,27 +176,106 @@ def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
 
 def _stem(file: Path) -> str | None:
     """A NIfTI file's name without its ending; None: another file."""
-    return next((file.name.removesuffix(end) for end in SUFFIXES if file.name.endswith(end)), None)
+    name = file.name
+    return next((name[: -len(end)] for end in SUFFIXES if name.lower().endswith(end)), None)
 
 
-def _volume(file: Path) -> Volume:
+def has_volumes(folder: Path) -> bool:
+    """Whether a NIfTI file lies in a folder or below it."""
+    return any(_stem(file) is not None for file in folder.rglob("*"))
+
+
+def _nibabel(file: Path) -> Any:
     try:
-        nibabel: Any = importlib.import_module("nibabel")
+        return importlib.import_module("nibabel")
     except ImportError as error:
         raise DataError(f"{file}: only nibabel reads this: pip install 'fedstill[medical]'") from error
+
+
+def _stored(file: Path) -> Stored:
+    nibabel = _nibabel(file)
+    faults = (nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError)
     try:
-        # To the patient's axes: a file may have them in any order and direction.
-        image = nibabel.as_closest_canonical(nibabel.load(file))
-        volume = np.asarray(image.dataobj, dtype=np.float32)
-    except (OSError, ValueError, TypeError, EOFError, nibabel.filebasedimages.ImageFileError) as error:
+        image = nibabel.load(file)
+        with nibabel.openers.ImageOpener(file) as stream:  # loading corrects what it does not like
+            header = type(image.header).from_fileobj(stream, check=False)
+        kind = image.get_data_dtype().kind
+        if kind not in "biuf":
+            form = "complex numbers" if kind == "c" else "colors, or other tuples of values"
+            raise DataError(f"{file}: holds {form}: allowed is one real number a voxel")
+        affine, oriented = _affine(image, header, file), bool(header["sform_code"] or header["qform_code"])
+        values = np.asarray(image.dataobj, dtype=np.float32)
+    except DataError:
+        raise
+    except (OSError, ValueError, TypeError, EOFError, *faults) as error:
         raise DataError(f"{file}: cannot be read as NIfTI ({first_line(error)})") from error
-    if volume.ndim not in (3, 4) or volume.size == 0:
-        raise DataError(
-            f"{file}: is of shape {volume.shape}: allowed are three axes, or channels as the fourth"
-        )
-    if not np.isfinite(volume).all():
+    shape = values.shape
+    while values.ndim > 3 and values.shape[-1] == 1:
+        values = values[..., 0]
+    if values.ndim not in (3, 4) or values.size == 0:
+        raise DataError(f"{file}: is of shape {shape}: allowed are three axes, or channels as the fourth")
+    if not np.isfinite(values).all():
         raise DataError(f"{file}: holds NaN or infinity")
-    return volume
+    return Stored(file, values, affine, oriented)
+
+
+def _affine(image: Any, header: Any, file: Path) -> Affine:
+    """Where voxels lie, by the sform where there is one; a DataError where a header contradicts itself."""
+    sform, qform = image.get_sform(coded=True)[0], image.get_qform(coded=True)[0]
+    pixdim = np.asarray(header["pixdim"], dtype=np.float64)[1:4]
+    if sform is None and not (np.isfinite(pixdim) & (pixdim > 0)).all():
+        sizes = _numbers(pixdim, ", ")
+        raise DataError(f"{file}: its pixdim is {sizes}: allowed are voxels with edges above 0")
+    affine: Affine = np.asarray(image.affine, dtype=np.float64)
+    if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:3, :3]) < 3:
+        raise DataError(f"{file}: its affine is singular: allowed is one that can be inverted")
+    if sform is not None and qform is not None and _axes(sform) != _axes(qform):
+        found = f"its sform says {_axes(sform)} and its qform {_axes(qform)}"
+        raise DataError(f"{file}: {found}: allowed is one orientation")
+    return affine
+
+
+def _axes(affine: Affine) -> str:
+    codes = importlib.import_module("nibabel").aff2axcodes(affine)
+    return "".join(code or "?" for code in codes)
+
+
+def _numbers(values: npt.NDArray[np.float64], between: str) -> str:
+    return between.join(f"{value:.6g}" for value in values)
+
+
+def _check_same_grid(first: Stored, other: Stored) -> None:
+    """Refuse a file of a case whose voxels are not those of the first, with a DataError that names both."""
+    allowed = "allowed is one shape and one affine for all files of a case"
+    mine, own = (one.values.shape[:3] for one in (other, first))
+    if mine != own:
+        found = f"is of shape {mine}, and {first.file} {own}"
+        raise DataError(f"{other.file}: {found}: {allowed}")
+    corners = np.stack(np.meshgrid(*[(0, side - 1) for side in own], indexing="ij")).reshape(3, -1)
+    corners = np.concatenate([corners, np.ones((1, corners.shape[1]))])  # (4, 8)
+    apart = np.abs(np.linalg.solve(first.affine, other.affine @ corners) - corners).max()
+    if apart <= CLOSE:
+        return
+    if first.axes != other.axes:
+        found = f"its axes are {other.axes}, and those of {first.file} {first.axes}"
+    elif first.spacing != other.spacing:
+        found = f"its voxels are {other.spacing}, and those of {first.file} {first.spacing}"
+    else:
+        found = f"it lies {apart:.3g} voxels from {first.file}"
+        if (places := [_numbers(one.affine[:3, 3], ", ") for one in (other, first)])[0] != places[1]:
+            found = f"its origin is ({places[0]}), and that of {first.file} ({places[1]})"
+    silent = next((one.file for one in (other, first) if not one.oriented), None)
+    if silent is not None:
+        found += f"; of {silent.name}, {UNORIENTED}"
+    raise DataError(f"{other.file}: {found}: {allowed}")
+
+
+def _turned(one: Stored, first: Stored) -> Volume:
+    """The voxels from left to right, back to front and bottom to top, by the first affine of the case."""
+    orientations: Any = importlib.import_module("nibabel.orientations")
+    turn = orientations.io_orientation(first.affine)  # of one for all: at 45 degrees two could come apart
+    turned: Volume = orientations.apply_orientation(one.values, turn)
+    return turned
 
 
 def _scaled(volume: Volume, file: Path) -> Volume:
@@ -179,12 +311,9 @@ def _pictures(volume: npt.NDArray[Any], chosen: npt.NDArray[np.int64]) -> npt.ND
     return np.ascontiguousarray(volume[:, ::-1, chosen].transpose(2, 3, 1, 0))
 
 
-def _mask(file: Path, image: Volume, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    mask = _volume(file)
-    if mask.shape != image.shape[:3]:
-        raise DataError(
-            f"{file}: is of shape {mask.shape}, and its image {image.shape[:3]}: allowed are equal ones"
-        )
+def _mask(file: Path, mask: Volume, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if mask.ndim > 3:
+        raise DataError(f"{file}: has {mask.shape[3]} channels: allowed is one number a voxel, its class")
     whole = np.rint(mask)
     if np.abs(mask - whole).max() > 1e-3:
         raise DataError(f"{file}: has values that are no whole numbers: allowed is the class of each voxel")

@@ -259,7 +259,7 @@ def of_images(
         test=None if raw.test is None else raw.test[rows],
         columns={key: column[rows] for key, column in raw.columns.items()},
         channels=images.shape[1],
-        note=joined(note, left_out),
+        note=joined(note, raw.note, left_out),
         sites=raw.columns[SITE][rows] if SITE in raw.columns else None,
         unit=PATIENT if PATIENT in raw.columns else "",
         names=rows if raw.names is None else raw.names[rows],

@@ -41,6 +41,7 @@ class Raw:
         columns: ``(N,)`` each.
         named: whether classes have names of their own, and not only numbers.
         names: of each image's file, ``(N,)``; None: images have numbers only.
+        note: what a reader of results must know of how they were read.
     """
 
     images: Images
@@ -50,6 +51,7 @@ class Raw:
     columns: Mapping[str, Column] = field(default_factory=dict)
     named: bool = True
     names: Column | None = None
+    note: str = ""
 
 
 def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, gaps: bool = False) -> Raw:

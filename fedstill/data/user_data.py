@@ -20,7 +20,7 @@ from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.csv_tables import TABULAR, Columns, read_classes, read_findings
 from fedstill.data.image_folders import in_one_size, read_folder
 from fedstill.data.instance_images import Picture, read_pictures
-from fedstill.data.nifti import read_volumes
+from fedstill.data.nifti import has_volumes, read_volumes
 from fedstill.data.preparation import of_images
 from fedstill.data.raw import Raw, from_arrays, read_npz
 from fedstill.tasks import Targets, TaskConfig
@@ -101,8 +101,7 @@ def form_of(place: Path, targets: Targets) -> str:
         return place.suffix.removeprefix(".")
     if targets == "labels":
         raise DataError(f"{place}: is a folder: allowed for findings are an .npz or a csv")
-    volumes = "nifti" in SERVING[targets] and any(any(place.rglob(name)) for name in ("*.nii", "*.nii.gz"))
-    return "nifti" if volumes else "folder"
+    return "nifti" if "nifti" in SERVING[targets] and has_volumes(place) else "folder"
 
 
 def read(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -149,13 +151,158 @@ def test_a_stray_label_of_a_volume_is_no_class(tmp_path: Path) -> None:
     assert read_volumes(tmp_path, masks=True, gaps=True).labels.max() == 4
 
 
+GRID = np.diag([1.0, 1.0, 2.0, 1.0])
+
+
+def scan_of(
+    values: np.ndarray[Any, Any],
+    affine: np.ndarray[Any, Any] = GRID,
+    codes: tuple[int, int] = (1, 1),
+    qform: np.ndarray[Any, Any] | None = None,
+) -> Any:
+    """A volume in the order of its voxels, with a header that says how they lie: sform_code, qform_code."""
+    image = nibabel.Nifti1Image(values, affine)
+    image.set_sform(affine, codes[0])
+    image.set_qform(affine if qform is None else qform, codes[1])
+    return image
+
+
+def put(path: Path, place: int, form: str, *values: float) -> None:
+    """Set bytes of a header that nibabel would not write."""
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    struct.pack_into(form, content, place, *values)
+    path.write_bytes(gzip.compress(bytes(content)))
+
+
+def moved(**places: float) -> np.ndarray[Any, Any]:
+    """GRID with entries such as x_z, the part of the z axis that goes right, or x, the origin."""
+    affine = GRID.copy()
+    for name, value in places.items():
+        row, _, column = name.partition("_")
+        affine["xyz".index(row), "xyz".index(column) if column else 3] = value
+    return affine
+
+
+@pytest.mark.parametrize(
+    ("affine", "codes", "said"),
+    [
+        (moved(x_x=-1), (1, 1), r"its axes are LAS, and those of .*P_t1\.nii\.gz RAS"),
+        (moved(x_x=-1, x=11), (1, 1), "its axes are LAS"),  # the same room, mirrored voxels
+        (np.eye(4), (1, 1), r"its voxels are 1 x 1 x 1 mm, and those of .*P_t1\.nii\.gz 1 x 1 x 2 mm"),
+        (moved(x=50), (1, 1), r"its origin is \(50, 0, 0\), and that of .*P_t1\.nii\.gz \(0, 0, 0\)"),
+        (moved(x_y=0.2, y_x=-0.2), (1, 1), r"its voxels are"),
+        (GRID, (0, 0), r"its axes are LAS.*nii\.gz, its sform_code and qform_code are 0"),
+    ],
+)
+@pytest.mark.parametrize("other", ["P_mask", "P_t2"])
+def test_refuses_files_of_one_case_on_two_grids(
+    tmp_path: Path, affine: np.ndarray[Any, Any], codes: tuple[int, int], said: str, other: str
+) -> None:
+    (tmp_path / "P").mkdir()
+    values = {"P_t1": volume(0), "P_t2": volume(1), "P_mask": (volume(0) > 700).astype(np.uint8)}
+    for name, each in values.items():
+        chosen = (affine, codes) if name == other else (GRID, (1, 1))
+        nibabel.save(scan_of(each, *chosen), tmp_path / "P" / f"{name}.nii.gz")
+    with pytest.raises(DataError, match=rf"{other}\.nii\.gz: {said}"):
+        read_volumes(tmp_path, masks=True)
+
+
+def test_rounded_affines_are_one_grid_even_where_their_closest_axes_differ(tmp_path: Path) -> None:
+    """Turned by 45 degrees, two affines that differ in the last digits may be closest to different axes."""
+    values = volume(0, (8, 8, 6))
+    for name, angle in (("image", np.pi / 4 - 1e-5), ("mask", np.pi / 4 + 1e-5)):
+        affine = GRID.copy()
+        affine[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+        given = values if name == "image" else (values > 700).astype(np.uint8)
+        nibabel.save(scan_of(given, affine), tmp_path / f"a_{name}.nii.gz")
+    raw = read_volumes(tmp_path, masks=True)
+    assert raw.images[:, 0][raw.labels == 1].min() > raw.images[:, 0][raw.labels == 0].max()
+
+
+def test_a_header_without_orientation_is_taken_from_right_to_left_and_noted(tmp_path: Path) -> None:
+    for name in "abc":
+        codes = (0, 0) if name == "a" else (1, 0)
+        nibabel.save(scan_of(volume(0), codes=codes), tmp_path / f"{name}_image.nii.gz")
+    raw = read_volumes(tmp_path, masks=False)
+    assert np.array_equal(raw.images[:6, :, :, ::-1], raw.images[6:12])
+    data = load(named(str(tmp_path)), RECONSTRUCTION)
+    assert "1 of 3 volumes do not say how they lie (sform_code and qform_code 0)" in data.note
+
+
+def test_refuses_headers_that_contradict_themselves(tmp_path: Path) -> None:
+    file = tmp_path / "a_image.nii.gz"
+    nibabel.save(scan_of(volume(0), qform=moved(x_x=-1)), file)
+    with pytest.raises(DataError, match=r"a_image\.nii\.gz: its sform says RAS and its qform LAS"):
+        read_volumes(tmp_path, masks=False)
+    for codes in ((0, 1), (0, 0)):
+        for edge in (0.0, -2.0, np.nan):
+            nibabel.save(scan_of(volume(0), codes=codes), file)
+            put(file, 76 + 12, "<f", edge)
+            with pytest.raises(DataError, match=rf"a_image\.nii\.gz: its pixdim is 1, 1, {edge:g}"):
+                read_volumes(tmp_path, masks=False)
+    nibabel.save(scan_of(volume(0), codes=(1, 0)), file)
+    put(file, 312, "<4f", 0, 0, 0, 0)
+    with pytest.raises(DataError, match=r"a_image\.nii\.gz: its affine is singular"):
+        read_volumes(tmp_path, masks=False)
+    nibabel.save(scan_of(volume(0)), file)
+    put(file, 116, "<f", np.nan)  # scl_inter
+    with pytest.raises(DataError, match=r"a_image\.nii\.gz: cannot be read as NIfTI \(.*intercept nan"):
+        read_volumes(tmp_path, masks=False)
+
+
+def test_a_scale_of_nan_is_none(tmp_path: Path) -> None:
+    for name in "ab":
+        nibabel.save(scan_of(volume(0)), tmp_path / f"{name}_image.nii.gz")
+    put(tmp_path / "b_image.nii.gz", 112, "<f", np.nan)
+    raw = read_volumes(tmp_path, masks=False)
+    assert np.array_equal(raw.images[:6], raw.images[6:])
+
+
+@pytest.mark.parametrize("which", ["image", "mask"])
+@pytest.mark.parametrize("kind", ["complex", "color"])
+def test_refuses_voxels_that_are_not_one_real_number(tmp_path: Path, which: str, kind: str) -> None:
+    colors = np.zeros((12, 8, 6), dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
+    odd = (volume(0) * (1 + 1j)).astype(np.complex64) if kind == "complex" else colors
+    for name in ("image", "mask"):
+        plain = volume(0) if name == "image" else (volume(0) > 700).astype(np.uint8)
+        nibabel.save(scan_of(odd if name == which else plain), tmp_path / f"a_{name}.nii.gz")
+    with pytest.raises(DataError, match=rf"a_{which}\.nii\.gz: holds {kind}"):
+        read_volumes(tmp_path, masks=True)
+
+
+def test_names_in_upper_case_and_axes_of_length_one(tmp_path: Path) -> None:
+    for name in "ab":
+        nibabel.save(scan_of(volume(0)), tmp_path / f"{name}_IMAGE.NII.GZ")
+        mask = (volume(0) > 700).astype(np.uint8)[..., None]  # some tools write a fourth axis of 1
+        nibabel.save(scan_of(mask), tmp_path / f"{name}_Mask.NII")
+    data = load(named(str(tmp_path)), SEGMENTATION)
+    assert (len(data.train), len(data.test)) == (6, 6)
+    assert int(data.train.targets.sum()) == int((volume(0) > 700).sum())
+
+
+@pytest.mark.parametrize("more", ["a_image.nii", "a_seg.nii.gz"])
+def test_refuses_two_files_for_one_thing(tmp_path: Path, more: str) -> None:
+    for name in ("a_image.nii.gz", "a_mask.nii.gz", more):
+        nibabel.save(scan_of(volume(0)), tmp_path / name)
+    with pytest.raises(DataError, match=r"case 'a' has .*, too") as found:
+        read_volumes(tmp_path, masks=True)
+    assert more in str(found.value)
+
+
+def test_folders_of_nnunet_are_not_taken_as_cases(tmp_path: Path) -> None:
+    for case in range(2):
+        write(tmp_path / "imagesTr" / f"liver_{case}.nii.gz", volume(case))
+    with pytest.raises(DataError, match="imagesTr: is a folder of nnU-Net's layout"):
+        read_volumes(tmp_path, masks=False)
+
+
 def test_faults_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a_image.nii.gz", volume(0))
     with pytest.raises(DataError, match=r"a_image\.nii\.gz: case 'a' has no mask"):
         read_volumes(tmp_path, masks=True)
     write(tmp_path / "a_mask.nii.gz", volume(0)[:4])
     with pytest.raises(
-        DataError, match=r"a_mask\.nii\.gz: is of shape \(4, 8, 6\), and its image \(12, 8, 6\)"
+        DataError, match=r"a_mask\.nii\.gz: is of shape \(4, 8, 6\), and .*a_image\.nii\.gz \(12, 8, 6\)"
     ):
         read_volumes(tmp_path, masks=True)
     write(tmp_path / "a_mask.nii.gz", np.full((12, 8, 6), 0.5, dtype=np.float32))
