@@ -22,11 +22,14 @@ usage:
   fedstill node status DIR [--json]         does it run, and can the server be reached from here? Else the
                                             exit code is 1
   fedstill node requests DIR [HASH] [--json]
-                                            which runs have asked for your approval (policy approve), and what
-                                            each may ask; of one the canonical text, whose SHA-256 HASH is
-  fedstill node approve DIR HASH [--because TEXT]
-                                            let it in; compare HASH with the server's people by phone
-  fedstill node reject DIR HASH [--because TEXT]
+                                            which runs have asked for your approval (policy approve), of which
+                                            server (its fingerprint), and what each may ask; of one run
+                                            the canonical text, whose SHA-256 is HASH
+  fedstill node approve DIR HASH [--server FINGERPRINT] [--because TEXT]
+                                            let this server's run in; compare HASH and FINGERPRINT with the
+                                            server's people by phone. FINGERPRINT is needed where several
+                                            servers ask for the same ("none": of a server that nothing proves)
+  fedstill node reject DIR HASH [--server FINGERPRINT] [--because TEXT]
                                             do not, or no more: also while it is at work
   fedstill node log DIR [HASH] [--json] [--archive FOLDER]
                                             the security log: who joined, was refused, approved or rejected;

@@ -23,24 +23,25 @@ LAST = 50  # lines of the log that are shown
 def requests(given: Given) -> None:
     """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
     from fedstill.node.request_text import facts
-    from fedstill.node.requests import one_of
+    from fedstill.node.requests import described_by
 
     known = _requests(Path(given.places[0])).all()
     if given.places[1:]:
-        sys.stdout.write(known[one_of(known, given.places[1])].description)
+        sys.stdout.write(described_by(known, given.places[1])[0].description)
         return
     if "--json" in given:
-        told = {
-            sha256: {**asdict(each), "description": json.loads(each.description)}
-            for sha256, each in known.items()
-        }
-        print_json(told)
+        print_json(
+            [
+                {"sha256": each.sha256, **asdict(each), "description": json.loads(each.description)}
+                for each in known
+            ]
+        )
         return
     console = plain()
     if not known:
         console.print("No run has asked for approval.")
-    for sha256, request in known.items():
-        console.print(grouped(sha256))
+    for request in known:
+        console.print(grouped(request.sha256))
         print_facts(console, facts(request))
 
 
@@ -112,9 +113,9 @@ def _decide(given: Given, approved: bool) -> None:
     from fedstill.node.request_text import refused_all_the_same
 
     folder = Path(given.places[0])
-    sha256, request = _requests(folder).decide(given.places[1], approved, given.get("--because") or "")
-    whose = request.server or "a server that nothing proves"
-    print(f"Run {request.run} of {whose}, {grouped(sha256)}: {request.state}.")
+    because, server = given.get("--because") or "", given.get("--server")
+    request = _requests(folder).decide(given.places[1], approved, because, server=server)
+    print(f"Run {request.run} of {request.asked_by}, {grouped(request.sha256)}: {request.state}.")
     if approved:
         print("The server starts it again, or goes on with it, and it is let in.")
         with looking_in(folder):

@@ -264,11 +264,12 @@ class Host:
             if public:
                 self._public.keep(plan, public)
                 kept = self._public.read(plan, {})  # laid out in memory as it will be after a stop
-            if self.session is None or self.session.plan != plan:
+            if self.session is None or (self.session.plan, self.session.server) != (plan, self.asker):
                 if self._joins >= JOINS:  # each is a line of the security log
                     raise QuestionRefused(self.name, "join", f"a process joins {JOINS} runs, and no more")
                 self.leave()
-                session = Session(self.folder, self.file, self.compute, plan, kept, approved)
+                of_run = (self.folder, self.file, self.compute, plan, kept, approved, self.asker)
+                session = Session(*of_run)
                 self._joins += 1
                 why = f"approve = {self.file.policy.approve!r}"
                 told = {} if approved is None else {"description": approved.sha256}

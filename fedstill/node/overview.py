@@ -42,7 +42,7 @@ class Overview:
 
     Args:
         file: its ``node.toml``.
-        requests: by SHA-256, the latest first.
+        requests: of all servers, the latest first.
         left: by day (UTC) and run, the latest first.
         costs: by run: of all (:data:`~fedstill.node.audit_entries.ALL`), then of each, the latest first.
         audit: what is wrong with the audit log, or None.
@@ -51,7 +51,7 @@ class Overview:
     """
 
     file: NodeFile
-    requests: Mapping[str, Request]
+    requests: Sequence[Request]
     left: Mapping[tuple[str, str], LeftOnDay]
     costs: Mapping[str, Cost]
     audit: str | None

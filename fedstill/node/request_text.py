@@ -45,7 +45,8 @@ def facts(request: Request) -> dict[str, str | list[str]]:
     shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
     return {
         "state": request.state,
-        "run": f"{request.run}, asked {request.at} by {request.server or 'a server that nothing proves'}",
+        "run": f"{request.run}, asked {request.at}",
+        "server": request.asked_by,
         "method": clip(
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
         ),
@@ -75,5 +76,7 @@ def refused_all_the_same(request: Request, file: NodeFile) -> dict[str, str]:
 def line_about(line: Mapping[str, Any]) -> str:
     """What a line of the security log is about, and why it was written."""
     about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))
+    if line.get("server"):
+        about = f"{about} of {line['server']}"
     sha256 = grouped(str(line.get("description", ""))[:16])
     return "; ".join(clip(part) for part in (about, str(line["why"]), sha256) if part)

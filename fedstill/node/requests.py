@@ -1,15 +1,17 @@
-"""Runs that ask a node's owner, and what the owner has said: one file a description, in ``requests/``.
+"""Requests for approval and the owner's decisions: one file per description and server, in ``requests/``.
 
-A server that wants a run which nobody has approved is refused, and its description is kept for the owner to
-read. An approval is of one description, by its SHA-256, and of the protection that ``node.toml`` had then:
-what differs in a single option is another description.
+A server that asks for a run without approval is refused, and its description is kept for the owner to read.
+An approval is of one description, by its SHA-256, for one server, by its identity, and under the protection
+that ``node.toml`` had then: what differs in a single option is another description. The same description from
+another server is another request, which changes nothing of the first one and counts against other limits.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -28,25 +30,27 @@ from fedstill.protocol.run_description import Description
 
 FOLDER = "requests"
 WAITS, APPROVED, USED, REJECTED = "waits", "approved", "used", "rejected"
-MOST_WAITING = 100  # a server could fill the disk with them
+MOST_WAITING = 20  # of one server, which could fill the owner's list with them
+MOST_OF_ALL = 500  # of all servers: one that changes its key could fill the disk with them
 LARGEST = 1_000_000  # bytes of a description
 # Digits of a SHA-256 that name a request, and that approve it: a server can make a description that agrees
 # with another in few of them.
 NAMES, APPROVES = 8, 32
+UNPROVEN = "none"  # what names a server without a proven identity
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a server wants, and what the owner says of it.
+    """What one server asks for, and the owner's decision.
 
     Args:
         description: the run's, as canonical text.
         run: the name of the latest that asked.
-        server: the fingerprint of who asked; empty: nothing proves it.
+        server: identity of the server that asked, as ``Host.asker`` has it; empty: nothing proves it.
         at: when, in UTC.
         state: ``waits``, ``approved``, ``used`` (for the one run that it was good for) or ``rejected``.
         protection: of ``node.toml`` when it was approved, as canonical text.
-        runs: names of those that have begun under it, each with the server that had it begin.
+        runs: names of those runs of this server that have begun under it.
     """
 
     description: str
@@ -61,6 +65,16 @@ class Request:
     def about(self) -> Description:
         """What is asked for."""
         return Description(json.loads(self.description))
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the description."""
+        return self.about.sha256
+
+    @property
+    def asked_by(self) -> str:
+        """The server, in words."""
+        return named(self.server)
 
 
 class Requests:
@@ -84,31 +98,31 @@ class Requests:
         """
         sha256 = description.sha256
         with self._alone():
-            found = self._read(sha256)
-            state = self._state(found, run, server)
+            found = self._read(_name(sha256, server))
+            state = self._state(found, run)
             if state == APPROVED and found is not None:
-                if (begun := _begun(run, server)) not in found.runs:
+                if run not in found.runs:
                     once = USED if self._file.policy.approve == EACH_RUN else APPROVED
-                    self._write(sha256, replace(found, state=once, runs=(*found.runs, begun)))
+                    self._write(replace(found, state=once, runs=(*found.runs, run)))
                 return
             if state == WAITS:
-                self._keep(sha256, description, run, server, found)
+                self._keep(description, run, server, found)
         self._refuse("join", sha256, state)
 
     def require_still(self, run: str, server: str, sha256: str, question: str) -> None:
         """Refuse a question once the owner has taken back what was approved, with QuestionRefused."""
         with self._alone():
-            state = self._state(self._read(sha256), run, server)
+            state = self._state(self._read(_name(sha256, server)), run)
         if state != APPROVED:
             self._refuse(question, sha256, state)
 
-    def _state(self, found: Request | None, run: str, server: str) -> str:
+    def _state(self, found: Request | None, run: str) -> str:
         if found is None or found.state == REJECTED:
             return WAITS if found is None else REJECTED
-        granted = found.state == APPROVED and found.server == server
+        granted = found.state == APPROVED
         if self._file.policy.approve == EACH_RUN:  # it was said of this one
             granted = granted and found.run == run
-        if not granted and _begun(run, server) not in found.runs:
+        if not granted and run not in found.runs:
             return WAITS
         return APPROVED if found.protection == self._protection() else WAITS
 
@@ -118,22 +132,25 @@ class Requests:
             told = f"run {grouped(sha256)} waits until its owner approves it"
         raise QuestionRefused(self._file.name, question, f"approve: {told}")
 
-    def _keep(
-        self, sha256: str, description: Description, run: str, server: str, found: Request | None
-    ) -> None:
-        if found is not None and (found.run, found.server, found.state) == (run, server, WAITS):
+    def _keep(self, description: Description, run: str, server: str, found: Request | None) -> None:
+        if found is not None and (found.run, found.state) == (run, WAITS):
             return
+        sha256 = description.sha256
         waiting = [
-            request for name, request in self._all().items() if request.state == WAITS and name != sha256
+            request.server
+            for request in self.all()
+            if request.state == WAITS and (request.sha256, request.server) != (sha256, server)
         ]
-        if len(waiting) >= MOST_WAITING or len(description.text) > LARGEST:
-            rule = f"approve: {MOST_WAITING} requests wait already, or this one is too large"
+        full = waiting.count(server) >= MOST_WAITING or len(waiting) >= MOST_OF_ALL
+        if full or len(description.text) > LARGEST:
+            most = f"{MOST_WAITING} requests of this server or {MOST_OF_ALL} of all"
+            rule = f"approve: {most} wait already, or this one is too large"
             raise QuestionRefused(self._file.name, "join", rule)
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         new = Request(description.text, run, server, at)
         if found is not None:  # under which other runs may be at work
             new = replace(new, runs=found.runs, protection=found.protection)
-        self._write(sha256, new)
+        self._write(new)
         earlier = "" if found is None or found.state == WAITS else found.state  # it waits again
         why = f"approve = {self._file.policy.approve!r}"
         self._log.once("waits", server, why, run=run, description=sha256, earlier=earlier)
@@ -143,36 +160,39 @@ class Requests:
 
     # --- for the owner -----------------------------------------------------------------------------------
 
-    def all(self) -> dict[str, Request]:
-        """All requests by the SHA-256 of their descriptions, the latest first; nobody waits meanwhile."""
-        return dict(sorted(self._all().items(), key=lambda each: each[1].at, reverse=True))
+    def all(self) -> list[Request]:
+        """All requests, the latest first; no lock is taken."""
+        read = (self._read(path.stem) for path in sorted(self._folder.glob("*.json")))
+        found = [request for request in read if request is not None]
+        return sorted(found, key=lambda request: request.at, reverse=True)
 
-    def decide(self, sha256: str, approved: bool, because: str = "") -> tuple[str, Request]:
-        """The owner approves or rejects a request; also one that was decided otherwise before.
+    def decide(self, sha256: str, approved: bool, because: str = "", *, server: str | None = None) -> Request:
+        """Approve or reject a request, also one that was decided otherwise before.
 
         Args:
             sha256: of the description, or its beginning: at least eight digits, and 32 to approve it.
+            server: whose request, by its whole identity; empty or ``none`` is a server that nothing proves.
+                It may be left out where one server alone asked for the description.
 
         Returns:
-            The whole SHA-256 and the request.
+            The request as it is now.
 
         Raises:
-            ArgumentError: no request has it, or several.
+            ArgumentError: no request fits, or several do.
             SecurityLogError: it cannot be written down; then nothing is decided.
         """
         with self._alone():
-            known = self._all()
-            name = one_of(known, sha256, APPROVES if approved else NAMES)
-            before = known[name]
+            before = one_of(self.all(), sha256, server, APPROVES if approved else NAMES)
             state = APPROVED if approved else REJECTED
-            # What began under another protection has to ask anew: it may be another server's than this one.
+            # Runs that began under another protection need an approval of their own.
             same = before.protection == self._protection()
             runs = before.runs if approved and same else ()
             after = replace(before, state=state, protection=self._protection(), runs=runs)
             event: Any = state
-            self._log.write(event, account(), because or "no reason given", run=before.run, description=name)
-            self._write(name, after)
-        return name, after
+            about = {"run": before.run, "description": before.sha256, "server": before.asked_by}
+            self._log.write(event, account(), because or "no reason given", **about)
+            self._write(after)
+        return after
 
     # --- the files ---------------------------------------------------------------------------------------
 
@@ -184,32 +204,32 @@ class Requests:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _all(self) -> dict[str, Request]:
-        found = {path.stem: self._read(path.stem) for path in self._folder.glob("*.json")}
-        return {name: request for name, request in found.items() if request is not None}
-
-    def _read(self, sha256: str) -> Request | None:
-        path = self._folder / f"{sha256}.json"
+    def _read(self, name: str) -> Request | None:
+        path = self._folder / f"{name}.json"
         if not path.exists():
             return None
         try:
             request = read_table(Request, dict(read_object(path)))
-            named = request.about.sha256 == sha256
+            sound = _name(request.sha256, request.server) == name
         except (ArgumentError, ValueError, TypeError):
-            named = False
-        if not named:
-            raise RunFolderError(f"{path} does not hold the description that it is named after: delete it")
+            sound = False
+        if not sound:
+            raise RunFolderError(f"{path} does not hold the request that it is named after: delete it")
         return request
 
-    def _write(self, sha256: str, request: Request) -> None:
-        file_permissions.replace(
-            self._folder / f"{sha256}.json", json.dumps(asdict(request)).encode(), sync=True
-        )
+    def _write(self, request: Request) -> None:
+        path = self._folder / f"{_name(request.sha256, request.server)}.json"
+        file_permissions.replace(path, json.dumps(asdict(request)).encode(), sync=True)
 
 
-def _begun(run: str, server: str) -> str:
-    """A run of a server, among those that have begun: another server's of that name is another."""
-    return f"{run} of {server}"
+def _name(sha256: str, server: str) -> str:
+    """The file of a request, without its ending: one for each description and server."""
+    return f"{sha256}-{hashlib.sha256(server.encode()).hexdigest()[:32]}"
+
+
+def named(server: str) -> str:
+    """An identity in words: its fingerprint, or that there is none."""
+    return server or "a server that nothing proves"
 
 
 def asks(file: NodeFile) -> bool:
@@ -217,16 +237,44 @@ def asks(file: NodeFile) -> bool:
     return file.policy.approve != POLICY
 
 
-def one_of(known: Iterable[str], sha256: str, least: int = NAMES) -> str:
-    """The one of some descriptions that begins so; ArgumentError where there is none, or are several.
+def described_by(known: Sequence[Request], sha256: str, least: int = NAMES) -> list[Request]:
+    """The requests of the one description whose SHA-256 begins so, one per server.
 
     Args:
         least: digits that are needed.
+
+    Raises:
+        ArgumentError: there is no such description, or there are several.
     """
     wanted = digits(sha256)
-    found = [name for name in known if len(wanted) >= least and name.startswith(wanted)]
-    if len(found) != 1:
+    found = [each for each in known if len(wanted) >= least and each.sha256.startswith(wanted)]
+    if len({each.sha256 for each in found}) != 1:
         those = "`fedstill node requests`"
-        allowed = f"the SHA-256 of one request, or its first digits, {least} or more: {those}"
-        raise ArgumentError("HASH", sha256, allowed)
+        expected = f"the SHA-256 of one request, or its first digits, {least} or more: {those}"
+        raise ArgumentError("HASH", sha256, expected)
+    return found
+
+
+def one_of(known: Sequence[Request], sha256: str, server: str | None, least: int = NAMES) -> Request:
+    """The request of one description by one server.
+
+    Args:
+        server: its whole identity, empty or ``none`` for one that nothing proves; None: the only one.
+        least: digits of the SHA-256 that are needed.
+
+    Raises:
+        ArgumentError: none fits, or several servers ask for the description and none is named.
+    """
+    found = described_by(known, sha256, least)
+    servers = " or ".join(sorted(each.server or UNPROVEN for each in found))
+    if server is not None:
+        unproven, wanted = server in ("", UNPROVEN), digits(server)
+        found = [
+            each
+            for each in found
+            if (not each.server if unproven else each.server and digits(each.server) == wanted)
+        ]
+    if len(found) != 1:
+        given = "not given" if server is None else server
+        raise ArgumentError("--server", given, f"the server whose request is meant: {servers}")
     return found[0]

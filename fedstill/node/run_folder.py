@@ -87,12 +87,25 @@ class RunFolder:
             return salt
         return _text(path).strip()
 
-    def bind(self, told: Mapping[str, Any], has_left: bool) -> str | None:
+    @property
+    def begun_by(self) -> str | None:
+        """The identity of the server that began it; None: it has not begun, or that was not written down.
+
+        Raises:
+            RunFolderError: what was kept is damaged.
+        """
+        server = read_object(self.path / PLAN_FILE).get("server") if self.known else None
+        return None if server is None else str(server)
+
+    def bind(self, told: Mapping[str, Any], has_left: bool, server: str = "") -> str | None:
         """Keep what a run was begun with. With other options, data or model the same question would have
         another answer, which the audit log takes for one that has left already.
 
         What nothing has left of binds nothing: its owner may change options until the first answer. What was
         learned by then, under the old ones, goes.
+
+        Args:
+            server: the identity of the server that begins it; a run that is known keeps its first one.
 
         Returns:
             What is other than it was, where answers have left; else None.
@@ -100,7 +113,8 @@ class RunFolder:
         Raises:
             RunFolderError: what was kept is damaged.
         """
-        path, text = self.path / PLAN_FILE, json.dumps(told, sort_keys=True)
+        path = self.path / PLAN_FILE
+        begun, text = self.begun_by, json.dumps(told, sort_keys=True)
         file_permissions.make_folder(self.path)
         if not (self._folder / SALT).exists() and not (self.path / SALT).exists():
             file_permissions.replace(self.path / SALT, self._salt.encode(), sync=True)
@@ -113,7 +127,8 @@ class RunFolder:
                 return " and ".join(other)
             for learned in (self.path / LEARNING, self.path / TOLD, *self.path.glob("mark-*.safetensors")):
                 learned.unlink(missing_ok=True)
-        file_permissions.replace(path, text.encode(), sync=True)
+        kept = {**told, "server": server if begun is None else begun}
+        file_permissions.replace(path, json.dumps(kept, sort_keys=True).encode(), sync=True)
         return None
 
     def save(self, name: str, state: Any) -> None:

@@ -69,7 +69,11 @@ SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
 
 class Session:
-    """One run at a node, of its folder and its owner's file; ``approved`` is all that its owner wants asked.
+    """One run at a node, of its folder and its owner's file.
+
+    Args:
+        approved: all that its owner wants asked; None: policy alone decides.
+        server: the identity of the server that asks, as ``Host.asker`` has it.
 
     Raises:
         FedstillError: data or model do not have the plan's spec, or another process is at work on the run.
@@ -83,8 +87,9 @@ class Session:
         plan: Plan,
         public: Public | None,
         approved: Description | None = None,
+        server: str = "",
     ) -> None:
-        self.approved = approved
+        self.approved, self.server = approved, server
         self._told: set[str] = set()  # which of the counts that weigh its answers are on disk
         self.plan, self.compute, self._file, self._folder = plan, compute, file, folder
         with ExitStack() as held:  # whatever fails, nothing stays open or locked
@@ -99,6 +104,9 @@ class Session:
         """Load all that the owner's file names, and take up the run with it."""
         file, plan, spec, compute = self._file, self.plan, self.plan.spec, self.compute
         self.kept = RunFolder(folder, file, plan.run)
+        if self.approved is not None and self.kept.begun_by not in (None, self.server):
+            why = "another server began it: allowed is a new run"  # whose state and answers these are
+            raise NodeFault(file.name, "join", f"run {plan.run!r} is known here, and {why}")
         self._most = memory_limits.allowed(file.policy.most_memory, compute.device)
         method = plan.config()
         self.task = spec.make_task()
@@ -166,7 +174,7 @@ class Session:
             rule = f"approve: run {run!r} was approved once, has had answers, and is no longer in runs/"
             raise QuestionRefused(file.name, "join", rule)
         binding = "" if budgets is None else budgets.mechanism.binding
-        if other := self.kept.bind({**told, "options": binding}, has_left):
+        if other := self.kept.bind({**told, "options": binding}, has_left, self.server):
             logger.warning("run %s was begun with another %s", run, other)
             # No more is told: whether the records are what they were is the owner's to know.
             changed = "it was begun otherwise: allowed is a new run"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedstill.core.fingerprints import grouped
+from fedstill.core.fingerprints import digits, grouped
 from fedstill.core.text_format import clip, counted, human_bytes
 from fedstill.node.audit_cost import Cost
 from fedstill.node.audit_entries import ALL
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import facts, line_about
-from fedstill.node.requests import APPROVES, WAITS, Request, asks
+from fedstill.node.requests import APPROVES, UNPROVEN, WAITS, Request, asks
 from fedstill.privacy.budget_text import budgets, down, up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
@@ -29,8 +29,8 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     Args:
         served: the nonce of the page's script.
     """
-    waiting = {name: each for name, each in node.requests.items() if each.state == WAITS}
-    decided = {name: each for name, each in node.requests.items() if each.state != WAITS}
+    waiting = [each for each in node.requests if each.state == WAITS]
+    decided = [each for each in node.requests if each.state != WAITS]
     left = sum(sums.kinds.total() for sums in node.left.values())
     sound = node.audit is None and node.security is None
     asked = "runs ask for your approval" if asks(node.file) else "runs need no approval: policy.approve"
@@ -66,36 +66,40 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         ),
         Section(
             "Requests that were decided",
-            facts=_requests(dict(list(decided.items())[:MOST_DECIDED])),
+            facts=_requests(decided[:MOST_DECIDED]),
             empty="None.",
         ),
     ]
     return live_page.html(node.file.name, "fedstill \u00b7 node", f"It {runs}.", figures, sections, served)
 
 
-def _asking(waiting: Mapping[str, Request], folder: Path) -> Section:
+def _asking(waiting: Sequence[Request], folder: Path) -> Section:
     about = (
-        "Each under the SHA-256 of its description: compare the digits with the server's people by phone. "
-        "The command below a request lets it in; with reject in the place of approve it does not."
+        "Each under the SHA-256 of its description: compare the digits, and the server's fingerprint, with "
+        "the server's people by phone. The command below a request lets in this server alone; with reject "
+        "in the place of approve it does not."
     )
-    words = ["fedstill", "node", "approve", str(folder)]
-    commands = {name: shlex.join([*words, name[:APPROVES]]) for name in waiting}
-    return Section(
-        "Requests that wait", about if waiting else "", facts=_requests(waiting, commands), empty="None."
-    )
+    facts = _requests(waiting, [_command(each, folder) for each in waiting])
+    return Section("Requests that wait", about if waiting else "", facts=facts, empty="None.")
+
+
+def _command(request: Request, folder: Path) -> str:
+    """What approves a request, and no other server's of the same description."""
+    words = ["fedstill", "node", "approve", str(folder), request.sha256[:APPROVES]]
+    return shlex.join([*words, "--server", digits(request.server) or UNPROVEN])
 
 
 def _requests(
-    known: Mapping[str, Request], commands: Mapping[str, str] | None = None
+    known: Sequence[Request], commands: Sequence[str] | None = None
 ) -> list[tuple[str, Sequence[Fact], str]]:
-    told: list[tuple[str, Sequence[Fact], str]] = []
-    for name, request in known.items():
+    shown: list[tuple[str, Sequence[Fact], str]] = []
+    for request, command in zip(known, commands or [""] * len(known), strict=True):
         lines = [
             Fact(head, text if isinstance(text, str) else "\n".join(text))
             for head, text in facts(request).items()
         ]
-        told.append((grouped(name), lines, (commands or {}).get(name, "")))
-    return told
+        shown.append((grouped(request.sha256), lines, command))
+    return shown
 
 
 def _released(node: Overview) -> Table:

@@ -75,6 +75,8 @@ def clinic(tmp_path: Path) -> Path:
     requests = Requests(folder, owner_folder.read(folder))
     with pytest.raises(QuestionRefused):
         requests.require(f"run-{HOSTILE}", describe(PLAN, None), "6668 7aad")
+    with pytest.raises(QuestionRefused):
+        requests.require("run-1", describe(PLAN, None), "")
     SecurityLog(folder).write("refused", HOSTILE, HOSTILE, run=HOSTILE)
     with closing(AuditLog(folder / FILE)) as audit:
         told = {"run": "trial-1", "payer": DATA, "node": "clinic", "question": "examine"}
@@ -168,8 +170,9 @@ def test_a_node_shows_who_waits_what_left_and_what_is_left(clinic: Path) -> None
         status, _, html = ask(server)
     page = Page(html)
     assert status == 200, page.text
-    assert f"fedstill node approve {clinic} {sha256[:32]}" in page.text
-    assert "Requests that wait 1" in page.text
+    assert f"fedstill node approve {clinic} {sha256[:32]} --server 66687aad" in page.text
+    assert f"fedstill node approve {clinic} {sha256[:32]} --server none" in page.text
+    assert "Requests that wait 2" in page.text
     assert "Left the node 3.0 kB 2 runs" in page.text  # 3 x 1000 bytes, and 40
     assert re.search(r"trial-1 \d{4}-\d\d-\d\d 3 logits 3.0 kB none 1 ", page.text)
     assert "counts 40 B 1 0" in page.text

@@ -156,6 +156,31 @@ def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
     assert {who for event, who in told if event in ("waits", "joined")} == {signer}
 
 
+def test_the_same_questions_under_another_key_neither_use_nor_undo_an_approval(tmp_path: Path) -> None:
+    node, out = make_node(tmp_path / "clinic", 'approve = "each run"\n'), tmp_path / "answers"
+    files = []
+    for server in ("first", "second"):
+        (tmp_path / server).mkdir()
+        files.append(make_questions(tmp_path / server / "questions.safetensors"))
+    first, second = files
+    assert first.read_bytes() == second.read_bytes()
+    with pytest.raises(QuestionRefused):
+        offline_node.answer(node, first, out)
+    requests = Requests(node, owner_folder.read(node))
+    (asked,) = requests.all()
+    requests.decide(asked.sha256, True)
+    for _ in range(2):
+        with pytest.raises(QuestionRefused, match=r"by rule approve: run .* waits"):
+            offline_node.answer(node, second, out)
+    offline_node.answer(node, first, out)
+    with pytest.raises(QuestionRefused, match=r"by rule approve: run .* waits"):
+        offline_node.answer(node, second, out)  # not even what has left already
+    assert {request.server == asked.server: request.state for request in requests.all()} == {
+        True: "used",
+        False: "waits",
+    }
+
+
 @pytest.mark.parametrize("at", ["training", "answers", "the end"])
 def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,7 +190,7 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     with pytest.raises(QuestionRefused):
         offline_node.answer(node, questions, out)
     requests = Requests(node, owner_folder.read(node))
-    ((sha256, _),) = requests.all().items()
+    (sha256,) = [request.sha256 for request in requests.all()]
     requests.decide(sha256, True)
     asked: list[str] = []
 

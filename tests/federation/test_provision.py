@@ -740,7 +740,7 @@ def test_owners_decide_which_runs_begin(
     told = str(refused.value)
     assert "east' refuses question 'join' by rule minimum_records: 5, and here are fewer" in told
     assert "north' refuses question 'join' by rule approve: run" in told
-    states = {name: (each.state, each.server) for name, each in requests.all().items()}
+    states = {each.sha256: (each.state, each.server) for each in requests.all()}
     assert states.pop(described.sha256) == ("approved", server)
     ((other, state),) = states.items()
     assert state == ("waits", server)

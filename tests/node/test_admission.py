@@ -46,8 +46,8 @@ def joined(clinic: Clinic) -> bool:
     return isinstance(clinic.say("join", plan=clinic.plan.to_dict()), tuple)
 
 
-def decide(clinic: Clinic, approved: bool = True) -> None:
-    clinic.host.requests.decide(describe(clinic.plan, None).sha256, approved)
+def decide(clinic: Clinic, approved: bool = True, server: str | None = None) -> None:
+    clinic.host.requests.decide(describe(clinic.plan, None).sha256, approved, server=server)
 
 
 def events(clinic: Clinic) -> list[str]:
@@ -196,7 +196,7 @@ def test_no_normalisation_that_a_server_declares_tells_the_largest_value(tmp_pat
 def test_a_request_names_the_classes(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
-    (request,) = clinic.host.requests.all().values()
+    (request,) = clinic.host.requests.all()
     assert facts(request)["classes"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
 
 
@@ -313,7 +313,7 @@ def test_few_digits_name_a_request_and_do_not_approve_it(tmp_path: Path) -> None
     assert not joined(clinic)
     clinic.host.requests.decide(sha256[:32], True)
     assert joined(clinic)
-    assert clinic.host.requests.decide(sha256[:8], False)[0] == sha256
+    assert clinic.host.requests.decide(sha256[:8], False).sha256 == sha256
 
 
 def test_an_approved_run_whose_folder_was_moved_away_does_not_begin_anew(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_another_server_or_another_protection_is_asked_anew(tmp_path: Path) -> N
     decide(clinic)
     clinic.host.asker = KNOWN
     assert "waits" in refused(clinic)
-    decide(clinic)
+    decide(clinic, server=KNOWN)
     assert joined(clinic)
     clinic.say("leave", message=99)
     (clinic.folder / "node.toml").write_text(NODE + LISTED + "[privacy]\ncounts_noise = 20.0\n")
@@ -391,15 +391,134 @@ def test_another_servers_approval_is_none_of_a_run_that_began_under_another_prot
     (clinic.folder / "node.toml").write_text(NODE + EACH + "[privacy]\ncounts_noise = 20.0\n")
     clinic.again()
     assert "waits" in refused(clinic)
-    clinic.host.asker = KNOWN
+    clinic.host.asker, clinic.plan = KNOWN, replace(PLAN, run="two")
     assert "waits" in refused(clinic)
-    decide(clinic)
+    decide(clinic, server=KNOWN)
     assert joined(clinic)
     clinic.say("leave", message=99)
+    clinic.plan = PLAN
     clinic.again()
+    assert "waits" in refused(clinic)
+    decide(clinic, server="")
+    assert joined(clinic)
+
+
+@pytest.mark.parametrize(("first", "second"), [(KNOWN, OTHER), (KNOWN, ""), ("", KNOWN)])
+@pytest.mark.parametrize("policy", [EACH, LISTED])
+def test_approval_for_one_server_survives_the_same_request_of_another(
+    first: str, second: str, policy: str, tmp_path: Path
+) -> None:
+    """The second server knows description and run name exactly, and asks before the first one begins."""
+    clinic = Clinic(tmp_path / "clinic", policy)
+    clinic.host.asker = first
+    refused(clinic)
+    decide(clinic, server=first)
+    clinic.host.asker = second
+    for run in ("one", "two", "one"):
+        clinic.plan = replace(PLAN, run=run)
+        assert "waits" in refused(clinic)
+    states = {request.server: request.state for request in clinic.host.requests.all()}
+    assert states == {first: "approved", second: "waits"}
+    clinic.plan, clinic.host.asker = PLAN, first
+    assert joined(clinic)
+    clinic.host.asker = second
+    assert "waits" in refused(clinic)
+
+
+def test_decision_on_one_servers_request_leaves_the_others_as_it_is(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    for clinic.host.asker in (KNOWN, OTHER):
+        refused(clinic)
+    decide(clinic, server=OTHER)
+    clinic.host.asker = KNOWN
+    assert "waits" in refused(clinic)
+    decide(clinic, server=KNOWN)
+    decide(clinic, approved=False, server=OTHER)
+    assert joined(clinic)
+    clinic.host.asker = OTHER
+    assert refused(clinic).endswith("is rejected by its owner")
+
+
+def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path, command: Main) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    sha256 = describe(PLAN, None).sha256
+    for clinic.host.asker in (KNOWN, OTHER, ""):
+        refused(clinic)
+    for word, given in (("approve", []), ("reject", []), ("approve", ["--server", KNOWN[:-1]])):
+        code, _, err = command("node", word, clinic.folder, sha256, *given)
+        assert code == 2
+        assert "--server" in err
+        assert KNOWN in err
+        assert OTHER in err
+    assert {request.state for request in clinic.host.requests.all()} == {"waits"}
+    shown = " ".join(command("node", "requests", clinic.folder)[1].split())
+    assert all(server in shown for server in (KNOWN, OTHER, "a server that nothing proves"))
+    told = json.loads(command("node", "requests", clinic.folder, "--json")[1])
+    assert {(each["sha256"], each["server"]) for each in told} == {
+        (sha256, server) for server in (KNOWN, OTHER, "")
+    }
+    code, out, _ = command("node", "approve", clinic.folder, sha256, "--server", KNOWN.upper())
+    assert code == 0
+    assert KNOWN in out
+    assert command("node", "reject", clinic.folder, sha256, "--server", "none")[0] == 0
+    states = {request.server: request.state for request in clinic.host.requests.all()}
+    assert states == {KNOWN: "approved", OTHER: "waits", "": "rejected"}
+    *_, approval, rejection = SecurityLog(clinic.folder).lines()
+    assert (approval["server"], rejection["server"]) == (KNOWN, "a server that nothing proves")
+    assert KNOWN in " ".join(command("node", "log", clinic.folder)[1].split())
+
+
+def test_many_requests_of_one_server_leave_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MOST_WAITING", 2)
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    clinic.host.asker = OTHER
+    for steps in range(1, 5):
+        clinic.plan = replace(PLAN, method={**FEDIOD, "steps": steps})
+        refused(clinic)
+    clinic.plan, clinic.host.asker = PLAN, KNOWN
     assert "waits" in refused(clinic)
     decide(clinic)
     assert joined(clinic)
+
+
+def test_requests_under_ever_new_keys_are_limited_and_touch_no_approval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MOST_OF_ALL", 3)
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    clinic.host.asker = KNOWN
+    refused(clinic)
+    decide(clinic)
+    rules = []
+    for key in range(5):
+        clinic.host.asker = f"{key:032x}"
+        rules.append(refused(clinic))
+    assert ["waits until" in rule for rule in rules] == [True, True, True, False, False]
+    clinic.host.asker = KNOWN
+    assert joined(clinic)
+
+
+def test_a_run_that_one_server_began_is_not_continued_by_another(tmp_path: Path) -> None:
+    """Also where both have an approval: its state and its question numbers are the first one's."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    clinic.host.asker = KNOWN
+    refused(clinic)
+    decide(clinic)
+    clinic.ready()
+    clinic.say("leave")
+    clinic.again()
+    clinic.host.asker = OTHER
+    refused(clinic)
+    decide(clinic, server=OTHER)
+    told = clinic.say("join", plan=clinic.plan.to_dict())
+    assert told["kind"] == "NodeFault"
+    assert "run 'one' is known here" in told["text"]
+    clinic.host.asker = KNOWN
+    assert joined(clinic)
+    clinic.host.asker = OTHER  # in the same process, while the run is at work
+    assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "NodeFault"
 
 
 def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> None:
@@ -470,7 +589,7 @@ def test_a_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch
     for steps in (1, 2, 3):
         clinic.plan = replace(PLAN, method={**FEDIOD, "steps": steps})
         told = refused(clinic)
-    assert told == "approve: 2 requests wait already, or this one is too large"
+    assert told.startswith("approve: 2 requests of this server")
     assert len(list((clinic.folder / "requests").glob("*.json"))) == 2
 
 
@@ -516,8 +635,8 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     assert (code, "approved" in out) == (0, True)
     assert joined(clinic)
     assert command("node", "reject", clinic.folder, found.sha256)[0] == 0
-    [(sha256, request)] = json.loads(command("node", "requests", clinic.folder, "--json")[1]).items()
-    assert (sha256, request["state"], request["description"]["student"]) == (
+    [request] = json.loads(command("node", "requests", clinic.folder, "--json")[1])
+    assert (request["sha256"], request["state"], request["description"]["student"]) == (
         found.sha256,
         "rejected",
         "mlp:8",
