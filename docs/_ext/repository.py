@@ -13,7 +13,7 @@ from pathlib import Path
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
-LINK = re.compile(r"\[([^][]+)\]\(([^()#:\s]+)\)")
+LINK = re.compile(r"\[([^][]+)\]\(([^()#:\s]+)(#[^()\s]*)?\)")
 
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
@@ -23,7 +23,7 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
 
 def linked(pages: Path, here: Path, link: re.Match[str]) -> str:
     """A link as the site has it."""
-    text, path = link.groups()
+    text, path, place = link.groups()
     target = (here / path).resolve()
     if target == pages.parent / "README.md":
         return f"[{text}](/index.md)"
@@ -31,7 +31,7 @@ def linked(pages: Path, here: Path, link: re.Match[str]) -> str:
         return text
     if not target.is_dir():
         return link[0]
-    return f"[{text}]({path}/index.md)" if (target / "index.md").exists() else text
+    return f"[{text}]({path}/index.md{place or ''})" if (target / "index.md").exists() else text
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -31,7 +31,7 @@ class PrivateConfig:
 
     label: str = "label"
     """csv: the column of labels, which are names of classes or their numbers from 0; of findings, the column
-    that lists them divided by |, without which each finding has a column of its own."""
+    that lists them divided by "|", without which each finding has a column of its own."""
 
     image: str = ""
     """csv: the column of image files, from the folder of the csv; if empty, "image" where there is one, else

@@ -180,7 +180,7 @@ class UserFiles(instance_images.PictureData, text_data.TextData):
     """Images: height and width that all are averaged down to, masks by majority; 0: as they are."""
 
     label: str = ""
-    """A csv of images: the column of classes, which is else called label; or of findings, divided by |,
+    """A csv of images: the column of classes, which is else called label; or of findings, divided by "|",
     without which each finding has a column of its own."""
 
     image: str = ""
