@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import EngineConfig
+from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError
 from fedstill.core.progress import Bars
@@ -33,6 +34,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
+from fedstill.report.run_summary import run_summary
 from fedstill.runs.run import REHEARSED, check_folder, finish, noted
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
@@ -46,16 +48,21 @@ Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dat
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a federation gave.
+    """What a federation gave; printed, it is a summary of a few lines.
 
     Args:
         student: the central model, the module that was given; None where the method has none, as those whose
             nodes keep a part of their model.
         figures: accuracies in percent, bytes, questions, seconds: what ``result.json`` holds.
+        folder: the run's files; None: none were kept.
     """
 
     student: nn.Module | None
     figures: Mapping[str, Any]
+    folder: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"Outcome of {run_summary(self.figures, self.folder)}"
 
 
 def distil(
@@ -200,15 +207,15 @@ def distil(
     listeners = Listeners(track, {"method": setting.method, "local": setting.local, "seed": seed})
     simulation = Simulation(setting)
     simulation.listeners = listeners
-    if out is None:
+    folder = None if out is None else Path(out)
+    if folder is None:
         figures = simulation.run(bars=Bars(progress))
     else:
-        folder = Path(out)
         _open_folder(folder, _fingerprint(setting))
         bars = noted(folder, progress, write_report)
         figures = finish(simulation, {}, simulation.run(folder, bars=bars), folder)
         write_report(folder)
-    return Outcome(student if simulation.has_student else None, figures)
+    return Outcome(student if simulation.has_student else None, figures, folder)
 
 
 def _model(model: Any, to: Interface, index: int, seed: int) -> nn.Module:
@@ -245,8 +252,7 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
 def _fingerprint(setting: Setting) -> dict[str, str]:
     """What must be equal for a run to be the same run, as texts."""
     kept = (
-        "method local engine names policies privacies mean std seed every link classes vocabulary schema"
-        " perceptual"
+        "method local engine names policies privacies mean std seed every link classes vocabulary perceptual"
     )
     data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
     public = {} if setting.public is None else {"x": setting.public.inputs}
@@ -255,6 +261,7 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
     return {
         "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
         **{name: repr(getattr(setting, name)) for name in kept.split()},
+        "schema": repr(as_table(setting.schema)),  # whose own repr is short
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
         "public": digest("", public),
         "models": " ".join(str(model) for model in setting.models),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.run_writer import read_object
 from fedstill.report import write_report
 from fedstill.report.compare_files import write_comparison
+from fedstill.report.run_summary import comparison_summary
 from fedstill.runs import run
 from fedstill.runs.config import RunConfig, from_dict, load, to_dict
 
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What a comparison came to.
+    """What a comparison came to; printed, it is a line for each method.
 
     Args:
         folder: with ``compare.csv``, a line a method, setting and seed, and ``compare.html``.
@@ -34,8 +35,11 @@ class Compared:
     """
 
     folder: Path
-    results: Mapping[str, Mapping[str, Any]] = field(repr=False)  # a notebook shows what a cell ends with
+    results: Mapping[str, Mapping[str, Any]]
     not_run: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"Compared {comparison_summary(self.results, self.not_run, self.folder)}"
 
 
 def run_preset(

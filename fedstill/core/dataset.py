@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedstill.core.brief import brief_repr
 from fedstill.core.errors import DataError
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 
@@ -44,6 +45,8 @@ class Cases:
     places: torch.Tensor | None = None
     sizes: tuple[tuple[int, int], ...] = ()
     instances: tuple[npt.NDArray[np.int32], ...] = ()
+
+    __repr__ = brief_repr
 
     @classmethod
     def by_column(cls, owners: Column, sites: Column | None) -> Cases:
@@ -89,6 +92,8 @@ class TensorData:
     cases: Cases | None = None
     """Of which cases examples are parts, for evaluation; None: each is one."""
 
+    __repr__ = brief_repr
+
     def __len__(self) -> int:
         return len(self.inputs)
 
@@ -132,6 +137,8 @@ class DataSet:
     unit: str = ""
     vocabulary: int = 0  # texts: how many token ids there are, padding among them; 0: inputs are no texts
     schema: Schema = NO_SCHEMA  # tables: what their columns may be
+
+    __repr__ = brief_repr
 
 
 def check_labels(

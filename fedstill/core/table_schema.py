@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from fedstill.core.brief import brief_repr
 from fedstill.core.errors import ArgumentError
 
 MOST = 100_000  # features
@@ -134,6 +135,8 @@ class Schema:
     columns: tuple[SchemaColumn, ...] = ()
     event: str = ""
     intervals: int = 10
+
+    __repr__ = brief_repr
 
     def __post_init__(self) -> None:
         if not self:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.brief import brief_repr
 from fedstill.core.checked import Checked, Fraction
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
@@ -73,6 +74,8 @@ class Public:
     labels: torch.Tensor | None = None
     note: str = ""
     reshaped: str = ""
+
+    __repr__ = brief_repr
 
     def __len__(self) -> int:
         return len(self.inputs)

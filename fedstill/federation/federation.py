@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fedstill.core.brief import brief_repr
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -48,6 +49,8 @@ class Answers:
     nodes: tuple[str, ...]
     tensors: Tensors
     apart: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of parts that are not stacked
+
+    __repr__ = brief_repr
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """One part of the answers, of all nodes that answered.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedstill.core.brief import brief_repr
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
 from fedstill.node.node_group import Group
@@ -79,6 +80,8 @@ class LabelHistogram:
     names: tuple[str, ...] = ()
     counts: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     sizes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    __repr__ = brief_repr
 
     @classmethod
     def even(cls, names: Sequence[str], classes: int, device: torch.device) -> LabelHistogram:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fedstill.core.brief import brief_repr
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.data.public import Public
@@ -85,6 +86,8 @@ class Ask:
 
     question: str
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    __repr__ = brief_repr
 
 
 class Method(Registered):

@@ -1,0 +1,57 @@
+"""Short texts of runs, for Python's prompt and for notebooks: what a run or a comparison came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.text_format import clip, counted, human_bytes, human_seconds
+from fedstill.report.metric_text import in_a_sentence, spread_text, told
+from fedstill.report.privacy_section import in_words
+from fedstill.report.result import Result
+from fedstill.report.run_levels import comparison
+
+MOST = 12  # lines of methods
+LONGEST = 110  # characters of a line
+
+
+def run_summary(figures: Mapping[str, Any], folder: Path | None) -> str:
+    """What a run came to, in five lines: what each model reached, bytes, privacy, and where its files are."""
+    result = Result.of(figures)
+    metric = in_a_sentence(result.metric.title)
+    reached = ", ".join(
+        f"{level.name} {spread_text(result.metric, level.measured[0])}"
+        for level in comparison(result)
+        if level.value is not None
+    )
+    up, down, seconds = result.bytes.up, result.came_down, result.seconds.total
+    lines = [
+        f"{result.method_title} with {counted(len(result.nodes), 'node')}"
+        + ("" if seconds is None else f", {human_seconds(seconds)}"),
+        f"{metric}: {reached or 'not measured'}",
+        f"left the nodes: {human_bytes(up or 0)}; came to the nodes: {human_bytes(down or 0)}",
+        f"privacy: {in_words(result) or 'not measured'}",
+        "files: none (out= keeps a report)" if folder is None else f"files: {folder}",
+    ]
+    return "\n  ".join(clip(line, 2 * LONGEST) for line in lines)
+
+
+def comparison_summary(
+    results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str], folder: Path
+) -> str:
+    """What a comparison came to: a line for each method and setting, with its mean over seeds."""
+    runs: dict[str, list[Result]] = {}
+    for name, record in results.items():
+        runs.setdefault(name.rpartition("-seed")[0], []).append(Result.of(record))
+    lines = [f"{counted(len(results), 'run')} in {folder}"]
+    for label, several in list(runs.items())[:MOST]:
+        metric = several[0].metric
+        values = [result.value for result in several if result.value is not None]
+        mean = told(metric, sum(values) / len(values)) if values else "not measured"
+        lines.append(f"{label}: {in_a_sentence(metric.title)} {mean} over {counted(len(values), 'seed')}")
+    if len(runs) > MOST:
+        lines.append(f"and {len(runs) - MOST} more")
+    if not_run:
+        lines.append(f"not run: {', '.join(not_run)}")
+    return "\n  ".join(clip(line, LONGEST) for line in lines)

@@ -1,0 +1,111 @@
+"""What Python's prompt and a notebook show of what the public functions give and take: a few lines."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedstill
+from fedstill.data import DataSet
+from fedstill.data.public import Public
+from fedstill.federation.federation import Answers
+from fedstill.methods._histogram import LabelHistogram
+from fedstill.models import MLP
+from fedstill.protocol.method import Ask
+
+LONGEST = 800  # characters: ten lines of a terminal
+
+
+def trained(**more: Any) -> fedstill.Outcome:
+    draw = torch.Generator().manual_seed(0)
+    part = 2 * torch.rand(40, 1, 4, 4, generator=draw) - 1, torch.randint(3, (40,), generator=draw)
+    return fedstill.distil(
+        data=[part] * 20,
+        models=[MLP((1, 4, 4), 3, width=4) for _ in range(20)],
+        student=MLP((1, 4, 4), 3, width=4),
+        test=part,
+        classes=3,
+        local=fedstill.LocalConfig(epochs=1),
+        every=0,
+        **more,
+    )
+
+
+def test_an_outcome_shows_method_metrics_bytes_and_folder_in_a_few_lines(tmp_path: Path) -> None:
+    outcome = trained(method=fedstill.FedIOD(steps=2, generator_width=8, critic_width=8), out=tmp_path / "run")
+    figures, text = outcome.figures, repr(outcome)
+    assert len(text) < LONGEST
+    assert 2 <= len(text.splitlines()) <= 6
+    assert text.startswith("Outcome of FedIOD with 20 nodes")
+    assert f"student (FedIOD) {figures['accuracy']:.1f}%" in text
+    assert f"standalone mean {figures['standalone']['accuracy']['mean']:.1f}%" in text
+    assert f"teachers' ensemble {figures['ensemble']['accuracy']:.1f}%" in text
+    assert "left the nodes" in text
+    assert str(tmp_path / "run") in text
+    assert outcome.folder == tmp_path / "run"
+
+
+def test_an_outcome_without_a_student_or_files_says_so() -> None:
+    outcome = trained(method=fedstill.Standalone())
+    assert (outcome.student, outcome.folder) == (None, None)
+    assert f"{outcome.figures['standalone']['accuracy']['mean']:.1f}%" in repr(outcome)
+    assert "files: none" in repr(outcome)
+
+
+def test_a_comparison_shows_a_mean_for_each_method_however_many_there_are() -> None:
+    found = {
+        f"method-{number}-seed{seed}": {"accuracy": 80.0 + 2 * seed, "title": "FedX"}
+        for number in range(30)
+        for seed in (0, 1)
+    }
+    compared = fedstill.Compared(Path("runs/all"), found, {f"other-{n}-seed0": "no" for n in range(30)})
+    assert len(repr(compared)) < 2 * LONGEST
+    assert "method-0: accuracy 81.0% over 2 seeds" in repr(compared)
+    assert "runs/all" in repr(compared)
+    assert "other-0-seed0" in repr(compared)
+
+
+SOME = fedstill.TensorData(torch.zeros(70, 1, 8, 8), torch.zeros(70).long(), torch.arange(70))
+COLUMNS = tuple(fedstill.SchemaColumn(name=f"c{number}", range=(0.0, 1.0)) for number in range(60))
+HOLDERS = [
+    SOME,
+    DataSet("mine", SOME, SOME, tuple(map(str, range(200))), (0.5,), (0.5,), columns={"site": torch.zeros(70)}),
+    Public("given", SOME.inputs, SOME.targets),
+    LabelHistogram(tuple(map(str, range(90))), torch.zeros(90, 10), torch.zeros(90)),
+    Ask("examine", {"x": SOME.inputs}),
+    Answers(0, tuple(map(str, range(90))), {"logits": torch.zeros(90, 64, 10)}),
+    fedstill.Schema("c0", COLUMNS),
+]
+
+
+@pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: type(holder).__name__)
+def test_what_holds_tensors_or_long_lists_shows_shapes_in_place_of_values(holder: object) -> None:
+    assert len(repr(holder)) < LONGEST
+    assert "tensor(" not in repr(holder)
+
+
+def test_shapes_are_shown() -> None:
+    assert "float32 (70, 1, 8, 8)" in repr(SOME)
+
+
+def configurations() -> list[Any]:
+    """Everything of the public API that can be made without an argument."""
+    found = []
+    for name in fedstill.__all__:
+        kind = getattr(fedstill, name)
+        if inspect.isclass(kind) and is_dataclass(kind):
+            needed = [f for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+            if not needed:
+                found.append(kind())
+    return found
+
+
+def test_every_configuration_is_shown_in_a_few_lines() -> None:
+    made = configurations()
+    assert len(made) > 40
+    assert {type(each).__name__: len(repr(each)) for each in made if len(repr(each)) >= LONGEST} == {}
