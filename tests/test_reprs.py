@@ -37,7 +37,8 @@ def trained(**more: Any) -> fedstill.Outcome:
 
 
 def test_an_outcome_shows_method_metrics_bytes_and_folder_in_a_few_lines(tmp_path: Path) -> None:
-    outcome = trained(method=fedstill.FedIOD(steps=2, generator_width=8, critic_width=8), out=tmp_path / "run")
+    method = fedstill.FedIOD(steps=2, generator_width=8, critic_width=8)
+    outcome = trained(method=method, out=tmp_path / "run")
     figures, text = outcome.figures, repr(outcome)
     assert len(text) < LONGEST
     assert 2 <= len(text.splitlines()) <= 6
@@ -74,7 +75,7 @@ SOME = fedstill.TensorData(torch.zeros(70, 1, 8, 8), torch.zeros(70).long(), tor
 COLUMNS = tuple(fedstill.SchemaColumn(name=f"c{number}", range=(0.0, 1.0)) for number in range(60))
 HOLDERS = [
     SOME,
-    DataSet("mine", SOME, SOME, tuple(map(str, range(200))), (0.5,), (0.5,), columns={"site": torch.zeros(70)}),
+    DataSet("mine", SOME, SOME, tuple(map(str, range(200))), (0.5,), (0.5,)),
     Public("given", SOME.inputs, SOME.targets),
     LabelHistogram(tuple(map(str, range(90))), torch.zeros(90, 10), torch.zeros(90)),
     Ask("examine", {"x": SOME.inputs}),
