@@ -18,6 +18,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import write_text
+from fedstill.core.seeds import exclusive
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import hugging_face
 from fedstill.data.public import Public
@@ -65,6 +66,7 @@ class Outcome:
         return f"Outcome of {run_summary(self.figures, self.folder)}"
 
 
+@exclusive
 def distil(
     data: Sequence[Examples],
     models: Sequence[Any],

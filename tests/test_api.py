@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +310,7 @@ def test_a_run_goes_on_in_the_precision_in_which_it_began(
 def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     """Or else another run could go on in its folder."""
     given = few()
-    parts = {"mark", "samples", "best", "model_names", "student_name", "values"}  # not arguments of distil
+    parts = {"mark", "samples", "best", "model_names", "student_name", "values", "test_names"}  # not distil's
     parts |= {"learns", "words"}  # nor is what the student's file says of the task
     parts |= {"options"}  # those of a config are compared by themselves
     task = api.TASKS["classification"]().make(3)
@@ -401,3 +403,31 @@ def test_distil_refuses_a_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(RunFolderError):
         fedstill.distil(**few(out=tmp_path))
+
+
+class Watched(torch.utils.data.Dataset[Any]):
+    """Examples that say when they are read, and may wait."""
+
+    def __init__(self, wait: threading.Event | None = None) -> None:
+        self.examples, self.read, self.wait = blobs(30, 1), threading.Event(), wait
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        self.read.set()
+        assert self.wait is None or self.wait.wait(60)
+        return self.examples[0][place], int(self.examples[1][place])
+
+
+def test_a_run_in_another_thread_waits() -> None:
+    """Torch's global generator, from which dropout draws, is shared by all threads."""
+    go = threading.Event()
+    first, second = Watched(go), Watched()
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(fedstill.distil, **few(data=[first, blobs(60, 2)]))
+        assert first.read.wait(60)
+        other = pool.submit(fedstill.distil, **few(data=[second, blobs(60, 2)]))
+        assert not second.read.wait(1)
+        go.set()
+        assert figures(one.result()) == figures(other.result())

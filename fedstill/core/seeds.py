@@ -7,14 +7,19 @@ examples again, and engines that compute nodes in another order draw the same nu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def derive(seed: int, *names: str | int) -> int:
@@ -51,6 +56,7 @@ class Watch:
 
 
 _thread = _Thread()
+_run = threading.RLock()
 _watches: list[Watch] = []
 
 
@@ -77,6 +83,21 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
         if start is not None and not torch.equal(torch.get_rng_state(), start):
             for watch in _watches:
                 watch.drawn = True
+
+
+def exclusive(call: Callable[P, T]) -> Callable[P, T]:
+    """Let one thread of this process at a time run a function; others wait.
+
+    For whole runs: torch's global generator and number of threads belong to the process, so that two runs at
+    once would change each other's draws.
+    """
+
+    @functools.wraps(call)
+    def waiting(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _run:
+            return call(*args, **kwargs)
+
+    return waiting
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.json_text import json_text
 from fedstill.core.progress import PROGRESS, Noted
 from fedstill.core.run_writer import write_text
+from fedstill.core.seeds import exclusive
 from fedstill.core.text_format import counted
 from fedstill.core.version import __version__
 from fedstill.data.config import check_measured_on_test
@@ -34,6 +35,7 @@ COMMAND = "# Made by: "  # the first line of a run's config.toml, with the comma
 Report = Callable[[Path], object]  # writes the report of a run's folder, as far as the run has come
 
 
+@exclusive
 def run(
     config: RunConfig,
     out: Path,
@@ -116,6 +118,7 @@ def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
     return replace(config, engine=replace(config.engine, startup_kit=str(kit.resolve())))
 
 
+@exclusive
 def resume(
     out: Path,
     *,
