@@ -312,6 +312,7 @@ def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     given = few()
     parts = {"mark", "samples", "best", "model_names", "student_name", "values", "test_names"}  # not distil's
     parts |= {"learns", "words"}  # nor is what the student's file says of the task
+    parts |= {"test_names"}  # nor what reports call examples
     parts |= {"options"}  # those of a config are compared by themselves
     task = api.TASKS["classification"]().make(3)
     setting = api.Setting(

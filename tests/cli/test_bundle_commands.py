@@ -157,7 +157,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     assert audits[0] == audits[1]
     assert sorted(path.name for path in (here / "out").iterdir()) == [
         "audit.sqlite", "audit.sqlite.head", "config.toml", "draws.safetensors", "files.json",
-        "metrics.jsonl", "report.html", "result.json", "student.safetensors",
+        "metrics.jsonl", "predictions.csv", "report.html", "result.json", "student.safetensors",
     ]  # fmt: skip
     page = (here / "out" / "report.html").read_text()
     for name in NAMES:

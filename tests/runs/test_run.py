@@ -68,6 +68,7 @@ def test_a_run_leaves_all_its_files_and_no_state(finished: Path) -> None:
         "audit.sqlite.head",
         "draws.safetensors",
         "metrics.jsonl",
+        "predictions.csv",
         "report.html",
         "result.json",
         "samples.safetensors",
