@@ -143,7 +143,7 @@ def distil(
             weights: a state that was saved replaces them, but one that was not cannot.)
         track: who else hears the run's metrics: names, as ``"tensorboard"``, or a
             :class:`~fedstill.track.Tracker` of your own; they write into ``out``.
-        progress: show bars on a terminal.
+        progress: show how far it is on standard error: bars on a terminal, else (in notebooks, too) lines.
 
     Raises:
         FedstillError: data, models, policies and method do not fit together; one line says why.

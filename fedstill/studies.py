@@ -55,7 +55,7 @@ def run_preset(
         target: the name of a preset, or a run's ``.toml`` file.
         options: those that are to be others, by dotted name: ``{"method.steps": 50, "seed": 1}``.
         out: its folder. A run of the same options that was stopped there goes on; a finished one is read.
-        progress: show bars.
+        progress: show how far it is on standard error: bars on a terminal, else (in notebooks, too) lines.
 
     Returns:
         What ``result.json`` holds.
@@ -92,7 +92,7 @@ def compare_methods(
         base: the preset or file that gives all but methods; None: digits, or what the file says.
         seeds: how many; None: what the file says, or one.
         leakage: attack each run.
-        progress: say which run it is, and show bars.
+        progress: say which run it is, and how far, on standard error.
 
     Raises:
         RunFolderError: another comparison, or other files, are in the folder.

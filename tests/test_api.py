@@ -225,6 +225,19 @@ def test_a_stopped_run_goes_on_to_the_figures_of_the_unbroken_one(
     assert not (tmp_path / "run/state.safetensors").exists()
 
 
+def test_progress_is_lines_on_standard_error_if_it_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    fedstill.distil(**few())
+    assert capsys.readouterr() == ("", "")
+    fedstill.distil(**few(progress=True))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.partition(" 0 of ")[0] for line in err.splitlines() if " 0 of " in line] == [
+        "local training",
+        "distillation",
+        "evaluation",
+    ]
+
+
 def test_seconds_cover_the_phases_and_the_time_before_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

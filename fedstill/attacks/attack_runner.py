@@ -61,8 +61,10 @@ def attack(
         steps = itertools.count()
 
         def tell(what: str) -> None:
-            bars.show("attacks", next(steps), len(config.attacks) + 1, what)
-            if not console.is_terminal:
+            if console.is_terminal:
+                bars.show("attacks", next(steps), len(config.attacks) + 1, what)
+            else:
+                bars.show("attacks", 0, 0, what)  # which is told again while it takes long
                 console.print(f"{what}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
 
         tell("the run once more, to hear what leaves")

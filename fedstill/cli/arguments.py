@@ -52,8 +52,8 @@ class Given:
 
     @property
     def bars(self) -> bool:
-        """Whether progress is shown: in a terminal, unless ``--quiet`` is given."""
-        return "--quiet" not in self and sys.stderr.isatty()
+        """Whether progress is shown on standard error: unless ``--quiet`` is given."""
+        return "--quiet" not in self
 
 
 Command = Callable[[Given], None]

@@ -71,7 +71,7 @@ usage:
 options of `run` beside those of the preset:
   --out DIR       the run's folder (default: runs/NAME-seedSEED; where one is done there already, -2, -3, ...)
   --resume DIR    go on with the run in this folder, to the figures that it would have reached
-  --quiet         no progress bars
+  --quiet         no progress: bars on a terminal, else lines, on standard error
   --json          the result as JSON in place of the table; so have list, compare, reproduce,
                   attack, predict, evaluate, export, doctor, audit show and verify, node check, status,
                   requests and log, server status, and privacy plan, price and audit

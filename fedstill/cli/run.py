@@ -28,7 +28,7 @@ SHORT = {
 
 OUR_OPTIONS = """\
 Beside the options below: --out DIR is the run's folder (default: runs/NAME-seedSEED), --quiet hides
-progress bars.
+progress.
 """
 
 

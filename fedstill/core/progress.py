@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one bar a phase, time left, the main figure so far."""
+"""What a person sees while a run goes on: one bar a phase, or lines; time left, the main figure so far."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from fedstill.core.config_tables import load
 from fedstill.core.errors import FedstillError, RunFolderError
@@ -28,10 +29,15 @@ PROGRESS = "progress.json"  # in the folder of a run that is not finished: how f
 
 
 class Bars:
-    """Progress bars on the terminal's standard error; silent where that is no terminal, or if not wanted."""
+    """Progress on standard error: bars on a terminal, elsewhere (a file, a pipe, a notebook) lines.
+
+    Args:
+        wanted: show it; else nothing is.
+    """
 
     def __init__(self, wanted: bool) -> None:
-        console = SafeConsole(stderr=True)
+        console = SafeConsole(stderr=True, highlight=False)
+        self._wanted, self._lines = wanted, None if not wanted or console.is_terminal else Lines(console)
         self._progress = Progress(
             TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=30),
@@ -45,16 +51,27 @@ class Bars:
 
     def __enter__(self) -> Bars:
         self._progress.start()
+        if self._lines:
+            self._lines.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+        if self._lines:
+            self._lines.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line of its own, above the bars."""
+        if self._wanted:
+            self._progress.console.print(Text(text), soft_wrap=True)
 
     def show(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Move a phase's bar; it appears when first shown, and keeps its note until the next one."""
         self._move(phase, done, total, note)
+        if self._lines:
+            self._lines.take(self._lines.last.moved(phase, done, total, note))
 
     def _move(self, phase: str, done: int, total: int, note: str) -> None:
         if phase not in self._bars:
@@ -65,15 +82,21 @@ class Bars:
 
     def wait_for(self, names: Sequence[str]) -> None:
         """Say which nodes have not answered yet; none is that all have."""
+        if self._lines:
+            self._lines.last = replace(self._lines.last, waits_for=tuple(names))
 
     def go_without(self, names: Sequence[str]) -> None:
         """Say which nodes are left out; none is that all take part."""
+        if self._lines:
+            self._lines.last = replace(self._lines.last, without=tuple(names))
 
     def describe(self, about: Mapping[str, str]) -> None:
         """Say what the run is, for whoever reads its notes: see :class:`Note`."""
 
     def follow(self, noted: Note) -> None:
         """Show what another process has noted."""
+        if self._lines:
+            self._lines.take(noted)
         if noted.total:
             for task in self._progress.tasks if noted.phase not in self._bars else ():
                 self._progress.update(task.id, completed=task.total, note=" ")  # done since the last look
@@ -138,6 +161,13 @@ class Note:
         """As a file holds it."""
         return json.dumps(asdict(self))
 
+    def moved(self, phase: str, done: int, total: int, note: str) -> Note:
+        """It a little later, in this phase or in a new one."""
+        at = time.time()
+        if phase == self.phase:
+            return replace(self, done=done, total=total, note=note or self.note, since=at)
+        return replace(self, phase=phase, done=done, total=total, note=note, since=at, began=at, first=done)
+
     @property
     def left(self) -> float | None:
         """Seconds until the phase is done at its pace so far; None where nothing tells.
@@ -177,6 +207,62 @@ class Note:
             told.append(f"about {human_seconds(self.left)} left")
         told.append(self.missing())
         return ", ".join(part for part in told if part.strip())
+
+
+class Lines:
+    """Progress as lines of text: one as a phase begins, one as it ends, and one now and then between.
+
+    The last come from a thread, so that a step of many minutes is no silence.
+
+    Attributes:
+        last: how far the run is.
+    """
+
+    EVERY = 30.0  # seconds without a line, at most
+
+    def __init__(self, console: SafeConsole) -> None:
+        self._console, self.last = console, Note(since=time.time())
+        self._printed = self._began = time.monotonic()
+        self._ended, self._over = "", threading.Event()
+        self._thread: threading.Thread | None = None
+        self._alone = threading.Lock()
+
+    def start(self) -> None:
+        """Print a line now and then from here on."""
+        self._over.clear()
+        self._printed = time.monotonic()
+        self._thread = threading.Thread(target=self._now_and_then, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Print no line any more."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def take(self, noted: Note) -> None:
+        """Take what has been done, and print it where a phase begins or ends."""
+        with self._alone:
+            before, self.last = self.last.phase, noted
+            if not noted.total:
+                return
+            if noted.phase != before:
+                self._began = time.monotonic()  # by this machine's clock: a note may come from another
+            if noted.phase != before and noted.done < noted.total:
+                self._print(noted.words())
+            elif noted.done >= noted.total and self._ended != noted.phase:
+                self._ended = noted.phase
+                self._print(f"{noted.words()}, took {human_seconds(time.monotonic() - self._began)}")
+
+    def _now_and_then(self) -> None:
+        while not self._over.wait(min(self.EVERY, 1.0)):
+            with self._alone:
+                if time.monotonic() - self._printed >= self.EVERY:
+                    self._print(self.last.words())
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+        self._printed = time.monotonic()
 
 
 class Noted(Bars):
@@ -225,24 +311,20 @@ class Noted(Bars):
     def show(self, phase: str, done: int, total: int, note: str = "") -> None:
         """See :class:`Bars`."""
         super().show(phase, done, total, note)
-        last, at = self._last, time.time()
-        if phase == last.phase:
-            self._last = replace(last, done=done, total=total, note=note or last.note, since=at)
-        else:
-            self._last = replace(
-                last, phase=phase, done=done, total=total, note=note, since=at, began=at, first=done
-            )
+        self._last = self._last.moved(phase, done, total, note)
         if time.monotonic() - self._written >= self.EVERY or done == total or note:
             self._write()
 
     def wait_for(self, names: Sequence[str]) -> None:
         """See :class:`Bars`."""
+        super().wait_for(names)
         if tuple(names) != self._last.waits_for:
             self._last = replace(self._last, waits_for=tuple(names))
             self._write()
 
     def go_without(self, names: Sequence[str]) -> None:
         """See :class:`Bars`."""
+        super().go_without(names)
         if tuple(names) != self._last.without:
             self._last = replace(self._last, without=tuple(names))
             self._write()

@@ -36,7 +36,7 @@ from fedstill.track.listeners import Listeners
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
 SLOW, LATE = 15.0, 10.0  # seconds until it is said that a job waits, and between two looks for whom
-EVERY, RARELY = 2.0, 60.0  # seconds between two looks how far it is, and two lines where no bars are seen
+EVERY = 2.0  # seconds between two looks how far it is
 
 
 def reach(kit: Path) -> None:
@@ -49,7 +49,7 @@ def reach(kit: Path) -> None:
         _connected(admin)
 
 
-def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool, listeners: Listeners) -> dict[str, Any]:
+def submit(config: RunConfig, out: Path, bars: Bars, listeners: Listeners) -> dict[str, Any]:
     """Run at a deployed federation, with the nodes that are there; data, models and policies are theirs.
 
     The nodes with which a run begins are those with which it goes on: a node that has come since has no part
@@ -58,7 +58,6 @@ def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool, listeners: 
     Args:
         config: the run; ``engine.startup_kit`` is an admin's kit.
         out: the run's folder, into which all results are fetched.
-        in_lines: say it in a line now and then, too.
         listeners: hear its metrics as they come; that it is over is the caller's to tell them.
 
     Returns:
@@ -79,7 +78,7 @@ def submit(config: RunConfig, out: Path, bars: Bars, in_lines: bool, listeners: 
             heard = ServerMetrics(out / "metrics.jsonl", listeners)
             try:
                 with bars:
-                    status = _waited(admin, job, taking_part, bars, in_lines, heard)
+                    status = _waited(admin, job, taking_part, bars, heard)
                 fetched = admin.download(job, out / "fetched")
             except DeployError as error:
                 raise DeployError(f"{error}. To go on with the run: {_resuming(out)}") from error
@@ -189,12 +188,9 @@ def _waits_for(admin: Admin, nodes: Sequence[str]) -> str:
     return "waiting: FLARE begins once all these nodes are free"
 
 
-def _waited(
-    admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, in_lines: bool, heard: ServerMetrics
-) -> str:
-    """Wait for a job, and say how it does, ``in_lines`` where no bars are seen; whoever stops waiting ends
-    it."""
-    since, said, asked, told, waits = time.monotonic(), "", 0.0, 0.0, ""
+def _waited(admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, heard: ServerMetrics) -> str:
+    """Wait for a job, and say how it does; whoever stops waiting ends it."""
+    since, said, asked, waits = time.monotonic(), "", 0.0, ""
     try:
         while not (status := admin.status(job)).startswith("FINISHED"):
             now = status.lower()
@@ -202,16 +198,14 @@ def _waited(
                 if time.monotonic() - asked > LATE:
                     waits, asked = _waits_for(admin, taking_part), time.monotonic()
                 now = waits
+            if now != said:
+                print(f"  {now}", file=sys.stderr)
+                said = now
             if now == "running" and time.monotonic() - asked > EVERY:
                 (noted, lines), asked = admin.progress(job, heard.known), time.monotonic()
                 heard.take(lines)
                 if noted is not None:
                     bars.follow(noted)
-                    if in_lines and asked - told > RARELY:
-                        now, told = f"{now}, {noted.words()}", asked
-            if now not in (said, said.partition(",")[0]):
-                print(f"  {now}", file=sys.stderr)
-                said = now
             time.sleep(1.0)
     except KeyboardInterrupt:
         with contextlib.suppress(DeployError):

@@ -92,7 +92,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
                     _deploy_here(config, run, names, home)
             raise_if_stopped(served, out)
         seconds = time.monotonic() - started
-        return _looked_into(simulation, out, served, home / "nodes", run, seconds)
+        return _looked_into(simulation, out, served, home / "nodes", run, seconds, bars)
 
 
 def _let_in(config: RunConfig, folder: Path) -> None:
@@ -173,7 +173,7 @@ def _allowing(config: RunConfig) -> PolicyConfig:
 
 
 def _looked_into(
-    simulation: Simulation, out: Path, served: Path, nodes: Path, run: str, seconds: float
+    simulation: Simulation, out: Path, served: Path, nodes: Path, run: str, seconds: float, bars: Bars
 ) -> dict[str, Any]:
     """The figures of a simulation, from what the server and the nodes of a rehearsal remember."""
     saved = load_state(served / "state.safetensors")
@@ -189,7 +189,7 @@ def _looked_into(
     (out / METRICS).unlink(missing_ok=True)  # which is the server's until now
     for name in (FILE, METRICS):
         shutil.copy2(served / name, out / name)
-    figures = simulation.adopt(out, saved, states)
+    figures = simulation.adopt(out, saved, states, bars)
     figures["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}
     figures["seconds"]["total"] = seconds + figures["seconds"]["centralised"]
     starting = max(seconds - live["seconds"]["total"], 0.0)

@@ -130,7 +130,14 @@ class Run(ABC):
                 with self.clock.phase("distillation"):
                     self._made = self._serve(saved)
                     self._take_turns(self._made)
-            return self.figures()
+                return self._measured()
+
+    def _measured(self) -> dict[str, Any]:
+        """The figures, at the end."""
+        self.bars.show("evaluation", 0, 1)
+        figures = self.figures()
+        self.bars.show("evaluation", 1, 1)
+        return figures
 
     def _unless_done(self, kind: object, *_: object) -> None:
         """A run that stops before its end tells its listeners; one that does not ends in :meth:`finish`."""
@@ -321,6 +328,8 @@ class Run(ABC):
         """The server's turns, from where it is to the last."""
         total = server.total
         every = max(total // 10, 1) if self.setting.every is None else self.setting.every
+        if server.done < total:
+            self.bars.show(UNITS[server.unit], server.done, total)
         while server.done < total:
             losses = server.step()
             done = server.done

@@ -170,7 +170,7 @@ def _go(
     if made is None:
         from fedstill.runs.deployed import submit
 
-        figures = submit(config, out, bars, not progress, listeners)
+        figures = submit(config, out, bars, listeners)
         result = {**figures, "command": command, **machine_and_date()}
         write_text(out / "result.json", json_text(result) + "\n")
         listeners.close(result)

@@ -33,6 +33,10 @@ from fedstill.runs.simulation_metrics import Measured
 from fedstill.runs.trained_models import TrainedModels
 
 CHUNK = 50  # local steps between two looks at the clock
+UPPER_BOUND = (
+    "Training one model on all nodes' data together, the centralized upper bound: evaluation.centralised = "
+    "false (--evaluation.centralised false) leaves it out."
+)
 METERED = 50  # local steps between two losses that are written down; each node's last is, too
 
 
@@ -48,7 +52,7 @@ class Simulation(Measured):
     """A setting's run in this process; of its nodes' data and networks see :class:`Prepared`."""
 
     def adopt(
-        self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]
+        self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], bars: Bars
     ) -> dict[str, Any]:
         """Take up what processes elsewhere have trained for this setting, and measure it.
 
@@ -57,12 +61,13 @@ class Simulation(Measured):
             server: the state that the server saved last.
             nodes: each node's own state, at that moment or when it was left out. Who never took part has
                 none, and no figures.
+            bars: show progress.
 
         Returns:
             The figures, as :meth:`run` gives them.
         """
         self.clock.start()
-        self.records, self.bars = Records(out, self.listeners.log), Bars(False)
+        self.records, self.bars = Records(out, self.listeners.log), bars
         self.listeners.start(out, self.method.title, over=True)
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         (out / "metrics.jsonl").unlink()
@@ -77,8 +82,9 @@ class Simulation(Measured):
         self._made.take_up(server["server"])
         self.audit.open(out / FILE)
         self.audit.close()
-        self._train_centrally({})
-        return self.figures()
+        with self.bars:
+            self._train_centrally({})
+            return self._measured()
 
     # --- the loop's parts -----------------------------------------------------------------------------
 
@@ -215,11 +221,15 @@ class Simulation(Measured):
             )
             return done, lines
 
-        while left := {
-            place: end - self.local_steps.get(groups[place][0].name, 0)
-            for place, end in enumerate(ends)
-            if end > self.local_steps.get(groups[place][0].name, 0)
-        }:
+        def to_do() -> dict[int, int]:
+            done = [self.local_steps.get(group[0].name, 0) for group in groups]
+            return {at: end - done[at] for at, end in enumerate(ends) if end > done[at]}
+
+        if to_do():
+            if phase == "centralised":
+                self.bars.say(UPPER_BOUND)
+            self.bars.show(*self._local_progress(phase))
+        while left := to_do():
             # Who has most to do comes first, so that no core has nothing to do before the end.
             places = sorted(left, key=lambda place: -left[place])[: workers.count]
             if any(groups[place][0].private for place in places):  # which is charged while they learn
@@ -241,7 +251,7 @@ class Simulation(Measured):
     def _local_progress(self, phase: str) -> tuple[str, int, int]:
         local = self.setting.local
         if phase == "centralised" and self.mark is not None:
-            return "centralised", self.local_steps["centralised"], local.steps(len(self.mark.data))
+            return "centralised", self.local_steps.get("centralised", 0), local.steps(len(self.mark.data))
         span = self.side.first or WHOLE
         totals = {node.name: len(span.steps(local.steps(len(node.data)))) for node in self.learners}
         groups = self.groups["local_training"]

@@ -330,7 +330,7 @@ def test_run_hands_everything_over_and_ends_with_table_and_report(command: Main,
     assert "97.25" in out
     assert out.endswith("Report: there/report.html\n")
     [(what, asked)] = runs.asked
-    assert (what, asked["out"], asked["progress"]) == ("run", Path("there"), False)
+    assert (what, asked["out"], asked["progress"]) == ("run", Path("there"), True)
     assert asked["command"] == "fedstill run mine.toml --data.root 'a b' --out there --seed 3"
     assert (asked["config"].seed, asked["config"].data.root) == (3, "a b")
 
@@ -344,8 +344,11 @@ def test_without_out_the_folder_follows_from_name_and_seed_and_is_said(command: 
 
 
 @pytest.mark.usefixtures("here")
-def test_progress_is_for_terminals(command: Main, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_unless_quiet(
+    terminal: bool, command: Main, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     command("run", "mine.toml", "--out", "there")
     command("run", "mine.toml", "--out", "there", "--quiet")
     command("run", "--resume", "there")
@@ -355,7 +358,7 @@ def test_progress_is_for_terminals(command: Main, runs: Runs, monkeypatch: pytes
 def test_resume(command: Main, runs: Runs) -> None:
     code, out, err = command("run", "--resume", "there")
     assert (code, err) == (0, "")
-    assert runs.asked == [("resume", {"out": Path("there"), "progress": False, "startup_kit": None})]
+    assert runs.asked == [("resume", {"out": Path("there"), "progress": True, "startup_kit": None})]
     assert out.endswith("Report: there/report.html\n")
     command("run", "--resume", "there", "--startup-kit", "admin")
     assert runs.asked[1][1]["startup_kit"] == Path("admin")
@@ -468,7 +471,7 @@ def test_compare_hands_everything_over(command: Main, comparisons: Comparisons) 
     assert command(*words.split()) == (0, "table of there\n", "")
     [(comparison, out, how)] = comparisons.asked
     assert (list(comparison.methods), comparison.seeds, out) == (["fedavg", "mine"], (0, 1), Path("there"))
-    wanted = {"command": f"fedstill {words}", "report": report.write_report, "quiet": False, "bars": False}
+    wanted = {"command": f"fedstill {words}", "report": report.write_report, "quiet": False, "bars": True}
     assert how == {**wanted, "only": ["fedavg"]}
     ours = comparison.config(comparison.places()[1])
     assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.called) == (2.0, 7, 0.3, "mnist")
@@ -557,8 +560,15 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     )
     words = ["run", "mine.toml", *small.split(), "--out", "there"]
     done = process(*words, folder=here)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
     assert done.stdout.endswith("Report: there/report.html\n")
+    phases = ["local training", "centralised", "distillation", "evaluation"]
+    lines = done.stderr.splitlines()
+    begun = [line.partition(" 0 of ")[0] for line in lines if " 0 of " in line]
+    assert (begun, sum("took" in line for line in lines)) == (phases, len(phases))
+    (announced,) = [line for line in lines if "--evaluation.centralised false" in line]
+    after = next(line for line in lines if line.startswith("centralised 0 of "))
+    assert lines.index(announced) == lines.index(after) - 1
     assert "<html" in (here / "there" / "report.html").read_text(encoding="utf-8")
     result = json.loads((here / "there" / "result.json").read_text(encoding="utf-8"))
     assert 0 <= result["student"]["accuracy"] <= 100
@@ -566,3 +576,17 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     assert (kept.name, kept.seed, kept.split.nodes, kept.method.steps) == ("mine", 4, 2, 3)
     assert "there" in one_line(command(*words, "--seed", "1"))
     assert command("report", "there")[:2] == (0, "Report: there/report.html\n")
+
+
+def test_output_for_scripts_has_no_progress_in_it(here: Path) -> None:
+    small = (
+        "--split.nodes 2 --data.train_limit 100 --nodes.local.epochs 1 --method.steps 2 --method.batch 8 "
+        "--method.generator_width 8 --method.critic_width 8 --engine.threads 1"
+    )
+    words = ["run", "mine.toml", *small.split(), "--json"]
+    told = process(*words, "--out", "there", "--evaluation.centralised", "false", folder=here)
+    assert json.loads(told.stdout)["turns"] == 2
+    assert "distillation 2 of 2" in told.stderr
+    assert "centralised" not in told.stderr
+    quiet = process(*words, "--out", "quiet", "--quiet", folder=here)
+    assert (json.loads(quiet.stdout)["turns"], quiet.stderr) == (2, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from fedstill.core import progress
 from fedstill.core.errors import DataError, RunFolderError
 from fedstill.core.locks import is_locked
-from fedstill.core.progress import Note, Noted, following
+from fedstill.core.progress import Bars, Note, Noted, following
 from fedstill.core.run_writer import holding
 
 
@@ -99,6 +100,64 @@ def test_who_asks_whether_a_run_is_at_work_does_not_keep_it_from_beginning(tmp_p
         with pytest.raises(RunFolderError), holding(tmp_path, "run"):
             pass
     assert not is_locked(tmp_path)
+
+
+def test_without_a_terminal_each_phase_is_a_line_as_it_begins_and_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Bars(True) as bars:
+        bars.say("a line of its own")
+        bars.show("local training", 0, 50)
+        bars.show("local training", 25, 50)
+        bars.show("local training", 50, 50)
+        bars.show("rounds", 0, 2)
+        bars.show("rounds", 2, 2, "accuracy 50.0 %")
+        bars.show("rounds", 2, 2)
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert (out, lines[0], len(lines)) == ("", "a line of its own", 5)
+    assert [line.split(",")[0] for line in lines[1:]] == [
+        "local training 0 of 50", "local training 50 of 50", "rounds 0 of 2", "rounds 2 of 2",
+    ]  # fmt: skip
+    assert "accuracy 50.0 %" in lines[4]
+
+
+def test_a_step_of_many_minutes_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress.Lines, "EVERY", 0.05)
+    with Bars(True) as bars:
+        bars.show("rounds", 0, 4)
+        time.sleep(0.1)
+        bars.show("rounds", 1, 4)
+        time.sleep(0.5)  # the second round
+    lines = capsys.readouterr().err.splitlines()
+    during = [line for line in lines if line.startswith("rounds 1 of 4")]
+    assert len(during) > 1
+    assert all("left" in line for line in during)
+
+
+@pytest.mark.parametrize("make", [lambda path: Bars(False), lambda path: Noted(path / "progress.json")])
+def test_progress_that_is_not_wanted_prints_nothing(
+    make: Callable[[Path], Bars], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with make(tmp_path) as bars:
+        bars.say("a line")
+        bars.show("rounds", 0, 2)
+        bars.show("rounds", 2, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_another_process_notes_is_printed_as_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bars = Noted(tmp_path / "here.json", wanted=True)
+    for done in (3, 3, 9, 9):
+        bars.follow(Note("rounds", done, 9))
+    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "rounds 3 of 9",
+        "rounds 9 of 9",
+    ]
 
 
 def test_a_phase_that_was_not_looked_at_to_its_end_is_done() -> None:

@@ -736,7 +736,7 @@ def test_owners_decide_which_runs_begin(
     out = tmp_path / "run"
     out.mkdir()
     with pytest.raises(FedstillError) as refused:
-        submit(replace(config, method=replace(config.method, epochs=2)), out, Bars(False), False, Listeners())
+        submit(replace(config, method=replace(config.method, epochs=2)), out, Bars(False), Listeners())
     told = str(refused.value)
     assert "east' refuses question 'join' by rule minimum_records: 5, and here are fewer" in told
     assert "north' refuses question 'join' by rule approve: run" in told

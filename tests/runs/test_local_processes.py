@@ -150,8 +150,8 @@ def test_whoever_waits_reads_how_far_a_run_is(
 ) -> None:
     monkeypatch.setattr(deployed.time, "sleep", lambda seconds: None)
     server.at_work = ["SUBMITTED", "RUNNING", "RUNNING"]
-    begin()
-    told = "  submitted\n  running, distillation 3 of 60, waits for node-2 for 12.0 s\n"
+    begin(progress=True)
+    told = "  submitted\n  running\ndistillation 3 of 60, waits for node-2 for 12.0 s\n"
     assert capsys.readouterr().err.endswith(told)
     assert not Path("out/progress.json").exists()  # of a run that is not finished
 
@@ -306,7 +306,7 @@ def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
     experiment, _ = assemble.prepare(config)
     for start in (
         lambda: local_processes.rehearse(config, experiment, Path("out"), Bars(False)),
-        lambda: deployed.submit(config, Path("out"), Bars(False), False, Listeners()),
+        lambda: deployed.submit(config, Path("out"), Bars(False), Listeners()),
     ):
         with pytest.raises(RunFolderError, match="out is in use: another process is at work on this run"):
             start()
@@ -411,7 +411,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     (folder / "out").mkdir()
     experiment, about = assemble.prepare(config)
     found = local_processes._looked_into(
-        experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0
+        experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, Bars(False)
     )
     return run.finish(experiment, about, found, folder / "out")
 
