@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -300,3 +301,83 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
             main(["page", str(tmp_path), "--port", str(port)])
     assert ended.value.code == 2
     assert f"--port is {port}: allowed is one that is free on this machine (" in capsys.readouterr().err
+
+
+# --- slow clients ---------------------------------------------------------------------------------------
+
+
+def half_a_request(server: PageServer) -> socket.socket:
+    link = socket.create_connection(server.server_address[:2], timeout=20)
+    link.sendall(f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode())
+    return link
+
+
+def test_many_slow_connections_leave_few_threads_and_room_for_a_request(runs: Path) -> None:
+    with serving(runs) as server, ExitStack() as links:
+        before = threading.active_count()
+        for _ in range(300):
+            links.enter_context(half_a_request(server))
+        deadline = time.monotonic() + 20
+        while threading.active_count() > before + page_server.CONNECTIONS and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert threading.active_count() <= before + page_server.CONNECTIONS
+        assert ask(server)[0] == 200
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page_server, "SECONDS", 0.5)
+    with serving(runs) as server, half_a_request(server) as link:
+        link.settimeout(0.05)
+        deadline, ended = time.monotonic() + 20, False
+        while not ended and time.monotonic() < deadline:
+            try:
+                link.sendall(b"X")
+                ended = link.recv(1000) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+        assert ended
+        assert ask(server)[0] == 200
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_page_that_takes_longer_than_the_deadline_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_server, "SECONDS", 0.2)
+
+    def page(path: str, nonce: str) -> str:
+        time.sleep(0.6)
+        return "<html>slow</html>"
+
+    with PageServer(page) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        assert ask(server)[::2] == (200, "<html>slow</html>")
+        server.shutdown()
+
+
+def test_connections_that_all_wait_for_pages_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_server, "CONNECTIONS", 2)
+    made = threading.Event()
+
+    def page(path: str, nonce: str) -> str:
+        made.wait(20)
+        return "<html>made</html>"
+
+    with PageServer(page) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        asked = f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        links = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(2)]
+        for link in links:
+            link.sendall(asked)
+        deadline = time.monotonic() + 20
+        while list(server._open.values()) != [None, None] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with socket.create_connection(server.server_address[:2], timeout=20) as third:
+            assert third.recv(1) == b""
+        made.set()
+        for link in links:
+            with link, link.makefile("rb") as reply:
+                assert reply.read().endswith(b"<html>made</html>")
+        server.shutdown()
