@@ -19,11 +19,13 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_MAPS, Kind
+from fedstill.protocol.kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, Kind
 from fedstill.protocol.questions import Question
 from fedstill.protocol.run_description import Description
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 
+WHOLE = (torch.int32, torch.int64)
+VECTORS = frozenset(kind for kind in KNOWN.values() if kind.of == "model")  # networks as they travel
 SHORT = WireConfig(inputs="int8", gradients="int8")  # a form with scales for every kind that can have them
 
 
@@ -95,15 +97,19 @@ class Gate:
         if name.endswith(SCALE):
             sound = SHORT.form(kind) != "float32"
             return None if sound else f"tensors: {name} came, and {kind} have no scales"
+        found = f"{tensor.dtype} {tuple(tensor.shape)}"
         if kind == INDICES and tensor.numel() > most:
             return f"most_rows: {most}, and {name} names {tensor.numel()}"
+        if kind == INDICES and (tensor.dtype not in WHOLE or tensor.ndim != 1):
+            return f"rows: {name} is {found}, and rows are whole numbers (N,), int32 or int64"
+        if kind in VECTORS and (tensor.dtype != torch.float32 or tensor.ndim != 1):
+            return f"parameters: {name} is {found}, and a network's are float32 (P,)"
         if kind not in (INPUTS, LABEL_MAPS):
             return None
         if kind == INPUTS and tuple(tensor.shape[1:]) != tuple(shape):
             here = f"(B, {', '.join(map(str, shape))})"
             return f"inputs: {name} is {tuple(tensor.shape)}, and inputs here are {here}"
         if kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(shape)[1:]):
-            found = f"{tensor.dtype} {tuple(tensor.shape)}"
             return f"label maps: {name} is {found}, and maps here are uint8, one number a pixel"
         if not 1 <= rows <= most:
             return f"most_rows: {most}, and {name} has {rows}"

@@ -66,8 +66,9 @@ class Sizes:
         indices = [name for name, kind in question.sends.items() if kind == INDICES]
         for name in indices:
             rows = tensors[name]
-            # Up to the end, which is no row itself, and where a range may stop.
-            if rows.numel() and not (most and 0 <= int(rows.min()) <= int(rows.max()) <= most):
+            # Two of them may be a range, which stops before its second: that may be the end, which is no row.
+            end = most if len(rows) == 2 and bool(rows[0] <= rows[1]) else most - 1
+            if rows.numel() and not (most and 0 <= int(rows.min()) <= int(rows.max()) <= end):
                 rule = f"rows: {name} names rows outside the {most} of the public data"
                 raise QuestionRefused(self._node.name, question.name, rule)
         rows_asked = max(

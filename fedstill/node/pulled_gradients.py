@@ -6,12 +6,43 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from fedstill.core.errors import QuestionRefused
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import stack
 from fedstill.protocol.questions import Question
 from fedstill.protocol.summing import spread, weight_of
 from fedstill.protocol.wire_format import Tensors, refine
+
+
+def require_sound(kept: Exchange, node: str, pull: Tensors) -> None:
+    """Refuse gradients that do not belong to an answer, before anything is computed with them.
+
+    All that it goes by is known to the server: names and shapes of what the node has let out. Whether the
+    numbers are finite is checked where they arrive (:meth:`~fedstill.node.gate.Gate.inspect`).
+
+    Args:
+        kept: the question, with answers and their graph.
+        pull: the gradients that reached this node's answer, as they travel.
+
+    Raises:
+        QuestionRefused: they are of none or of other parts than were answered, not in float32, or of another
+            shape than the part; or the question has no input to pull them back to.
+    """
+    own, rule = refine(pull), None
+    parts = {name: part for name, part in kept.outputs.items() if isinstance(part, torch.Tensor)}
+    if not kept.question.differentiable:
+        rule = "gradients: none are pulled back through its answer"
+    elif not own or not own.keys() <= parts.keys():
+        rule = f"gradients: of some of {sorted(parts)}, not of {sorted(own)}"
+    else:
+        for name, tensor in own.items():
+            shape = tuple(parts[name].shape[1:])  # one part a node
+            if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
+                found = f"{tensor.dtype} {tuple(tensor.shape)}"
+                rule = f"gradients: of {name} they are torch.float32 {shape}, not {found}"
+    if rule is not None:
+        raise QuestionRefused(node, kept.question.name, rule)
 
 
 def pulled_back(kept: Exchange, nodes: Sequence[Node], pulls: Mapping[str, Tensors]) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.exchanges import Exchange, Exchanges
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, signature
-from fedstill.node.pulled_gradients import pulled_back
+from fedstill.node.pulled_gradients import pulled_back, require_sound
 from fedstill.node.recorded_handlers import Handlers
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
@@ -228,6 +228,7 @@ class RequestHandler:
         Raises:
             QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
                 one back before asking the next.
+            QuestionRefused: gradients that do not belong to its answer.
         """
         first = self.group.nodes[0].name
         kept = self._answered.get(number)
@@ -248,9 +249,13 @@ class RequestHandler:
             if pulled != kept.pulled or call != kept.call_back:
                 raise QuestionMismatch(first, name, number)
             return
+        if not kept.outputs:  # pulled only after the next question
+            raise QuestionMismatch(first, name, number)
+        for node, pull in pulls.items():
+            require_sound(kept, node, pull)
         call = self._admit(kept.question, call, pulls.values())
         kept.pulls = pulled_back(kept, self.group.nodes, pulls)
-        if not kept.pulls:  # asked without gradients, or pulled only after the next question
+        if not kept.pulls:  # asked without gradients, or of what no input reaches
             raise QuestionMismatch(first, name, number)
         kept.pulled, kept.call_back = pulled, call
         kept.inputs, kept.outputs = {}, {}  # the graph has done its work

@@ -16,6 +16,7 @@ from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
 from fedstill.federation import summed as summed_answers
 from fedstill.federation.transport import LinkError
+from fedstill.methods import fedmd
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.host import Host
 from fedstill.node.run_folder import RunFolder
@@ -372,18 +373,27 @@ def test_a_question_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_p
     assert from_ring(torch.stack(later[: len(NAMES)]).sum(0)).abs().median() > 1e3
 
 
-def test_a_question_that_fails_half_way_is_not_forgotten(tmp_path: Path) -> None:
-    """One node learns to say something else, for a question that then asks about a row that is none (where a
-    range of rows may end)."""
+def test_a_question_that_fails_half_way_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node learns to say something else, for a question whose answer then fails."""
+    failing, plain = [False], fedmd.logits
+
+    def logits(*about: Any) -> torch.Tensor:
+        if failing[0]:
+            failing[0] = False
+            raise RuntimeError("half way")
+        return plain(*about)
+
+    monkeypatch.setattr(fedmd, "logits", logits)
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        session, name = four.hosts[node].session, "digest_and_communicate"
+        name = "digest_and_communicate"
         if node != "node-0" or header.get("question") != name:
             return between(serve, message, "", {}, {})
-        assert session is not None
         sent = unpack(message)[1]
-        rows = torch.full_like(sent["rows_next"], len(session.setting.public or ()))
-        return between(serve, message, name, {}, {"consensus": sent["consensus"] + 5, "rows_next": rows})
+        failing[0] = True
+        return between(serve, message, name, {}, {"consensus": sent["consensus"] + 5})
 
     four = Four(summed("fedmd"), tmp_path / "away", bent)
     with suppress(FedstillError):

@@ -18,6 +18,7 @@ import torch
 
 from fedstill.data import node_data
 from fedstill.data.public import Public
+from fedstill.models.parameter_vector import to_vector
 from fedstill.node import host as host_module
 from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL, DATA
@@ -229,6 +230,55 @@ def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
     given = {"question": "communicate", "number": 0, "differentiable": False}
     assert "most_rows: 64, and rows names 50000" in clinic.say("answer", rows, **given)["text"]
     assert clinic.left() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "rule"),
+    [
+        (torch.zeros(4, dtype=torch.float32), "rows: rows is torch.float32 (4,)"),
+        (torch.zeros(4, dtype=torch.bool), "rows: rows is torch.bool (4,)"),
+        (torch.zeros(4, dtype=torch.uint16), "rows: rows is torch.uint16 (4,)"),
+        (torch.zeros((), dtype=torch.int64), "rows: rows is torch.int64 ()"),
+        (torch.zeros(2, 2, dtype=torch.int64), "rows: rows is torch.int64 (2, 2)"),
+        (torch.tensor([0, 1, 2, -1]), "rows: rows names rows outside the 6"),
+        (torch.tensor([0, 1, 2, 6]), "rows: rows names rows outside the 6"),
+        (torch.tensor([6, 5]), "rows: rows names rows outside the 6"),
+    ],
+)
+def test_row_numbers_that_no_public_data_have_reach_no_network(
+    rows: torch.Tensor, rule: str, tmp_path: Path
+) -> None:
+    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
+    clinic = Clinic(tmp_path / "clinic", plan=plan)
+    clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    given = {"question": "communicate", "number": 0, "differentiable": False}
+    told = clinic.say("answer", {"rows": rows}, **given)
+    assert told["kind"] == "QuestionRefused"
+    assert told["rule"].startswith(rule)
+    assert clinic.left() == []
+    assert isinstance(clinic.say("answer", {"rows": torch.tensor([0, 5, 5, 1])}, **given), tuple)
+
+
+@pytest.mark.parametrize("bad", ["bool", "int64", "float64", "scalar", "table"])
+def test_parameters_that_are_no_vector_of_float32_reach_no_network(bad: str, tmp_path: Path) -> None:
+    plan = Plan("one", {"name": "fedavg", "rounds": 2}, SPEC)
+    clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
+    clinic.say("join", plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    own = to_vector(clinic.session.node.model)
+    sent = {
+        "scalar": torch.zeros(()),
+        "table": own.unsqueeze(0),
+        "float64": own.double(),
+        "int64": own.long(),
+        "bool": own.bool(),
+    }
+    given = {"question": "train", "number": 0, "differentiable": False}
+    told = clinic.say("answer", {"parameters": sent[bad], "round": torch.tensor(0)}, **given)
+    assert told["kind"] == "QuestionRefused"
+    assert told["rule"].partition(":")[0] in ("parameters", "float32")
+    assert torch.equal(to_vector(clinic.session.node.model), own)
 
 
 def test_only_the_last_public_data_are_kept(tmp_path: Path) -> None:

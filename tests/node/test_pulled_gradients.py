@@ -1,0 +1,170 @@
+"""Gradients that are pulled back through answers: how a sum weighs them, and which a node refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import QuestionMismatch, QuestionRefused
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.masked_handler import MaskedHandler
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.request_handler import RequestHandler
+from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.summing import FINER, Added, SumCall, from_ring, total
+from fedstill.protocol.wire_format import WireConfig, pack, unpack
+from tests.node.test_host import CLASSES, MAP, B, Clinic
+from tests.node.test_host import gradients as sound_gradients
+from tests.node.test_sum_masks import Party
+
+NAMES = ("a", "b", "c")
+# Linear models z = W x of two inputs and two classes, and what each node has told of its data.
+WEIGHTS = {"a": [[1.0, 0.0], [0.0, 1.0]], "b": [[2.0, 1.0], [0.0, 1.0]], "c": [[0.0, 1.0], [1.0, 0.0]]}
+SIZES = {"a": 4.0, "b": 2.0, "c": 5.0}
+COUNTS = {"a": [1.0, 3.0], "b": [2.0, 0.0], "c": [4.0, 1.0]}
+# Of a loss with slopes g = (1/2, -1/4) of the weighed sum of logits, 2 sum_k (w_k g) W_k by hand:
+# size:   4 (1, -1/2) + 2 (2, 1/2) + 5 (-1/2, 1) = (5.5, 4)
+# counts: (1, -3/2) + (4, 2) + (-1/2, 4)         = (4.5, 4.5)
+# mean:   (1, -1/2) + (2, 1/2) + (-1/2, 1)       = (2.5, 1)
+SLOPES = torch.tensor([[0.5, -0.25]])
+BY_HAND: dict[Added, list[float]] = {"size": [2.75, 2.0], "counts": [2.25, 2.25], "mean": [1.25, 0.5]}
+
+
+def answer(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    return {"logits": group.bench("model")(x)}
+
+
+def side_of(how: Added) -> NodeSide:
+    asked = Question("examine", answer, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
+    return NodeSide({"examine": asked})
+
+
+def node_of(name: str) -> Node:
+    model = nn.Linear(2, 2, bias=False).eval()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor(WEIGHTS[name]))
+    data = TensorData(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+    node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog(), "one"), 0)
+    node.told = {"size": torch.tensor(SIZES[name]), "counts": torch.tensor(COUNTS[name])}
+    return node
+
+
+@pytest.mark.parametrize("how", BY_HAND)
+def test_gradients_under_masks_are_weighed_as_the_answers_were(how: Added, tmp_path: Path) -> None:
+    party = Party(tmp_path, NAMES)
+    handlers = {
+        name: MaskedHandler(
+            party.masks[name], Group([node_of(name)]), side_of(how), Compute(), {name: -1}, WireConfig()
+        )
+        for name in NAMES
+    }
+    x, parts = torch.tensor([[3.0, -1.0]]), []
+    for name, handler in handlers.items():
+        handler.answer("examine", 0, {"x": x}, True, SumCall(1, NAMES))
+        parts.append(handler.pull_back(0, {name: {"logits": SLOPES}}, SumCall(2, NAMES))[name])
+    assert from_ring(total(parts)["d/dx"], FINER).tolist() == [BY_HAND[how]]
+
+
+@pytest.mark.parametrize("how", BY_HAND)
+def test_gradients_of_sums_are_weighed_in_one_process_too(how: Added) -> None:
+    handler = RequestHandler(Group([node_of(name) for name in NAMES]), side_of(how), Compute())
+    handler.answer("examine", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumCall(1, NAMES))
+    pulls = {name: {"logits": SLOPES} for name in NAMES}
+    parts = list(handler.pull_back(0, pulls, SumCall(2, NAMES)).values())
+    assert from_ring(total(parts)["d/dx"], FINER).tolist() == [BY_HAND[how]]
+
+
+# --- what a node refuses --------------------------------------------------------------------------------
+
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64)
+SHAPES = st.one_of(
+    st.sampled_from([(B, CLASSES), (B, *MAP), (), (B,), (B, CLASSES, 1), (1, B, CLASSES), (0, CLASSES)]),
+    st.lists(st.integers(0, 11), max_size=4).map(tuple),
+)
+TENSORS = st.builds(lambda shape, dtype: torch.ones(shape, dtype=dtype), SHAPES, st.sampled_from(DTYPES))
+PULLS = st.dictionaries(
+    st.sampled_from(["logits", "critic", "d/dx", "", "logits:scale", "critic:scale", "x"]),
+    TENSORS,
+    max_size=4,
+)
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
+    asked = Clinic(tmp_path_factory.mktemp("fuzzed") / "clinic").ready()
+    asked.ask(0)
+    return asked
+
+
+def fits(pull: Mapping[str, torch.Tensor]) -> bool:
+    shapes = {"logits": (B, CLASSES), "critic": (B, *MAP)}
+    return bool(pull) and all(
+        shapes.get(name) == tuple(tensor.shape) and tensor.dtype == torch.float32
+        for name, tensor in pull.items()
+    )
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pull=PULLS)
+def test_gradients_of_any_form_reach_no_network_unless_they_fit_the_answer(
+    pull: dict[str, torch.Tensor], clinic: Clinic
+) -> None:
+    if fits(pull) or any(name.endswith(":scale") for name in pull):
+        return
+    header = {"do": "pull back", "run": "one", "number": 0, "question": "gradient"}
+    told, released = unpack(clinic.host.serve(pack(header, pull)))
+    assert told["error"]["kind"] == "QuestionRefused"
+    assert not released
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pull=PULLS)
+def test_scales_of_any_form_raise_typed_errors(pull: dict[str, torch.Tensor], clinic: Clinic) -> None:
+    header = {"do": "pull back", "run": "one", "number": 0, "question": "gradient"}
+    if fits({name: tensor for name, tensor in pull.items() if not name.endswith(":scale")}):
+        return
+    told, _ = unpack(clinic.host.serve(pack(header, pull)))
+    assert told["error"]["kind"] in ("QuestionRefused", "DataError")
+
+
+def test_sound_gradients_are_pulled_back_after_all_of_that(clinic: Clinic) -> None:
+    clinic.ask(7)
+    assert clinic.say("pull back", {}, number=7)["kind"] == "QuestionRefused"
+    _, released = clinic.say("pull back", sound_gradients(0.5), number=7)
+    assert released["d/dx"].shape == (B, 1, 8, 8)
+
+
+def test_gradients_of_a_question_without_differentiable_inputs_are_refused() -> None:
+    asked = Question("examine", answer, {"x": INPUTS}, {"logits": LOGITS})
+    handler = RequestHandler(Group([node_of("a")]), NodeSide({"examine": asked}), Compute())
+    handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True)
+    with pytest.raises(QuestionRefused, match="gradients"):
+        handler.pull_back(0, {"a": {"logits": SLOPES}})
+
+
+def test_a_refused_pull_uses_no_number_of_a_sum(tmp_path: Path) -> None:
+    party = Party(tmp_path, NAMES)
+    about: Any = (Group([node_of("a")]), side_of("size"), Compute(), {"a": -1}, WireConfig())
+    handler = MaskedHandler(party.masks["a"], *about)
+    handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True, SumCall(1, NAMES))
+    with pytest.raises(QuestionRefused, match="gradients"):
+        handler.pull_back(0, {"a": {"logits": SLOPES.double()}}, SumCall(2, NAMES))
+    assert handler.pull_back(0, {"a": {"logits": SLOPES}}, SumCall(2, NAMES))
+    handler.answer("examine", 1, {"x": torch.ones(1, 2)}, True, SumCall(3, NAMES))
+    handler.answer("examine", 2, {"x": torch.ones(1, 2)}, True, SumCall(4, NAMES))
+    with pytest.raises(QuestionMismatch):  # the graph of question 1 is gone
+        handler.pull_back(1, {"a": {"logits": SLOPES}}, SumCall(5, NAMES))
