@@ -150,11 +150,17 @@ def test_a_wheel_made_of_the_sdist_brings_the_command_and_all_that_it_reads(tmp_
     assert sorted(path for path in there if not (theirs / path).exists()) == []
 
 
-def test_continuous_integration_runs_the_tests() -> None:
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_continuous_integration_checks_code_and_builds_docs_with_warnings_as_errors() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o100
     assert "set -euo pipefail" in script.read_text(encoding="utf-8")
-    assert script.read_text(encoding="utf-8").rstrip().endswith("make test")
+    last = script.read_text(encoding="utf-8").rstrip().rpartition("\n")[2].removeprefix("exec ")
+    dry = [*last.split(), "--dry-run", "--directory", str(ROOT)]
+    done = subprocess.run(dry, capture_output=True, text=True, check=True, timeout=60)
+    for tool in ("ruff check", "lint-imports", "mypy", "-m pytest"):
+        assert f"bin/{tool}" in done.stdout or f"bin/python {tool}" in done.stdout
+    assert re.search(r"bin/python -m sphinx .*-W .*--keep-going", done.stdout)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
