@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -81,3 +82,15 @@ def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(
     # Nothing of a hospital lies anywhere else.
     names = {path.name for path in (home / "university").rglob("*")}
     assert not names & {"scans.npz", "pictures", "table.csv", "node.toml", "secret"}
+
+
+def test_the_first_snippet_in_python_shows_a_student_far_above_a_clinic_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The one of docs/start.md, with a fifth of its questions."""
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    code = page.partition("## From Python")[2].partition("```python\n")[2].partition("```")[0]
+    assert "steps=300" in code
+    exec(compile(code.replace("steps=300", "steps=60"), "start.md", "exec"), {})
+    alone, student = map(float, re.findall(r"([\d.]+) %", capsys.readouterr().out))
+    assert student > alone + 5
