@@ -108,9 +108,12 @@ runs = {
 }
 
 # %%
-# What each reaches, and what it sends.
+# What each reaches, and what it sends; below, what a node reaches alone.
 
+alone = runs["mine"]["standalone"]["accuracy"]["mean"]
+print(f"a node alone: {alone:.1f} %, mine: {runs['mine']['accuracy']:.1f} %")
 figure, axis = plt.subplots(figsize=(6, 3))
+axis.axhline(alone, color="C7", ls="--", label="a node alone")
 for name, figures in runs.items():
     axis.semilogx(figures["bytes"]["up"] / 1e3, figures["accuracy"], "o", label=name, ms=9)
 axis.set(xlabel="kB that left the nodes", ylabel="accuracy, percent", ylim=(0, 100))
