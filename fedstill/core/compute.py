@@ -19,6 +19,7 @@ from fedstill.core.seeds import seeded
 from fedstill.core.workers import Workers
 
 Precision = Literal["float32", "bfloat16"]
+CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class EngineConfig(Checked):
     channels_last: bool = True
     """Keep images with channels last in memory: convolutions and pooling are faster so."""
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
-    """CPU threads; 0 leaves it to torch. Nodes that are computed each for itself are so many at once."""
+    """CPU threads; 0 leaves it to torch, but for small convolutional networks on images of less than 16 x 16,
+    which compute with one. Nodes that are computed each for itself are so many at once."""
     graphs: bool = True
     """On a GPU, record a step and launch all its kernels together from then on (CUDA graphs); what cannot be
     recorded is computed as it stands, which is warned of."""
@@ -74,7 +76,8 @@ class Compute:
         self.precision: Precision = "float32" if wanted == "auto" else wanted
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
-        self.workers = Workers(torch.get_num_threads() if self.device.type == "cpu" else 1)
+        self.threads = torch.get_num_threads()
+        self.workers = Workers(self.threads if self.device.type == "cpu" else 1)
         self.graphs = Graphs()  # of local training, one network's steps after another's
 
     def suited(self, shape: Sequence[int], network: torch.nn.Module, *, exact: bool = False) -> Compute:
@@ -86,6 +89,24 @@ class Compute:
         gains = _gains(shape, network) and computes_bfloat16(self.device)
         suits.precision = "bfloat16" if gains else "float32"
         return suits
+
+    @contextmanager
+    def few_threads(self, shape: Sequence[int], network: torch.nn.Module) -> Iterator[None]:
+        """Compute with one thread where the server's networks are too small for several, unless
+        ``engine.threads`` says how many. Nodes are still computed at once, each on a core of its own.
+
+        On 8 x 8 pixels, two threads spend more time on waiting for each other than they save; next to other
+        work, where one of the two has to wait for a core, the run takes many times as long
+        (``benchmarks/busy.py``).
+        """
+        alone = self.device.type == "cpu" and not self.config.threads and _too_small(shape, network)
+        if alone:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if alone:
+                torch.set_num_threads(self.threads)
 
     @property
     def exact(self) -> Compute:
@@ -178,9 +199,15 @@ def _gains(shape: Sequence[int], network: torch.nn.Module) -> bool:
     On AMD's with AVX-512 bf16 a step of a convolutional network on 28 x 28 takes 0.5 to 0.8 of the time in
     float32; on 8 x 8, and without convolutions, about as long (``benchmarks/precision.py``).
     """
-    convolutions = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
     image = len(shape) == 3 and min(shape[1:]) >= 16
-    return image and any(isinstance(layer, convolutions) for layer in network.modules())
+    return image and any(isinstance(layer, CONVOLUTIONS) for layer in network.modules())
+
+
+def _too_small(shape: Sequence[int], network: torch.nn.Module) -> bool:
+    """Whether a network's convolutions are so small that threads gain nothing."""
+    small = len(shape) == 3 and min(shape[1:]) < 16
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    return small and weights < 1_000_000 and any(isinstance(each, CONVOLUTIONS) for each in network.modules())
 
 
 def onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -111,6 +111,7 @@ class Run(ABC):
         self.records = Records(out, self.listeners.log, self.setting.options)
         self.bars = bars or Bars(False)
         with ExitStack() as at_last:
+            at_last.enter_context(self.compute.few_threads(self.shape, self.setting.student))
             if out is not None:
                 at_last.enter_context(holding(out, "run"))
                 self.audit.open(out / FILE)
@@ -290,7 +291,7 @@ class Run(ABC):
                 "name": self.setting.engine.name,
                 "device": str(self.compute.device),
                 "precision": self.compute.precision,
-                "threads": torch.get_num_threads(),
+                "threads": self.compute.threads,
                 **self._grouped(),
             },
             "privacy": privacy,

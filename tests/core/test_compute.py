@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import fedstill
 from fedstill.core import compute as compute_module
 from fedstill.core.compute import Compute, EngineConfig, as_laid_out, computes_bfloat16, lay_out
 from fedstill.core.errors import ArgumentError
@@ -184,3 +186,69 @@ def test_a_resnets_steps_are_the_same_in_either_layout_and_end_no_process(width:
         ]
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    here = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(here)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    ("threads", "shape", "expected"),
+    [
+        (0, (1, 8, 8), 1),
+        (2, (1, 8, 8), 2),  # the user's own number
+        (0, (1, 28, 28), 2),
+        (0, (3, 32, 32), 2),
+    ],
+)
+def test_small_convolutional_networks_compute_with_one_thread(
+    threads: int, shape: tuple[int, int, int], expected: int
+) -> None:
+    compute = Compute(EngineConfig(threads=threads))
+    with compute.few_threads(shape, SmallCNN(shape, 10)):
+        assert torch.get_num_threads() == expected
+    assert torch.get_num_threads() == 2
+    assert compute.workers.count == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_large_networks_on_small_images_and_networks_without_convolutions_keep_all_threads() -> None:
+    compute = Compute(EngineConfig())
+    for network in (SmallCNN((1, 8, 8), 10, width=512), nn.Linear(64, 10)):
+        with compute.few_threads((1, 8, 8), network):
+            assert torch.get_num_threads() == 2
+
+
+def test_a_run_of_small_networks_gives_the_same_student_with_any_number_of_threads() -> None:
+    def student(threads: int) -> dict[str, torch.Tensor]:
+        draw = torch.Generator().manual_seed(1)
+        part = 2 * torch.rand(60, 1, 8, 8, generator=draw) - 1, torch.randint(10, (60,), generator=draw)
+        torch.manual_seed(0)
+        here = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            outcome = fedstill.distil(
+                data=[part, part],
+                models=[SmallCNN((1, 8, 8), 10), SmallCNN((1, 8, 8), 10)],
+                student=SmallCNN((1, 8, 8), 10),
+                test=part,
+                classes=10,
+                method=FedIOD(steps=6),
+                local=LocalConfig(epochs=1),
+                every=0,
+            )
+        finally:
+            torch.set_num_threads(here)
+        assert outcome.student is not None
+        return outcome.student.state_dict()
+
+    one, two = student(1), student(2)
+    assert all(torch.equal(one[name], two[name]) for name in one)
