@@ -325,7 +325,6 @@ def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
     given = few()
     parts = {"mark", "samples", "best", "model_names", "student_name", "values", "test_names"}  # not distil's
     parts |= {"learns", "words"}  # nor is what the student's file says of the task
-    parts |= {"test_names"}  # nor what reports call examples
     parts |= {"options"}  # those of a config are compared by themselves
     task = api.TASKS["classification"]().make(3)
     setting = api.Setting(
@@ -445,3 +444,48 @@ def test_a_run_in_another_thread_waits() -> None:
         assert not second.read.wait(1)
         go.set()
         assert figures(one.result()) == figures(other.result())
+
+
+# --- modules of many kinds -------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("norm", [torch.nn.utils.spectral_norm, torch.nn.utils.weight_norm])
+@pytest.mark.parametrize("method", ["fedavg", "feddf"])
+def test_methods_that_average_take_networks_with_older_norms(norm: Any, method: str) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), norm(nn.Linear(64, 8)), nn.ReLU(), nn.Linear(8, 3))
+
+    made = api.METHODS[method]
+    short = made(rounds=2) if method == "fedavg" else made(rounds=2, steps=2)
+    models = [network(), network()]
+    models[0](blobs(2, 0)[0])  # as a network that was used before
+    owners = [fedstill.PolicyConfig(outputs_only=False)] * 2
+    public = blobs(20, 5)[0]
+    outcome = fedstill.distil(
+        **few(models=models, student=network(), method=short, policies=owners, public=public)
+    )
+    assert outcome.student is not None
+
+
+def test_a_hook_is_of_its_own_network_in_a_stacked_call() -> None:
+    """A stacked call runs the hooks of the first network for all of them."""
+
+    def ensemble(engine: Any) -> Any:
+        torch.manual_seed(0)
+        models = [MLP(SHAPE, 3, 8), MLP(SHAPE, 3, 8)]
+        models[0].register_forward_hook(lambda module, given, out: out * 0)
+        local = fedstill.LocalConfig(epochs=20, batch=16)
+        outcome = fedstill.distil(
+            **few(models=models, local=local, engine=fedstill.EngineConfig(name=engine), method="ensemble")
+        )
+        return outcome.figures["ensemble"]["accuracy"]
+
+    assert ensemble("stacked") == ensemble("one-by-one")
+
+
+def test_a_scripted_model_may_only_answer() -> None:
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).requires_grad_(False))
+    outcome = fedstill.distil(**few(models=[model, MLP(SHAPE, 3, 8)]))
+    assert outcome.figures["nodes"][0]["bytes"]["up"] > 0

@@ -15,7 +15,6 @@ part (Binkowski et al.: "Demystifying MMD GANs", ICLR 2018).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
+from fedstill.models.copies import copied
 
 AT_ONCE = 256  # images whose features are computed at once
 
@@ -90,7 +90,7 @@ def penultimate(model: nn.Module, example: torch.Tensor, whose: str) -> Extracto
     Raises:
         ModelError: no layer with parameters, or it takes something else than ``(B, p)`` or ``(B, p, h, w)``.
     """
-    network = copy.deepcopy(model).eval().requires_grad_(False)
+    network = copied(model).eval().requires_grad_(False)
     device = next((own.device for own in network.parameters()), None)
     layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
 
@@ -191,7 +191,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
     scores: dict[str, float] = {}
     for name, model in classifiers.items():
         device = next((own.device for own in model.parameters()), None)
-        logits = Extractor(f"logits of {name}", copy.deepcopy(model).eval(), device)(images)
+        logits = Extractor(f"logits of {name}", copied(model).eval(), device)(images)
         scores[name] = inception_score(logits)
     return scores
 

@@ -15,7 +15,6 @@ The search ends with the restart of least loss: an adversary has no truth to cho
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from fedstill.attacks.recovered_images import PIXELS, Pixels, Recovered
 from fedstill.attacks.updates import Observed
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
+from fedstill.models.copies import copied
 from fedstill.protocol.wire_format import Tensors
 
 INNER = 20  # iterations of one L-BFGS step, as DLG's published code has it
@@ -83,7 +83,7 @@ def invert(
     if labels is None and config.labels == "read":
         labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
     target = {name: value.double() for name, value in release.target.items()}
-    precise = replace(release, model=copy.deepcopy(release.model).double(), target=target)
+    precise = replace(release, model=copied(release.model).double(), target=target)
     kept: list[Recovered] = []
     for restart in range(config.restarts):
         draw = torch_generator(seed, "inversion", restart)
@@ -188,7 +188,7 @@ def read_labels(
     if count == 1:
         return slope.argmin().view(1)
     noise = torch.rand(64, *shape, generator=torch_generator(seed, "inversion", "labels")).to(slope)
-    model = copy.deepcopy(release.model).train()
+    model = copied(release.model).train()
     with torch.no_grad():
         p = model(pixels.low + noise * (pixels.high - pixels.low)).softmax(1).mean(0)
     shares = count * (p - slope - how.smoothing / len(p)) / (1 - how.smoothing)

@@ -26,6 +26,7 @@ from fedstill.attacks.worlds import LOCAL, SHAPE, UNHEARD, Distinguisher, World,
 from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
+from fedstill.models.copies import copied
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -119,9 +120,9 @@ def _moves(world: World, record: TensorData, taken: int, batch: int) -> torch.Te
 
 
 def _unit(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
-    copied = copy.deepcopy(model).requires_grad_(True)
+    twin = copied(model).requires_grad_(True)
     with torch.enable_grad():
-        own = torch.autograd.grad(loss(copied), list(copied.parameters()))
+        own = torch.autograd.grad(loss(twin), list(twin.parameters()))
     flat = torch.cat([part.flatten() for part in own])
     unit: torch.Tensor = flat / flat.norm().clamp(min=1e-30)
     return unit

@@ -8,7 +8,6 @@ it takes these first weights in their place.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -28,6 +27,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.core.text_format import counted
+from fedstill.models.copies import copied
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
 from fedstill.models.parameter_vector import load_vector
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
@@ -92,7 +92,7 @@ def victims(again: RepeatedRun, seed: int, *, count: int, images: int, round: in
     found = []
     for name, part in zip(names, parts, strict=True):
         beside = "" if one else experiment.side.questions[heard[name].question].beside
-        found.append(_victim(copy.deepcopy(first), heard[name], schedule, part, beside))
+        found.append(_victim(copied(first), heard[name], schedule, part, beside))
     return found
 
 
@@ -162,7 +162,7 @@ def _victim(
     kind = release.kinds[name]
     (down,) = (sent for sent, of in release.asked.items() if of == kind)
     part = PARTS[kind]
-    after = copy.deepcopy(model)
+    after = copied(model)
     for network, vector in ((model, release.sent[down]), (after, release.tensors[name])):
         whole = network if part == "all" else split(network, "the victim's model").get_submodule(part)
         load_vector(whole, vector.cpu())

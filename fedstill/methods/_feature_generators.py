@@ -11,7 +11,6 @@ where a generator learns at a node and the running ones wherever a generator is 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from fedstill.core.compute import Compute
 from fedstill.methods import CountsLabels, Needs, Server, seeded, torch_generator
 from fedstill.methods._averaging import Rounds
 from fedstill.models import example
+from fedstill.models.copies import copied
 from fedstill.models.extractor_head import features, split
 from fedstill.models.feature_gan import FeatureGenerator, condition
 from fedstill.models.parameter_vector import load_vector
@@ -129,7 +129,7 @@ def imagined(
 
 def uploaded(like: nn.Module, vectors: torch.Tensor) -> Bench:
     """Networks like one, with the parameters that K nodes uploaded, ``(K, P)``: as used, never trained."""
-    bench = Bench([copy.deepcopy(like) for _ in vectors])
+    bench = Bench([copied(like) for _ in vectors])
     bench.train(False)
     for module, vector in zip(bench.modules, vectors, strict=True):
         load_vector(module, vector)

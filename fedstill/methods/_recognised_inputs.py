@@ -7,7 +7,6 @@ their models away once, and the server asks these.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from fedstill.methods import (
 from fedstill.methods._examining import Examines, examined
 from fedstill.methods._generated_inputs import FromLabels, Imagines
 from fedstill.methods._student import Known, Student
+from fedstill.models.copies import copied
 from fedstill.models.parameter_vector import load_vector
 from fedstill.protocol.kinds import PARAMETERS
 
@@ -122,7 +122,7 @@ class Recognises(Examines, FromLabels, Imagines, ABC):
 
     def blank(self, server: Server) -> dict[str, nn.Module]:
         """A network of each node's architecture, for its parameters to be put into."""
-        models = {name: copy.deepcopy(like) for names, like in server.kinds for name in names}
+        models = {name: copied(like) for names, like in server.kinds for name in names}
         for name, model in models.items():
             if not len(model.state_dict()):
                 allowed = f"asked, where a model has no parameters to give away, as that of {name}"

@@ -10,7 +10,6 @@ teach every student.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,8 +32,9 @@ from fedstill.methods import (
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
 from fedstill.methods._public import Batch, distil, known, optimiser_of
+from fedstill.models.copies import copied
 from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
-from fedstill.node.node_group import signature
+from fedstill.node.node_group import kind
 from fedstill.protocol.local_config import cosine, set_lr
 from fedstill.tasks import Ensemble
 
@@ -85,8 +85,8 @@ class FedDF(CountsLabels, Averaging):
         """One student an architecture; the central one must be of one of them."""
         students: dict[str, nn.Module] = {}
         for names, network in server.kinds:
-            mine = signature(network) == signature(server.student)
-            students[names[0]] = server.student if mine else copy.deepcopy(network)
+            mine = kind(network) == kind(server.student)
+            students[names[0]] = server.student if mine else copied(network)
         if server.student not in students.values():
             allowed = f"an architecture of the nodes: {', '.join(f'that of {name}' for name in students)}"
             raise ArgumentError("student.model", type(server.student).__name__, allowed)
@@ -140,7 +140,7 @@ class FedDF(CountsLabels, Averaging):
         """The mean of all received models' logits, or what else their ensemble is: ``(U, C, ...)``."""
         answers: dict[str, torch.Tensor] = {}
         for first, models in received.items():
-            teacher = copy.deepcopy(state.students[first]).eval()
+            teacher = copied(state.students[first]).eval()
             for name, x_k in models.items():
                 load_vector(teacher, x_k)
                 answers[name] = predict(teacher, x, server.compute)

@@ -4,7 +4,8 @@
 ``patch_critics``, ``table_gan`` and ``feature_gan`` are what methods add. ``extractor_head`` parts a network
 in two, ``parameter_vector`` makes it one vector, ``modes`` puts it into a mode for a while,
 ``attention_maps`` are where it looks, ``vgg`` is what a perceptual loss compares. ``hugging_face`` has models
-of that library. ``dp_compatibility`` says which can learn privately.
+of that library. ``module_check`` says which can take part at all, ``dp_compatibility`` which can learn
+privately; ``copies`` are copies.
 
 A model that is there already: ``model_config`` is what is said of it, and ``own_model`` makes it, by
 ``non_torch`` from a ``skops_file``, an ``onnx_graph`` or an ``endpoint``, to fit an ``interface``, with its
@@ -16,7 +17,7 @@ May import tasks and core. A newcomer adds a network: a class in one of these fi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -37,10 +38,12 @@ from fedstill.models.classifiers import (
 )
 from fedstill.models.generator import Generator
 from fedstill.models.modes import in_mode
+from fedstill.models.module_check import FORWARD, check, example, needs_two
 from fedstill.models.patch_critics import PatchCritic
 from fedstill.models.tables import MLP, Linear, ResidualMLP
 
 __all__ = [
+    "FORWARD",
     "MLP",
     "MODELS",
     "PREDICTS",
@@ -62,6 +65,7 @@ __all__ = [
     "check_name",
     "example",
     "made",
+    "needs_two",
 ]
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
@@ -94,9 +98,6 @@ PREDICTS = (  # by which rule a node refuses that gradients are pulled back thro
 TEXTS = ("transformer", "bag")  # of these, those whose inputs are texts
 FIXED = ("linear", "unit-linear")  # and those of one width
 TABLES = ("linear", "mlp", "residual-mlp")  # and those that take rows of a table, or whatever is flattened
-
-# What a module's forward raises when an input does not suit it.
-FORWARD = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
 
 def build(
@@ -190,35 +191,6 @@ def _parsed(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
 def _takes(name: str, form: Form) -> bool:
     """Whether one of the package's own networks takes inputs of a form."""
     return name in TEXTS if form == "texts" else name in TABLES if form == "rows" else name not in TEXTS
-
-
-def example(shape: Sequence[int], form: Form = "images", count: int = 2) -> torch.Tensor:
-    """Inputs to try a network with: images or rows of zeros, or texts of the first token."""
-    if form == "texts":
-        return torch.ones(count, *shape, dtype=torch.int64)
-    return torch.zeros(count, *shape)
-
-
-def check(
-    model: object, shape: tuple[int, ...], outputs: tuple[int, ...], whose: str, form: Form = "images"
-) -> None:
-    """Refuse a network that does not map inputs ``(B, *shape)`` of a form to ``(B, *outputs)``.
-
-    Raises:
-        ModelError: it cannot take the shape, or gives another one.
-    """
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{whose} is {model!r}: allowed is a torch.nn.Module")
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    try:
-        with in_mode(model, False), torch.no_grad():
-            output = model(example(shape, form).to(device))
-    except FORWARD as error:
-        raise ModelError(f"{whose} cannot take inputs of shape {shape}: {first_line(error)}") from error
-    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, *outputs):
-        found = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else type(output).__name__
-        such = ", as unet gives" if len(outputs) == 3 else ""
-        raise ModelError(f"{whose} gives outputs of shape {found} an example: allowed is {outputs}{such}")
 
 
 def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:

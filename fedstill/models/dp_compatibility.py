@@ -5,8 +5,6 @@ torch draws by an example's place in the batch, which follows from the other exa
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -14,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.seeds import seeded
 from fedstill.models import classifiers, tables
+from fedstill.models.copies import copied
 
 OURS = (classifiers.__name__, tables.__name__)
 FEW = 6  # layers that are named
@@ -90,7 +89,7 @@ def _named(layer: nn.Module) -> str:
 
 def _tried(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
     """What the examples' gradients run into, tried on a copy."""
-    twin = copy.deepcopy(model).train()
+    twin = copied(model).train()
     before = {name: tensor.clone() for name, tensor in _state(twin).items()}
     leaves = {name: own.detach() for name, own in twin.named_parameters()}
     x = inputs.to(next(iter(leaves.values())).device if leaves else "cpu")

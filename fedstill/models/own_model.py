@@ -49,6 +49,8 @@ def make(
     if source is None:
         source = _named(config, to, folder, whose, seed, names)
         whose = f"{whose} {config.name!r}"
+    if isinstance(source, type):
+        models.check(source, to.shape, to.outputs, whose, to.task.form)
     if isinstance(source, nn.Module):
         source = adapted(source)
         for option, allowed in {"takes": ("inputs",), "gives": ("auto", "logits")}.items():

@@ -13,6 +13,7 @@ from fedstill.core.compute import lay_out, onto
 from fedstill.core.dataset import TensorData
 from fedstill.core.recorded import Recorded
 from fedstill.core.seeds import torch_generator
+from fedstill.models.copies import settle
 from fedstill.node.gate import Gate
 from fedstill.privacy.dpsgd import PrivateSteps
 
@@ -89,6 +90,8 @@ class Node:
     def copied(self) -> Node:
         """A copy to try things on: own networks, the same data, no gate to release anything."""
         twin = copy.copy(self)
+        for module in self.modules.values():
+            settle(module)
         # One deep copy for both, so that the copied optimisers hold the copied parameters.
         twin.modules, twin.optimisers = copy.deepcopy((self.modules, self.optimisers))
         del twin.gate

@@ -6,7 +6,7 @@ is only a matter of how nodes are parted into groups; what is computed is the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,8 +18,10 @@ from fedstill.core import deadline
 from fedstill.core.compute import as_laid_out, lay_out
 from fedstill.core.errors import QuestionRefused
 from fedstill.core.recorded import draws
+from fedstill.models.copies import computed
 from fedstill.models.parameter_vector import load_vector, to_vector
 from fedstill.node.node import Node
+from fedstill.protocol.digests import digest
 
 
 def signature(module: nn.Module) -> tuple[Any, ...]:
@@ -28,6 +30,26 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
     Beside classes, parameter shapes and dtypes also all public attributes, since a user's ``forward``
     may depend on them.
     """
+    return _layers(module, _identity)
+
+
+def kind(module: nn.Module) -> tuple[Any, ...]:
+    """What must be equal for two modules to be of one architecture, so that their parameters can be averaged.
+
+    As :func:`signature`, but attributes count by what they hold and not by where that lies in memory:
+    tensors by their numbers, functions by their names, other objects by their class. A tensor that
+    ``torch.nn.utils.spectral_norm``, ``weight_norm`` or ``prune`` computes from parameters does not count.
+
+    >>> from torch.nn.utils import spectral_norm
+    >>> one, other = spectral_norm(nn.Linear(2, 3)), spectral_norm(nn.Linear(2, 3))
+    >>> kind(one) == kind(other), kind(one) == kind(nn.Linear(2, 3))
+    (True, False)
+    """
+    return _layers(module, _content)
+
+
+def _layers(module: nn.Module, described: Callable[[Any], str]) -> tuple[Any, ...]:
+    """Layers with their public attributes, as ``described`` puts these, and tensors."""
     layers = tuple(
         (
             name,
@@ -36,10 +58,9 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
             layer.extra_repr(),
             tuple(
                 sorted(
-                    # A long tensor's text leaves numbers out; an object's text has its address in it.
-                    (key, f"at {id(value)}" if hasattr(value, "shape") else repr(value))
+                    (key, described(value))
                     for key, value in vars(layer).items()
-                    if not key.startswith("_") and key != "training"
+                    if not key.startswith("_") and key != "training" and key not in computed(layer)
                 )
             ),
         )
@@ -47,6 +68,32 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
     )
     tensors = (*module.named_parameters(), *module.named_buffers())
     return layers, tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+
+
+def _identity(value: Any) -> str:
+    # A long tensor's text leaves numbers out; an object's text has its address in it.
+    return f"at {id(value)}" if hasattr(value, "shape") else repr(value)
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return digest("", {"": value.detach()})
+    if hasattr(value, "tobytes") and hasattr(value, "shape"):  # a numpy array
+        return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    told = repr(value)
+    return type(value).__qualname__ if f"{id(value):x}" in told or " at 0x" in told else told
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether a network has hooks, which a stacked call would run as the first network's for all of them.
+
+    >>> hooked(nn.Linear(2, 3)), hooked(torch.nn.utils.spectral_norm(nn.Linear(2, 3)))
+    (False, True)
+    """
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(layer, each, None) for layer in module.modules() for each in kinds)
 
 
 def multiplies_only(module: nn.Module) -> bool:
@@ -93,7 +140,7 @@ class Bench:
             part: a submodule of each to compute instead of the whole, for example ``"head"``.
         """
         deadline.check()
-        base = self.modules[0].get_submodule(part)
+        base = self.modules[0].get_submodule(part) if part else self.modules[0]
         if len(x) == 1:  # the stacked kernels would only cost
             out: torch.Tensor = base(x[0])
             return out.float().unsqueeze(0)
@@ -247,8 +294,8 @@ def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
     """The nodes in lists of equal architectures, each list to be stacked or not as one pleases.
 
-    A node whose modules cannot be stacked, for what they draw or for what ``vmap`` cannot take, is a
-    list of its own; so is one whose networks learn with DP-SGD or are teachers.
+    A node whose modules cannot be stacked, for what they draw, for their hooks or for what ``vmap`` cannot
+    take, is a list of its own; so is one whose networks learn with DP-SGD or are teachers.
     """
     kinds: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
@@ -257,7 +304,8 @@ def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
         )
         # Who learns privately, or has teachers, learns or is asked in its own way; and draws differ once
         # stacked.
-        if node.private or node.teachers or any(draws(module) for module in node.modules.values()):
+        modules = node.modules.values()
+        if node.private or node.teachers or any(draws(each) or hooked(each) for each in modules):
             kind = ("alone", node.name)
         kinds.setdefault(kind, []).append(node)
     for nodes_alike in kinds.values():

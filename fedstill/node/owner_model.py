@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 from torch import nn
@@ -12,6 +11,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ModelError
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import own_model
+from fedstill.models.copies import copied
 from fedstill.node import memory_limits
 from fedstill.node.network_setup import fitted
 from fedstill.node.node_file import NodeFile
@@ -71,7 +71,7 @@ def unfit(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> 
         return "nothing of its model is trained here, and every round trains it"
     if needs.split:
         try:
-            own, vocabulary = copy.deepcopy(model), spec.vocabulary
+            own, vocabulary = copied(model), spec.vocabulary
             fitted(own, compute, spec.shape, 0, "its model", parted=True, vocabulary=vocabulary)
         except ModelError as error:
             return str(error)

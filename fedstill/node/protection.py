@@ -16,6 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest, limit_groups
 from fedstill.models import dp_compatibility
+from fedstill.models.copies import copied
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.network_setup import architecture
 from fedstill.node.node import Node, frozen
@@ -151,7 +152,7 @@ def check_priced(node: Node) -> None:
 
 def _teach(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> None:
     """Copies of the node's model in its place, each with its own part of the records."""
-    networks = [copy.deepcopy(node.model) for _ in parts]
+    networks = [copied(node.model) for _ in parts]
     node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
     node.frozen["model"] = frozen(node.model)
     node.teachers = teachers_of(node, parts)

@@ -6,7 +6,6 @@ nodes' data and networks are read past their gates. The student learns from none
 
 from __future__ import annotations
 
-import copy
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.json_text import finite
 from fedstill.federation.federation import Answers
 from fedstill.methods._histogram import LabelHistogram
+from fedstill.models.copies import copied
 from fedstill.models.parameter_vector import load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import at_once
 from fedstill.node.node import Node
@@ -50,7 +50,7 @@ class Measured(Prepared, ABC):
     def answers(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """See :class:`~fedstill.runs.loop.Run`; also of a model or an ensemble made only to be measured."""
         if self.method.central == "virtual":
-            virtual = copy.deepcopy(self.student)
+            virtual = copied(self.student)
             load_vector(virtual, self._average())
             return float32_outputs(virtual, inputs, self.compute)
         return self._ensemble(inputs) if self.method.central == "ensemble" else super().answers(inputs)

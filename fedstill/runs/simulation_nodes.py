@@ -5,7 +5,6 @@ Everything is checked before anything is written.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,11 @@ from torch import nn
 from fedstill.core.seeds import derive, seeded
 from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
+from fedstill.models.copies import copied
 from fedstill.node import local_training
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import signature
+from fedstill.node.node_group import kind as kind_of
 from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
 from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.method import side_of
@@ -63,12 +63,12 @@ class Prepared(Run, ABC):
                 strict=True,
             )
         ]
-        kind = signature(self.student)
+        student = kind_of(self.student)
         check_networks(
             self.method.title,
             self.needs,
             {node.name: node.only_answers for node in self.nodes},
-            {node.name: signature(node.model) == kind for node in self.nodes},
+            {node.name: kind_of(node.model) == student for node in self.nodes},
         )
         self.kinds = self._kinds()
         self.at_nodes = NodeSetting(
@@ -101,7 +101,7 @@ class Prepared(Run, ABC):
         # Would every node answer what the method asks, and do the options go with task, student and public
         # data? The server itself knows, so one is made and let go.
         with seeded(setting.seed, "trial server"):
-            self.make_server([[node] for node in self.nodes], copy.deepcopy(self.student))
+            self.make_server([[node] for node in self.nodes], copied(self.student))
         self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
         self.groups: dict[str, list[list[str]]] = {}  # who was computed together, by phase
         self.mark: Node | None = None
@@ -131,7 +131,5 @@ class Prepared(Run, ABC):
         """The nodes' names by architecture, with a network of each in its first state."""
         kinds: dict[tuple[Any, ...], list[Node]] = {}
         for node in self.nodes:
-            kinds.setdefault(signature(node.model), []).append(node)
-        return tuple(
-            (tuple(node.name for node in alike), copy.deepcopy(alike[0].model)) for alike in kinds.values()
-        )
+            kinds.setdefault(kind_of(node.model), []).append(node)
+        return tuple((tuple(node.name for node in alike), copied(alike[0].model)) for alike in kinds.values())

@@ -315,7 +315,7 @@ def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
         ),
         (
             "my_models:narrow",
-            r"model.name 'my_models:narrow' gives outputs of shape \(9,\) .* allowed is \(10,\)",
+            r"model.name 'my_models:narrow' gives outputs of shape \(9,\) .*\(10,\)",
         ),
         ("my_models:fails", "model 'my_models:fails' cannot be made for inputs .*: no such disk"),
         ("my_models:number", "the model is a int: allowed is a torch.nn.Module"),
