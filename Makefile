@@ -3,7 +3,6 @@
 #   make demo                     install what a run needs, run the demo, show where its report is
 #   make test                     install the tools as well; lint, types, doctests, tests
 #   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
-#   make ci                       what continuous integration runs: make test, and make docs at the same time
 #   make bench                    our steps beside published code, cost of a node by their number; ten minutes
 #   make release-check            wheel and sdist by Python, versions and extra; an hour; Python 3.11 or newer
 #   make clean                    remove .venv and caches; what is in runs/ stays
@@ -22,7 +21,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install -qq
 
-.PHONY: help demo test types tests docs checks ci bench release-check clean
+.PHONY: help demo test types tests docs bench release-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -53,16 +52,6 @@ tests: $(VENV)/.tests
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
-
-# Types and the site, one after the other, while the tests run: two minutes of one core.
-ci: $(VENV)/.tests $(VENV)/.docs
-	$(BIN)/ruff check .
-	$(BIN)/lint-imports
-	$(MAKE) --jobs 2 tests checks
-
-checks: $(VENV)/.tests $(VENV)/.docs
-	$(MAKE) types
-	$(MAKE) docs
 
 # What benchmarks/README.md has in its table.
 bench: $(VENV)/.runs
