@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from fedstill.core.arrays import as_tensor
 from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import TensorData
@@ -22,6 +24,7 @@ from fedstill.core.seeds import exclusive
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import hugging_face
 from fedstill.data.public import Public
+from fedstill.data.python_examples import input_tensor, inputs_and_targets, target_tensor
 from fedstill.data.tables import is_frame, of_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
@@ -98,8 +101,10 @@ def distil(
 
     Args:
         data: each node's private examples: ``(inputs (N, C, H, W), labels (N,))``, a map-style
-            torch data set of ``(input, label)``, a Hugging Face ``datasets.Dataset`` of images and labels
-            (its pixels are normalised here), or :class:`~fedstill.core.dataset.TensorData`. Other tasks
+            torch data set of ``(input, label)`` or of ``{"image": input, "label": label}``, a ``DataLoader``
+            of such a one, a Hugging Face ``datasets.Dataset`` of images and labels, or
+            :class:`~fedstill.core.dataset.TensorData`. Inputs may be images of PIL; their pixels, and those
+            of Hugging Face data sets, are normalised here. Other tasks
             have other targets: a class for each pixel ``(N, H, W)``, findings ``(N, classes)`` of 1, 0 and
             -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding;
             of tables (tasks "tabular", "regression" and "survival"), features ``(N, F)``, or DataFrames with
@@ -274,8 +279,9 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
 def _public(examples: Any, form: Callable[[Any, str], TensorData], task: Task) -> Public | None:
     if examples is None:
         return None
-    if isinstance(examples, torch.Tensor):
-        return Public("given", examples.long() if task.form == "texts" else examples.float())
+    if isinstance(examples, torch.Tensor | np.ndarray):
+        inputs = as_tensor(examples, "public")
+        return Public("given", inputs.long() if task.form == "texts" else inputs.float())
     data = form(examples, "public")
     return Public("given", data.inputs, data.targets)
 
@@ -297,19 +303,10 @@ def _tensors(
         return of_frame(examples, schema, what)
     if hugging_face.is_data_set(examples):
         examples = hugging_face.tensors(examples, what, task, mean, std)
-    if isinstance(examples, tuple | list) and len(examples) == 2:
-        inputs, labels = (torch.as_tensor(part) for part in examples)
-        inputs = inputs.long() if task.form == "texts" else inputs.float()
-        return TensorData(inputs, _targets(labels, what, task))
-    iterable = isinstance(examples, torch.utils.data.IterableDataset)
-    if iterable or not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
-        found = type(examples).__name__
-        raise DataError(f"{what} is a {found}: allowed is (inputs, labels), or a data set with a length")
-    pairs = [examples[index] for index in range(len(examples))]
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs) or not pairs:
-        raise DataError(f"{what} has no examples, or not pairs of input and label")
-    parts = tuple(torch.stack([torch.as_tensor(pair[part]) for pair in pairs]) for part in (0, 1))
-    return _tensors(parts, what, task, mean, std)
+    given, targets = inputs_and_targets(examples, what)
+    inputs, labels = input_tensor(given, what, mean, std), target_tensor(targets, what)
+    inputs = inputs.long() if task.form == "texts" else inputs.float()
+    return TensorData(inputs, _targets(labels, what, task))
 
 
 def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:

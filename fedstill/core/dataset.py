@@ -209,6 +209,10 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
     if 0 in inputs.shape:
         raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is one or more of each")
     height, width = inputs.shape[-2:]
+    if form == "images" and width <= 4 < inputs.shape[1]:
+        last = "channels seem to be the last axis, as in (N, H, W, C)"
+        way = "x.permute(0, 3, 1, 2), or numpy's x.transpose(0, 3, 1, 2)"
+        raise DataError(f"{what}: inputs are {_form(inputs)}: {last}; allowed is (N, C, H, W): {way}")
     if form == "images" and (height % 4 or width % 4):
         # Generators start at a quarter of the image's size and critics end there.
         allowed = "allowed are heights and widths that 4 divides; a run's data.size makes them so"

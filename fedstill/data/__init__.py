@@ -2,7 +2,8 @@
 
 A data set is one class below ``config.DataConfig``: ``vision`` and ``builtin_tables`` have the package's own,
 ``array_data``, ``instance_images``, ``text_data`` and ``table_data`` the bases of one's own
-(docs/own-data.md), ``user_data`` reads paths, ``hugging_face`` data sets of that library. Each form of file
+(docs/own-data.md), ``user_data`` reads paths, ``hugging_face`` data sets of that library,
+``python_examples`` other objects of Python, and ``pil_images`` images among these. Each form of file
 has a reader (``csv_tables``, ``parquet_tables``, ``image_folders``, ``nifti``; ``image_files`` for single
 ones), which ``user_data`` chooses, and all end as ``raw``, but for rows of a table, which ``tables`` checks
 against their schema, and of which ``row_features`` are what models take;

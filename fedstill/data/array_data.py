@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.dataset import Column, DataSet
 from fedstill.core.errors import DataError, FedstillError
 from fedstill.core.user_functions import OWN, first_line
 from fedstill.data.config import DataConfig
+from fedstill.data.pil_images import arrays_of
 from fedstill.data.preparation import of_images
 from fedstill.data.raw import from_arrays
 from fedstill.tasks import TaskConfig
@@ -46,7 +46,7 @@ class ArrayData(DataConfig):
 
     def _given(self) -> dict[str, Column]:
         try:
-            return {key: np.asarray(array) for key, array in self.arrays().items()}
+            return arrays_of(self.arrays(), f"data {self.called!r}")
         except FedstillError:
             raise
         except OWN as error:

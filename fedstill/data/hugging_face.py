@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedstill.core.dataset import normalised
 from fedstill.core.errors import DataError
 from fedstill.data.config import MEAN, STD
-from fedstill.data.image_files import pixels_of
+from fedstill.data.pil_images import array_of
 from fedstill.data.raw import image_array
 from fedstill.tasks import Task
 
@@ -46,19 +47,20 @@ def tensors(
     if len(data) == 0:
         raise DataError(f"{what} has no rows: allowed is one or more")
     rows = [data[index] for index in range(len(data))]
-    values = (row[source] for row in rows)
-    pictures = [pixels_of(value, what) if hasattr(value, "convert") else value for value in values]
-    try:
-        inputs, targets = np.stack(pictures), np.stack([np.asarray(row[target]) for row in rows])
-    except ValueError as error:
-        told = f"{what}: rows of {source!r} or {target!r} differ in size"
-        raise DataError(f"{told}: allowed is one size for all") from error
+    inputs = array_of([row[source] for row in rows], f"{what}: {source!r}")
+    targets = array_of([row[target] for row in rows], f"{what}: {target!r}", numbers=True)
     if task.form == "texts":
         return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets)
-    pixels = image_array(Path(what), {"images": inputs})
-    channels = pixels.shape[1]
-    scaled = normalised(pixels, mean or (MEAN,) * channels, std or (STD,) * channels)
-    return scaled, torch.from_numpy(targets.astype(np.int64))
+    return scaled(inputs, what, mean, std), torch.from_numpy(targets.astype(np.int64))
+
+
+def scaled(
+    pixels: npt.NDArray[Any], what: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+) -> torch.Tensor:
+    """Pixels ``(N, H, W)`` or ``(N, H, W, C)`` as a network takes them; without mean and std from -1 to 1."""
+    images = image_array(Path(what), {"images": pixels})
+    channels = images.shape[1]
+    return normalised(images, mean or (MEAN,) * channels, std or (STD,) * channels)
 
 
 def _one(what: str, role: str, *choices: set[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +16,7 @@ from fedstill.core.errors import DataError
 from fedstill.core.text_format import more_such, times
 from fedstill.core.user_functions import first_line
 from fedstill.data.images import grey, resized
-
-Bytes = npt.NDArray[np.uint8]
+from fedstill.data.pil_images import Bytes, numbers_of, pixels_of, turn_of
 
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
@@ -37,53 +35,20 @@ class UnequalSizes(DataError):
 def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
     """One image as (1, H, W) or (3, H, W); a DataError, begun by ``what``, if it has no 8-bit channels."""
     with _opened(source, what) as image:
-        pixels = pixels_of(_upright(image), what)
+        pixels = pixels_of(image, what)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def pixels_of(image: Any, what: str) -> Bytes:
-    """A picture of PIL in grey, ``(H, W)``, or colour, ``(H, W, 3)``: a DataError if not of 8 bits each."""
-    if image.mode.startswith(("I", "F")):
-        raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel")
-    return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
 
 
 def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
     """A grey image of up to 16 bits, whose values are numbers of objects or classes: ``(H, W)``."""
     with _opened(source, what) as image:
-        if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
-            raise DataError(f"{what}: is an image of mode {image.mode}: allowed is one number a pixel")
-        return np.asarray(_upright(image)).astype(np.int32)
-
-
-ORIENTATION = 0x0112  # the EXIF tag
-_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # of EXIF's orientations: PIL's transpositions
-
-
-def _turn(image: Any) -> int:
-    """How a camera was held, 1 to 8 as EXIF counts; 1, upright, where a file says nothing that can be read.
-
-    PIL turns a TIFF itself.
-    """
-    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):  # it would be decoded
-        return 1
-    try:
-        told = image.getexif().get(ORIENTATION, 1)
-    except (OSError, ValueError, SyntaxError, KeyError, TypeError, AttributeError, struct.error):
-        return 1
-    return told if told in _TURNS else 1
-
-
-def _upright(image: Any) -> Any:
-    """A photograph as its camera was held, which the file may say beside the pixels (EXIF)."""
-    turn = _turn(image)
-    return image.transpose(_TURNS[turn]) if turn in _TURNS else image
+        return numbers_of(image, what)
 
 
 def orientation(source: Path, what: str) -> int:
     """How the camera of an image file was held, 1 to 8 as EXIF counts, of which 1 is upright."""
     with _opened(source, what) as image:
-        return _turn(image)
+        return turn_of(image)
 
 
 @contextmanager
@@ -105,7 +70,7 @@ def size_of(source: Path, what: str) -> tuple[int, int]:
     """Height and width of an image file."""
     with _opened(source, what) as image:
         height, width = image.height, image.width
-        return (width, height) if _turn(image) > 4 else (height, width)
+        return (width, height) if turn_of(image) > 4 else (height, width)
 
 
 ONE_SIZE = "; data.size makes one size, at a node data.fit, of new data --fit"

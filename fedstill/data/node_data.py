@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedstill.core.dataset import TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.table_schema import NO_SCHEMA, Schema
@@ -24,7 +22,9 @@ from fedstill.data.image_files import UnequalSizes, UnreadableImage
 from fedstill.data.input_spec import InputSpec, check_examples
 from fedstill.data.loader import CLASSIFICATION
 from fedstill.data.node_data_config import SOURCES, PrivateConfig
+from fedstill.data.pil_images import arrays_of
 from fedstill.data.preparation import with_channels
+from fedstill.data.python_examples import inputs_and_targets
 from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
 from fedstill.data.tables import read_schema
 from fedstill.data.user_data import SERVING, read
@@ -233,7 +233,9 @@ def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, Any]:
         if not isinstance(given, Mapping):
             images, labels = given if isinstance(given, tuple) else _pairs(given)
             given = {"images": images, "labels": labels}
-        return {str(name): np.asarray(array) for name, array in given.items()}
+        return arrays_of(given, "its data")
+    except DataError as error:
+        raise DataError(f"data.source {config.source!r}: {error}") from error
     except OWN as error:
         told = f"the function fails, or gives no (images, labels): {first_line(error)}"
         raise DataError(f"data.source {config.source!r}: {told}") from error
@@ -242,9 +244,8 @@ def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, Any]:
 def _pairs(data: Any) -> tuple[Any, Any]:
     if isinstance(data, TensorData):
         return data.inputs.numpy(), data.targets.numpy()
-    examples = [data[index] for index in range(len(data))]
-    images = np.stack([np.asarray(image) for image, _ in examples])
-    return images, np.asarray([label if isinstance(label, str) else int(label) for _, label in examples])
+    images, labels = inputs_and_targets(data, "its data")
+    return images, [label if isinstance(label, str) else int(label) for label in labels]
 
 
 def _function(config: PrivateConfig, folder: Path) -> Any:

@@ -193,7 +193,10 @@ def _opened(source: Any, probe: Any, numbers: bool, called: str) -> _Source:
 def _asked(predict: Callable[[Any], Any], taken: Any, called: str) -> torch.Tensor:
     """What a model gives, in float32; whatever its own kind raises is one line."""
     try:
-        return torch.from_numpy(np.asarray(predict(taken)).astype(np.float32))
+        answers = np.asarray(predict(taken))
+        if np.iscomplexobj(answers):  # whose imaginary part would be lost
+            raise PredictorError(f"a {called} gives complex numbers: allowed are real ones")
+        return torch.from_numpy(answers.astype(np.float32))
     except _refusals() as error:
         if isinstance(error, FedstillError):
             raise

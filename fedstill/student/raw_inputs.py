@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from fedstill.core.arrays import as_tensor
 from fedstill.core.errors import DataError, MethodRefused
 from fedstill.core.text_format import times
 from fedstill.data.input_spec import InputSpec
+from fedstill.data.pil_images import array_of, holds_images
+from fedstill.data.raw import image_array
 from fedstill.data.row_features import RowFeatures
 from fedstill.data.tables import coded, is_frame
 from fedstill.data.text_data import HASH, ids_of
@@ -82,7 +85,9 @@ class RawPixels(RawInputs):
 
     def checked(self, given: Any) -> torch.Tensor:
         """See :class:`RawInputs`."""
-        x = torch.as_tensor(np.asarray(given) if not isinstance(given, torch.Tensor) else given)
+        if holds_images(given):
+            given = image_array(Path("images"), {"images": array_of(given, self.called)})
+        x = as_tensor(given, self.called)
         if x.ndim == 3 and self.shape[0] == 1:
             x = x.unsqueeze(1)
         if tuple(x.shape[1:]) != self.shape:
@@ -156,7 +161,7 @@ class RawRows(RawInputs):
             given = {str(name): list(given[name]) for name in given.columns}
         if isinstance(given, Mapping):
             return torch.from_numpy(coded(given, self.schema, "rows", lambda row: f"row {row}"))
-        x = torch.as_tensor(given).float()
+        x = as_tensor(given, self.called).float()
         columns = self.schema.inputs
         if x.ndim != 2 or x.shape[1] != len(columns):
             names = ", ".join(column.name for column in columns)

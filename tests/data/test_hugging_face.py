@@ -79,7 +79,7 @@ def test_what_cannot_be_told_is_one_line() -> None:
         (pictures(other=ClassLabel()), r"data does not tell its targets: allowed is one called label,"),
         (Dataset({"text": Sequence(), "label": ClassLabel()}, []), "data does not tell its inputs"),
         (pictures(0), "data has no rows"),
-        (pictures(2, "I"), "data: is an image of mode I: allowed are 8 bits"),
+        (pictures(2, "I"), "data: 'scan': image 0: is an image of mode I: allowed are 8 bits"),
         (
             Dataset(pictures().features, [{"scan": Picture.new("L", (s, 8)), "kind": 0} for s in (8, 4)]),
             "one size",

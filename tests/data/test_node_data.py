@@ -289,6 +289,26 @@ def data_set(path):
 def reads(path):
     return PIXELS, np.loadtxt(path, dtype=int)
 
+def pictures(path):
+    from PIL import Image
+
+    return [{"image": Image.fromarray(PIXELS[index]), "label": (2, 0)[index]} for index in range(2)]
+
+def loader(path):
+    return torch.utils.data.DataLoader(Pairs(), batch_size=1)
+
+def backwards(path):
+    pixels = PIXELS[::-1].astype(">f4") / 255
+    return pixels.astype(">f4")[::-1], np.array([0, 2], dtype=">i8")[::-1]
+
+def sizes(path):
+    from PIL import Image
+
+    return [(Image.fromarray(PIXELS[0]), 0), (Image.fromarray(PIXELS[1, :2]), 1)]
+
+def imaginary(path):
+    return PIXELS + 1j, [2, 0]
+
 def fails(path):
     raise KeyError("no such patient")
 
@@ -297,7 +317,10 @@ def nothing(path):
 """
 
 
-@pytest.mark.parametrize("function", ["pair", "names", "arrays", "data_set", "reads"])
+@pytest.mark.parametrize(
+    "function",
+    ["pair", "names", "arrays", "data_set", "reads", "pictures", "loader", "backwards"],
+)
 def test_a_function_of_the_owners_own(tmp_path: Path, function: str) -> None:
     (tmp_path / "my_private_loaders.py").write_text(LOADERS, encoding="utf-8")
     (tmp_path / "labels.txt").write_text("2\n0\n", encoding="utf-8")
@@ -312,7 +335,9 @@ def test_a_function_of_the_owners_own(tmp_path: Path, function: str) -> None:
     ("source", "line"),
     [
         ("my_private_loaders:fails", "the function fails, or gives no .*: 'no such patient'"),
-        ("my_private_loaders:nothing", "the function fails, or gives no"),
+        ("my_private_loaders:nothing", "data.source 'my_private_loaders:nothing': .* is a NoneType"),
+        ("my_private_loaders:sizes", "images: image 1 is 2 x 8, but image 0 is 4 x 8"),
+        ("my_private_loaders:imaginary", "images are complex128: allowed is uint8, or floats"),
         ("my_private_loaders:none", "data.source is .* allowed is one of .*, which has no 'none'"),
         ("my_private_nothing:load", "data.source is .* allowed is one in .* or installed here"),
         (

@@ -224,7 +224,7 @@ def test_palettes_and_alpha_become_colour_and_bilevel_grey(tmp_path: Path) -> No
     Image.new("RGBA", (8, 8), (9, 8, 7, 0)).save(tmp_path / "c" / "a" / "2.png")
     raw = read_folder(tmp_path / "c")
     assert raw.images.shape == (2, 3, 8, 8)
-    assert raw.images[1, :, 0, 0].tolist() == [9, 8, 7]
+    assert raw.images[1, :, 0, 0].tolist() == [255, 255, 255]  # transparent, and so white
     (tmp_path / "g" / "a").mkdir(parents=True)
     Image.new("1", (8, 8), 1).save(tmp_path / "g" / "a" / "1.png")
     assert (read_folder(tmp_path / "g").images == 255).all()

@@ -175,6 +175,7 @@ def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp
         (lambda images: images[:, 0, 0, 0], r"gives \(2,\) for 2 inputs: allowed is \(2, 10\)"),
         (lambda images: images["x"], "cannot take these inputs"),
         (lambda images: [["a"] * 10] * 2, "cannot take these inputs: could not convert string"),
+        (lambda images: images[:, 0, 0, :1].repeat(10, 1) + 1j, "gives complex numbers"),
         (Session(["N", 64], outputs="none"), r"gives no floats \(B, classes\)"),
     ],
 )

@@ -49,7 +49,10 @@ def test_bytes_and_floats_are_normalised_as_the_run_did(cats: Path) -> None:
     pixels = torch.arange(2 * 3 * 64).reshape(2, 3, 8, 8).remainder(256).to(torch.uint8)
     mean, std = torch.tensor(PIXELS.mean).view(-1, 1, 1), torch.tensor(PIXELS.std).view(-1, 1, 1)
     wanted = student.network((pixels.float() / 255 - mean) / std)
-    for given in (pixels, pixels.float() / 255, pixels.numpy()):
+    pictures = [Image.fromarray(image) for image in pixels.permute(0, 2, 3, 1).contiguous().numpy()]
+    backwards = pixels.flip(0).numpy()[::-1]  # with negative strides
+    big_endian = (pixels.float() / 255).numpy().astype(">f4")
+    for given in (pixels, pixels.float() / 255, pixels.numpy(), backwards, big_endian, pictures):
         torch.testing.assert_close(student(given), wanted)
     torch.testing.assert_close(student.probabilities(pixels), wanted.softmax(1))
 
@@ -63,6 +66,7 @@ def test_bytes_and_floats_are_normalised_as_the_run_did(cats: Path) -> None:
         (torch.zeros(2, 8, 8, 3), "images are 2 x 8 x 8 x 3: allowed are N x 3 x 8 x 8"),
         (torch.zeros(3, 8, 8), "images are 3 x 8 x 8: allowed are N x 3"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "images are torch.int64"),
+        (torch.zeros(2, 3, 8, 8) + 0j, "images: values are complex64"),
     ],
 )
 def test_other_images_are_refused_in_a_line(cats: Path, given: torch.Tensor, told: str) -> None:
@@ -156,6 +160,8 @@ def test_a_regressions_answers_are_in_the_targets_unit(tmp_path: Path) -> None:
     assert student(torch.tensor([[50.0]])).item() == 15.0
     with pytest.raises(DataError, match="row 0: column 'age' is 101: allowed is 0 to 100"):
         student(torch.tensor([[101.0]]))
+    with pytest.raises(DataError, match="rows: values are complex64"):
+        student(torch.tensor([[50.0 + 1j]]))
 
 
 def test_of_a_time_until_an_event_is_told_that_it_has_not_come(tmp_path: Path) -> None:
