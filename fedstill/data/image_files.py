@@ -122,10 +122,13 @@ def image_files(folder: Path, *, below: bool = False) -> list[Path]:
     Hidden ones are passed over, as those of a notebook's checkpoints are.
 
     Raises:
-        DataError: an image of a form that is not read is among them.
+        DataError: an image of a form that is not read is among them, or a link to an image that is not there.
     """
     places = [folder, *(_folders_below(folder) if below else ())] if folder.is_dir() else []
-    seen = (file for place in places for file in place.iterdir() if not file.name.startswith("."))
+    seen = [file for place in places for file in place.iterdir() if not file.name.startswith(".")]
+    empty = sorted(file for file in seen if file.suffix.lower() in SUFFIXES and not file.exists())
+    if empty:  # as in a git-annex whose content was not fetched: passed over, images would be missing
+        raise DataError(f"{empty[0]}: is a link to nothing{more_such(len(empty))}: allowed are images")
     files = sorted(file for file in seen if file.is_file())
     unread = [file for file in files if file.suffix.lower() in UNREAD]
     if unread:

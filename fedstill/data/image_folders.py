@@ -47,7 +47,10 @@ def map_files(folder: Path, *, masks: bool) -> FoundImages:
         files = image_files(here)
         if not files:
             raise DataError(f"{here}: holds no image")
-        there = {file.stem: file for file in image_files(root / "masks")} if masks else {}
+        there: dict[str, Path] = {}
+        for mask in image_files(root / "masks") if masks else []:
+            if (first := there.setdefault(mask.stem, mask)) != mask:
+                raise DataError(f"{mask}: {first.name} is there, too: allowed is one mask for an image")
         for file in files:
             name = file.relative_to(folder).stem
             if name in names:

@@ -248,10 +248,25 @@ def read_npz(path: Path) -> dict[str, Column]:
 
 
 def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
-    """The three parts of MedMNIST's files in one, of which ``split`` tells them apart."""
-    images, labels = (
-        np.concatenate([need(path, arrays, f"{part}_{name}") for part in MEDMNIST])
-        for name in ("images", "labels")
-    )
-    split = np.repeat(np.arange(len(MEDMNIST)), [len(arrays[f"{part}_images"]) for part in MEDMNIST])
-    return {"images": images, "labels": labels, "split": split}
+    """The parts of MedMNIST's files in one, with ``split`` where there are several; no other array is lost.
+
+    The validation part may be missing, and the test part, too, which is then drawn.
+    """
+    parts = [part for part in MEDMNIST if f"{part}_images" in arrays]
+    if parts == ["train", "val"]:
+        missing = "has val_images and no test_images"
+        raise DataError(f"{path}: {missing}: allowed are train and test parts, and val next to them")
+    of_parts = {name: name.partition("_")[2] for name in arrays if name.partition("_")[0] in MEDMNIST}
+    joined = {name: array for name, array in arrays.items() if name not in of_parts}
+    for kind in dict.fromkeys(of_parts.values()):
+        some = [need(path, arrays, f"{part}_{kind}") for part in parts]
+        for part, array in zip(parts, some, strict=True):
+            count = len(arrays[f"{part}_images"])
+            if array.shape[:1] != (count,) or array.shape[1:] != some[0].shape[1:]:
+                allowed = f"one for each of {count} images, of one shape in all parts"
+                raise DataError(f"{path}: {part}_{kind} is of shape {array.shape}: allowed is {allowed}")
+        joined[kind] = np.concatenate(some)
+    if len(parts) > 1:
+        counts = [len(arrays[f"{part}_images"]) for part in parts]
+        joined["split"] = np.repeat([MEDMNIST.index(part) for part in parts], counts)
+    return joined

@@ -320,3 +320,50 @@ def test_a_node_has_the_training_part_alone(tmp_path: Path) -> None:
 def test_a_part_that_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no array 'val_labels', only test_images"):
         load(named(str(medmnist(tmp_path / "part.npz", val_labels=None))))
+
+
+VALIDATION: dict[str, None] = {"val_images": None, "val_labels": None}
+TEST: dict[str, None] = {"test_images": None, "test_labels": None}
+
+
+def test_the_validation_part_may_be_missing_and_is_then_drawn(tmp_path: Path) -> None:
+    path = str(medmnist(tmp_path / "part.npz", **VALIDATION))
+    data = load(named(path))
+    assert (numbered(data.train), numbered(data.test)) == (list(range(12)), list(range(200, 206)))
+    chosen = load(named(path, validation=0.25))
+    assert (len(chosen.train), len(chosen.test)) == (9, 3)
+    assert sorted(numbered(chosen.train) + numbered(chosen.test)) == list(range(12))
+
+
+def test_of_a_training_part_alone_the_test_part_is_drawn(tmp_path: Path) -> None:
+    data = load(named(str(medmnist(tmp_path / "train.npz", **VALIDATION, **TEST))))
+    assert sorted(numbered(data.train) + numbered(data.test)) == list(range(12))
+    with pytest.raises(DataError, match=r"no_test\.npz: has val_images and no test_images"):
+        load(named(str(medmnist(tmp_path / "no_test.npz", **TEST))))
+
+
+def test_arrays_next_to_those_of_medmnist_are_kept(tmp_path: Path) -> None:
+    patients = {f"{part}_patient": START[part] + np.arange(count) // 2 for part, count in SIZES.items()}
+    path = medmnist(tmp_path / "more.npz", classes=np.array(["healthy", "ill"]), **patients)
+    data = load(named(str(path)))
+    assert data.classes == ("healthy", "ill")
+    assert data.columns["patient"].tolist() == [n // 2 for n in range(12)]
+    del patients["val_patient"]
+    with pytest.raises(DataError, match="has no array 'val_patient'"):
+        load(named(str(medmnist(tmp_path / "some.npz", **patients))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        # As many labels as images in all: joined, they would belong to the images before them.
+        ({"train_labels": np.zeros((11, 1), int), "test_labels": np.zeros((7, 1), int)}, "train_labels"),
+        ({"test_images": np.zeros((6, 8, 8, 3), np.uint8)}, "test_images"),
+        ({"test_labels": np.zeros(6, int)}, "test_labels"),
+    ],
+)
+def test_refuses_parts_that_do_not_belong_together(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(DataError, match=rf"odd\.npz: {said} is of shape"):
+        load(named(str(medmnist(tmp_path / "odd.npz", **changes))))

@@ -264,3 +264,20 @@ def test_what_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
         ArgumentError, match=r"'potos': allowed is one of digits, .* and there is no .*/potos"
     ):
         load(named("potos", root=str(tmp_path)))
+
+
+def test_refuses_two_masks_of_one_name(tmp_path: Path) -> None:
+    root = folder(tmp_path / "scans")
+    Image.fromarray(np.ones((8, 8), dtype=np.uint8)).save(root / "masks" / "i3.tif")
+    with pytest.raises(DataError, match=r"i3\.tif: i3\.png is there, too"):
+        load(named(str(root)), SEGMENTATION)
+
+
+@pytest.mark.parametrize("part", ["images", "masks"])
+def test_refuses_links_to_images_that_are_not_there(tmp_path: Path, part: str) -> None:
+    root = folder(tmp_path / "scans")
+    file = root / part / "i3.png"
+    file.rename(tmp_path / "moved.png")
+    file.symlink_to(tmp_path / "not fetched.png")
+    with pytest.raises(DataError, match=rf"{part}/i3\.png: is a link to nothing"):
+        load(named(str(root)), SEGMENTATION)
