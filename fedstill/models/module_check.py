@@ -98,6 +98,9 @@ def _check_tensors(model: nn.Module, trained: dict[str, nn.Parameter], whose: st
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise ModelError(f"{whose} has no numbers in {name!r} (device meta): expected tensors with data")
+        if tensor.is_complex():  # whose imaginary part would be lost
+            expected = "expected real numbers, as torch.view_as_real makes"
+            raise ModelError(f"{whose} has complex numbers in {name!r}: {expected}")
     for name, own in trained.items():
         if own.dtype != torch.float32:
             found = f"{name!r} of {str(own.dtype).removeprefix('torch.')}"

@@ -245,3 +245,25 @@ def test_a_model_that_does_not_fit_gets_one_clear_line(model: nn.Module, words: 
     with pytest.raises(ModelError, match=words) as caught:
         check(model, IMAGE, (3,), "model of a")
     assert "\n" not in str(caught.value)
+
+
+class Spectrum(nn.Module):
+    """Complex weights on the spectrum of an image; gives their size, or complex numbers as they are."""
+
+    def __init__(self, complex_weights: bool) -> None:
+        super().__init__()
+        kind = torch.complex64 if complex_weights else torch.float32
+        self.weight = nn.Parameter(torch.ones(64, 3, dtype=kind))
+        self.register_buffer("turn", torch.ones(1, dtype=torch.complex64), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.fft2(x).flatten(1)
+        given: torch.Tensor = spectrum @ (self.weight * self.turn)
+        return given.abs() if self.weight.is_complex() else given
+
+
+def test_refuses_complex_weights_and_complex_outputs() -> None:
+    with pytest.raises(ModelError, match="mine has complex numbers in 'weight'"):
+        check(Spectrum(True), IMAGE, (3,), "mine")
+    with pytest.raises(ModelError, match="mine gives complex outputs"):
+        check(Spectrum(False), IMAGE, (3,), "mine")
