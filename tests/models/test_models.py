@@ -265,5 +265,5 @@ class Spectrum(nn.Module):
 def test_refuses_complex_weights_and_complex_outputs() -> None:
     with pytest.raises(ModelError, match="mine has complex numbers in 'weight'"):
         check(Spectrum(True), IMAGE, (3,), "mine")
-    with pytest.raises(ModelError, match="mine gives complex outputs"):
+    with pytest.raises(ModelError, match="mine gives outputs of complex64"):
         check(Spectrum(False), IMAGE, (3,), "mine")
