@@ -22,7 +22,7 @@ def schema(given: Given) -> None:
         raise ArgumentError("--out", str(out), "a file that is not there yet")
 
     from fedstill.core.run_writer import write_text
-    from fedstill.data.schema_draft import draft, seen_once
+    from fedstill.data.schema_draft import draft, nearly_equal, seen_once
     from fedstill.data.tables import cells_of, schema_text
 
     for file in files:
@@ -47,6 +47,8 @@ def schema(given: Given) -> None:
         print(f"Left out: {name}, as {why}.")
     for name, once in seen_once(made, together).items():
         print(f"Once only, perhaps misspelt: {', '.join(map(repr, once))} of {name}.")
+    for note in nearly_equal(made):
+        print(f"{note[0].upper()}{note[1:]}.")
     if made.event:
         _, came = next(column.categories for column in made.columns if column.name == made.event)
         print(f"The event is {came!r} of {made.event}: swap its categories if it is the other.")

@@ -12,6 +12,7 @@ import torch
 
 from fedstill.core.brief import brief_repr
 from fedstill.core.errors import DataError
+from fedstill.core.name_columns import named_columns
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 
 Column = npt.NDArray[Any]  # (N,), one value per training example: its site, its hospital, an age, ...
@@ -140,6 +141,10 @@ class DataSet:
 
     __repr__ = brief_repr
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", named_columns(self.columns))
+        object.__setattr__(self, "test_columns", named_columns(self.test_columns))
+
 
 def check_labels(
     targets: torch.Tensor, classes: int, what: str, shape: tuple[int, ...] = (), least: int = 0
@@ -161,9 +166,10 @@ def check_labels(
     outside = torch.nonzero((targets < least) | (targets >= classes))
     if len(outside):
         place = tuple(outside[0].tolist())
+        from_one = least == 0 and int(targets.min()) == 1 and int(targets.max()) == classes
         raise DataError(
             f"{what}: label {int(targets[place])} of example {place[0]} is outside {least}..{classes - 1} "
-            f"({len(outside)} such labels in all)"
+            f"({len(outside)} such labels in all){': they count from 1, so subtract 1' if from_one else ''}"
         )
 
 

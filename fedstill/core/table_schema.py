@@ -15,9 +15,10 @@ from typing import Literal
 
 from fedstill.core.brief import brief_repr
 from fedstill.core.errors import ArgumentError
+from fedstill.core.names import plain, without_point
 
 MOST = 100_000  # features
-EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none")  # cells without a value, in whatever case
+EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none", "?")  # cells without a value, in whatever case
 LONGEST = 1000  # intervals of time
 
 
@@ -49,25 +50,30 @@ class SchemaColumn:
     """Whether cells may be empty. Then a further feature says which are."""
 
     def __post_init__(self) -> None:
-        name = f"column {self.name!r}: "
+        object.__setattr__(self, "name", plain(self.name))
+        object.__setattr__(self, "categories", tuple(map(plain, self.categories)))
+        prefix = f"column {self.name!r}: "
         if not self.name:
             raise ArgumentError("name", self.name, "a text, as in the header")
         if self.type == "number":
             ordered = len(self.range) == 2 and self.range[0] < self.range[1]
             if not ordered or not all(math.isfinite(each) for each in self.range):
-                raise ArgumentError(f"{name}range", list(self.range), "the lowest and a higher number")
+                raise ArgumentError(f"{prefix}range", list(self.range), "the lowest and a higher number")
             if self.categories:
-                raise ArgumentError(f"{name}categories", list(self.categories), "none, of numbers")
+                raise ArgumentError(f"{prefix}categories", list(self.categories), "none, of numbers")
             (low, high), scale = self.range, self.scale
             if scale and not (len(scale) == 2 and low <= scale[0] < scale[1] <= high):
-                raise ArgumentError(f"{name}scale", list(scale), f"two rising numbers of {low:g} to {high:g}")
+                raise ArgumentError(
+                    f"{prefix}scale", list(scale), f"two rising numbers of {low:g} to {high:g}"
+                )
             return
         for part in ("range", "scale"):
             if getattr(self, part):
-                raise ArgumentError(f"{name}{part}", list(getattr(self, part)), "none, of categories")
-        if len(self.categories) < 2 or "" in self.categories or named_twice(self.categories):
+                raise ArgumentError(f"{prefix}{part}", list(getattr(self, part)), "none, of categories")
+        forms = [without_point(each) for each in self.categories]  # 1 and 1.0 are one
+        if len(self.categories) < 2 or "" in self.categories or named_twice(forms):
             allowed = "two or more different texts"
-            raise ArgumentError(f"{name}categories", list(self.categories), allowed)
+            raise ArgumentError(f"{prefix}categories", list(self.categories), allowed)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -78,6 +84,13 @@ class SchemaColumn:
         """
         own = [self.name] if self.type == "number" else [f"{self.name}: {each}" for each in self.categories]
         return (*own, *([f"{self.name}: missing"] if self.missing else []))
+
+    def place(self, text: str) -> int | None:
+        """Which of its categories a cell's text is, from 0, where 1.0 is 1; None: none of them."""
+        if text in self.categories:
+            return self.categories.index(text)
+        whole = without_point(text)
+        return next((n for n, each in enumerate(self.categories) if without_point(each) == whole), None)
 
     @property
     def span(self) -> tuple[float, float]:
@@ -141,6 +154,8 @@ class Schema:
     def __post_init__(self) -> None:
         if not self:
             return
+        object.__setattr__(self, "target", plain(self.target))
+        object.__setattr__(self, "event", plain(self.event))
         names = [column.name for column in self.columns]
         if twice := named_twice(names):
             raise ArgumentError("columns", twice, "each name once")

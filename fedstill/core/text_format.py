@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from fedstill.core.names import number_of
+
 MISSING = "not measured"
 LARGEST = 1e300  # what lies beyond, NaN and infinity too, is no figure to show
 
@@ -115,11 +117,7 @@ def cell(text: str) -> str:
     """
     if text[:1] not in ("=", "+", "-", "@", "\t", "\r") or len(text) == 1:
         return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
+    return text if number_of(text) is not None else f"'{text}"
 
 
 def more_such(count: int) -> str:

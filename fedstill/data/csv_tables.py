@@ -15,12 +15,22 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.name_columns import named_columns
+from fedstill.core.names import (
+    class_names,
+    has_decimal_comma,
+    number_of,
+    plain,
+    unknown_name,
+)
+from fedstill.core.text_format import clip
 from fedstill.core.user_functions import first_line
 from fedstill.data.image_files import stacked
 from fedstill.data.raw import Images, Raw, by_name
 from fedstill.data.stratified_sampling import Ints
 
 CASES = "cases.csv"
+POINT = "numbers with a decimal point and no comma"
 TABULAR = "columns of numbers are learned by task.name = 'tabular'"
 PARTS = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 2, "valid": 2, "validation": 2}
 
@@ -37,10 +47,12 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, delimiter="\t" if ".tsv" in path.suffixes else ",")
-            header = [name.strip() for name in next(reader, [])]
+            header = [plain(cell) for cell in next(reader, [])]
             if len(header) == 1 and ";" in header[0]:
+                first = [cell.strip() for cell in ",".join(next(reader, [])).split(";")]
                 told = "its cells are divided by ';': allowed are commas, or tabs in a .tsv"
-                raise DataError(f"{path}: {told}")
+                point = f"; and {POINT}" if any(map(has_decimal_comma, first)) else ""
+                raise DataError(f"{path}: {told}{point}")
             yield 1, header
             empty = True
             for row in reader:
@@ -63,23 +75,23 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise DataError(f"{path}: cannot be read as a table ({told})") from error
 
 
-def column_of(header: Sequence[str], name: str, option: str, path: Path) -> int:
+def column_of(header: Sequence[str], column: str, option: str, path: Path) -> int:
     """The place of a column that an option names; an ArgumentError if there is none, or there are several."""
-    if header.count(name) != 1:
-        raise ArgumentError(option, name, f"one column of {path}, which has {_listed(header)}")
-    return header.index(name)
+    if header.count(column) != 1:
+        raise ArgumentError(option, column, f"one column of {path}, which has {_listed(header)}")
+    return header.index(column)
 
 
 def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
     """A table by columns, some of which it must have; a DataError if one is missing, or two have one name."""
     (_, header), *below = rows(path)
-    for name in needed:
-        if name not in header:
-            raise DataError(f"{path}: has no column {name!r}, only {_listed(header)}")
-    for name in header:
-        if header.count(name) > 1:
-            raise DataError(f"{path}: has column {name!r} twice: allowed is once")
-    return {name: [row[place] for _, row in below] for place, name in enumerate(header)}
+    for column in needed:
+        if column not in header:
+            raise DataError(f"{path}: has no column {column!r}, only {_listed(header)}")
+    for column in header:
+        if header.count(column) > 1:
+            raise DataError(f"{path}: has column {column!r} twice: allowed is once")
+    return {column: [row[place] for _, row in below] for place, column in enumerate(header)}
 
 
 def told_part(table: dict[str, list[str]], path: Path) -> Ints | None:
@@ -88,7 +100,7 @@ def told_part(table: dict[str, list[str]], path: Path) -> Ints | None:
     if "split" not in table:
         return None
     numbers = PARTS | {"dev": 2, "0": 0, "1": 1, "2": 2}
-    cells = [cell.lower() for cell in table.pop("split")]
+    cells = [plain(cell).lower() for cell in table.pop("split")]
     wrong = next((cell for cell in cells if cell not in numbers), None)
     if wrong is not None:
         told = "allowed are train, test and validation (or 0, 1 and 2)"
@@ -106,17 +118,17 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], Ints |
     if not path.is_file():
         return {}, None
     table = read_csv(path, "name")
-    listed = table.pop("name")
-    place = {name: row for row, name in enumerate(listed)}
+    listed, wanted = [plain(each) for each in table.pop("name")], list(map(plain, names))
+    place = {each: row for row, each in enumerate(listed)}
     if len(place) < len(listed):
-        twice = next(name for name in listed if listed.count(name) > 1)
+        twice = next(each for each in listed if listed.count(each) > 1)
         raise DataError(f"{path}: names {twice!r} twice: allowed is once")
-    missing = next((name for name in names if name not in place), None)
+    missing = next((each for each in wanted if each not in place), None)
     if missing is not None:
         raise DataError(f"{path}: does not name {missing!r}, which is in {folder}")
-    at = [place[name] for name in names]
+    at = [place[each] for each in wanted]
     test = told_part(table, path)
-    columns = {key: np.array(cells)[at] for key, cells in table.items()}
+    columns = named_columns({key: np.array(cells)[at] for key, cells in table.items()})
     return columns, None if test is None else test[at]
 
 
@@ -144,6 +156,10 @@ class Columns:
     label: str = "label"
     image: str = ""
     group: str = ""
+
+    def __post_init__(self) -> None:
+        for option in ("label", "image", "group"):
+            object.__setattr__(self, option, plain(getattr(self, option)))
 
 
 # --- classes ------------------------------------------------------------------------------------------
@@ -176,29 +192,35 @@ def read_classes(
         counted(len(names))
         labels, classes = by_name(table.pop(columns.label), str(path))
         test = told_part(table, path)
-        known = {name: np.array(cells) for name, cells in table.items()}
+        known = {column: np.array(cells) for column, cells in table.items()}
         images = _files(path, names, size, channels)
         return Raw(images, labels, classes, test, known, names=np.array(names))
-    options = {option: name for option, name in asdict(columns).items() if name or option == "label"}
+    options = {option: column for option, column in asdict(columns).items() if column or option == "label"}
     if columns.label not in header:
         allowed = f"one column of {path}, which has {_listed(header)}; {TABULAR}"
         raise ArgumentError("data.label", columns.label, allowed)
-    places = {option: column_of(header, name, f"data.{option}", path) for option, name in options.items()}
+    places = {option: column_of(header, own, f"data.{option}", path) for option, own in options.items()}
     cells: dict[str, list[str]] = {option: [] for option in places}
     rest = [column for column in range(len(header)) if column not in places.values()]
     pixels: list[npt.NDArray[np.float32]] = []
     for line, row in found:  # pixels become numbers row by row: as texts they would take far more memory
         for option, place in places.items():
             cells[option].append(row[place])
-        try:
-            pixels.append(np.array([row[column] for column in rest], dtype=np.float32))
-        except ValueError as error:
-            told = "allowed are numbers, or a column of image files"
-            raise DataError(f"{path}: line {line}: {first_line(error)}: {told}; {TABULAR}") from error
+        pixels.append(pixel_row([row[column] for column in rest], f"{path}: line {line}", f"; {TABULAR}"))
     labels, classes = by_name(cells["label"], str(path))
     images = pixel_images(np.stack(pixels), path, shape)
     groups = {columns.group: np.array(cells["group"])} if columns.group else {}
     return Raw(images, labels, classes, columns=groups)
+
+
+def pixel_row(cells: Sequence[str], where: str, hint: str = "") -> npt.NDArray[np.float32]:
+    """A line of pixels as numbers; a DataError, begun by ``where``, names the first cell that is none."""
+    odd = (cell for cell in cells if not (cell.isascii() and cell.isdigit()))
+    wrong = next((cell for cell in odd if number_of(cell) is None), None)
+    if wrong is not None:
+        allowed = f"allowed are numbers, or a column of image files{hint}"
+        raise DataError(f"{where} has {clip(repr(wrong), 60)}: {allowed}")
+    return np.array(cells, dtype=np.float32)
 
 
 def pixel_images(
@@ -249,38 +271,38 @@ def read_findings(
     if listed:
         labels, names = _divided(table[listed], tuple(classes), path)
     else:
-        found = [name for name in table if name not in aside]
-        names = tuple(classes) or tuple(found)
+        found = [column for column in table if column not in aside]
+        names = class_names(classes, "classes") or tuple(found)
         if not set(names) & set(found):
             raise DataError(f"{path}: has columns {', '.join(table)}: allowed is one for a finding")
         unknown = ["-1"] * len(table[image])
-        labels = np.stack([_values(table.get(name, unknown), name, path) for name in names], axis=1)
+        labels = np.stack([_values(table.get(each, unknown), each, path) for each in names], axis=1)
     test = told_part(table, path)
-    known = {name: np.array(cells) for name, cells in table.items() if name in aside - {image, listed}}
+    known = {key: np.array(cells) for key, cells in table.items() if key in aside - {image, listed}}
     images = _files(path, table[image], size, channels)
     return Raw(images, labels, names, test, known, names=np.array(table[image]))
 
 
 def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tuple[Ints, tuple[str, ...]]:
-    sets = [{name.strip() for name in cell.split("|")} - {NOTHING, ""} for cell in cells]
+    sets = [{plain(part) for part in cell.split("|")} - {NOTHING, ""} for cell in cells]
     met = sorted(set().union(*sets))
-    names = classes or tuple(met)
-    unknown = next((name for name in met if name not in names), None)
+    names = class_names(classes, "classes") or tuple(met)
+    unknown = next((each for each in met if each not in names), None)
     if unknown is not None:
-        raise DataError(f"{path}: has a finding {unknown!r}: allowed are {', '.join(names)}")
+        raise DataError(f"{path}: has a finding {unknown_name(unknown, names)}")
     if not names:
         raise DataError(f"{path}: has no finding at all: allowed is one or more")
-    return np.array([[int(name in found) for name in names] for found in sets], dtype=np.int64), names
+    return np.array([[int(each in found) for each in names] for found in sets], dtype=np.int64), names
 
 
-def _values(cells: Sequence[str], name: str, path: Path) -> Ints:
-    wrong = next((cell for cell in cells if cell not in _VALUES), None)
+def _values(cells: Sequence[str], finding: str, path: Path) -> Ints:
+    wrong = next((cell for cell in cells if plain(cell) not in _VALUES), None)
     if wrong is not None:
-        told = f"finding {name!r} has {wrong!r}"
+        told = f"finding {finding!r} has {wrong!r}"
         raise DataError(f"{path}: {told}: allowed are 1, 0, and -1 or nothing (unknown)")
-    return np.array([_VALUES[cell] for cell in cells], dtype=np.int64)
+    return np.array([_VALUES[plain(cell)] for cell in cells], dtype=np.int64)
 
 
 def _files(path: Path, names: Sequence[str], size: int, channels: int) -> Images:
     """The image files that a csv names, of one form: ``(N, C, H, W)``."""
-    return stacked(((path.parent / name, f"{path}: image {name!r}") for name in names), size, channels)
+    return stacked(((path.parent / file, f"{path}: image {file!r}") for file in names), size, channels)

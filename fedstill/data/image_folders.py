@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
+from fedstill.core.names import plain
 from fedstill.core.text_format import times
 from fedstill.data.csv_tables import CASES, PARTS, about
 from fedstill.data.image_files import image_files, images_below, instance_map, orientation, size_of, stacked
@@ -49,19 +50,19 @@ def map_files(folder: Path, *, masks: bool) -> FoundImages:
             raise DataError(f"{here}: holds no image")
         there: dict[str, Path] = {}
         for mask in image_files(root / "masks") if masks else []:
-            if (first := there.setdefault(mask.stem, mask)) != mask:
+            if (first := there.setdefault(plain(mask.stem), mask)) != mask:
                 raise DataError(f"{mask}: {first.name} is there, too: allowed is one mask for an image")
         for file in files:
-            name = file.relative_to(folder).stem
-            if name in names:
+            own = plain(file.stem)
+            if own in names:
                 raise DataError(f"{file}: has the name of another image: allowed is one image a name")
-            if masks and file.stem not in there:
+            if masks and own not in there:
                 raise DataError(f"{file}: has no mask {root / 'masks' / (file.stem + '.png')}")
-            names.append(name)
+            names.append(own)
             images.append(file)
             test.append(number)
             if masks:
-                beside.append(there[file.stem])
+                beside.append(there[own])
                 if orientation(file, str(file)) != orientation(beside[-1], str(beside[-1])):
                     apart = "is to be turned, as EXIF says, and its mask otherwise: save both upright"
                     raise DataError(f"{file}: {apart}")
@@ -107,31 +108,36 @@ def read_folder(
     """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, and ``val/<class>/*`` if there is
     one, or ``<class>/*``; in folders below these, too.
 
-    Classes are the names of the folders, in sorted order; files that end in no image suffix are passed over.
+    Classes are the names of the folders, in sorted order; folders of one name (:mod:`fedstill.core.names`)
+    are one class, and files that end in no image suffix are passed over.
     ``cases.csv`` may say more (:func:`fedstill.data.csv_tables.about`), where an image is called by its place
     in the folder, without suffix: ``cat/1``. Arguments as :func:`fedstill.data.user_data.read`; a DataError
     names the folder or file that cannot be used.
     """
     parts = _parts(path)
-    classes = _class_names(parts[0][0])
-    for part, _ in parts[1:]:
-        if unknown := sorted(set(_class_names(part)) - set(classes)):
-            raise DataError(f"{part / unknown[0]}: has no folder of that name in {parts[0][0]}")
-    _require_classes(parts[0][0], classes)
+    by_part = {part: _class_folders(part) for part, _ in parts}
+    classes = tuple(sorted(by_part[parts[0][0]]))
+    for own in by_part.values():
+        if unknown := sorted(own.keys() - set(classes)):
+            raise DataError(f"{own[unknown[0]][0]}: has no folder of that name in {parts[0][0]}")
+    _require_classes(parts[0][0], by_part[parts[0][0]])
     files: list[Path] = []
     labels: list[int] = []
     test: list[int] = []
     for part, number in parts:
-        for label, name in enumerate(classes):
-            there = image_files(part / name, below=True) if number else images_below(part / name)
+        for label, of in enumerate(classes):
+            places = by_part[part].get(of, [part / of])
+            there = [file for place in places for file in image_files(place, below=True)]
+            if not there and not number:
+                images_below(places[0])  # which refuses it
             files += there
             labels += [label] * len(there)
             test += [number] * len(there)
     columns, told = about(path, [file.relative_to(path).with_suffix("").as_posix() for file in files])
     counted(len(files))
     images = stacked(((file, str(file)) for file in files), size, channels)
-    own, called = _part(path, parts, test, told), _called(files, path)
-    return Raw(images, np.array(labels), classes, own, columns, names=called)
+    split, called = _part(path, parts, test, told), _called(files, path)
+    return Raw(images, np.array(labels), classes, split, columns, names=called)
 
 
 def _called(files: Sequence[Path], folder: Path) -> Column:
@@ -163,14 +169,18 @@ def _parts(folder: Path) -> list[tuple[Path, int]]:
     return [(folder, 0)]
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")))
+def _class_folders(folder: Path) -> dict[str, list[Path]]:
+    """The folders of each class."""
+    names: dict[str, list[Path]] = {}
+    for place in sorted(folder.iterdir()):
+        if place.is_dir() and not place.name.startswith("."):
+            names.setdefault(plain(place.name), []).append(place)
     if (folder / SCHEMA).is_file():
         told = "task tabular reads these (fedstill run wine-fediod, or --base wine-fediod)"
         raise DataError(f"{folder}: this looks like tables, as there is a {SCHEMA}: {told}")
     if not names:
         raise DataError(f"{folder}: has no folders: allowed is one folder of images per class")
-    if {"images", "masks"} <= set(names):
+    if {"images", "masks"} <= names.keys():
         raise DataError(
             f"{folder}: this looks like images and masks: task segmentation (or instances) reads these, and "
             "task classification one folder of images per class"
@@ -178,15 +188,13 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _require_classes(folder: Path, classes: Sequence[str]) -> None:
+def _require_classes(folder: Path, classes: Mapping[str, Sequence[Path]]) -> None:
     """Refuse folders of sites or parts, whose own folders are the classes."""
     inner: dict[str, str] = {}
-    for name in classes:
-        below = folder / name
+    for below in (place for places in classes.values() for place in places):
         if image_files(below):
             continue
-        for place in sorted(place.name for place in below.iterdir() if place.is_dir()):
-            if place in inner:
-                told = f"{inner[place]} and {name} both hold a folder {place}, and no image beside it"
+        for place in sorted(plain(place.name) for place in below.iterdir() if place.is_dir()):
+            if inner.setdefault(place, below.name) != below.name:
+                told = f"{inner[place]} and {below.name} both hold a folder {place}, and no image beside it"
                 raise DataError(f"{folder}: {told}: allowed is a folder a class, in train and test if parted")
-            inner[place] = name

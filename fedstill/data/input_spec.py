@@ -10,7 +10,8 @@ from typing import Any
 
 from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.dataset import AXES, DataSet
-from fedstill.core.errors import ArgumentError, TooLarge
+from fedstill.core.errors import ArgumentError, DataError, TooLarge
+from fedstill.core.names import class_names
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.models.interface import Interface
 from fedstill.tasks import TASKS, Task, TaskConfig
@@ -50,6 +51,11 @@ class InputSpec:
         axes = AXES[kind.form][1:]
         if len(self.shape) != len(axes) or not all(1 <= size < 2**31 for size in self.shape):
             raise ArgumentError("spec.shape", self.shape, f"{', '.join(axes)}, each 1 or more, below 2**31")
+        if not self.schema:  # which names its classes itself
+            try:
+                object.__setattr__(self, "classes", class_names(self.classes, "spec.classes"))
+            except DataError as error:
+                raise ArgumentError("spec.classes", self.classes, "different names") from error
         if len(self.classes) < kind.least:
             raise ArgumentError("spec.classes", self.classes, f"{kind.least} or more")
         texts = kind.form == "texts"

@@ -21,6 +21,7 @@ from fedstill.core import deadline
 from fedstill.core.checked import Share
 from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
 from fedstill.core.errors import DataError
+from fedstill.core.names import plain
 from fedstill.data.config import MEAN, STD, DataConfig, Side
 from fedstill.data.image_files import decoded, instance_map
 from fedstill.data.image_folders import map_files
@@ -49,6 +50,10 @@ class Picture:
     site: str = ""
     test: int | None = None
     patient: str = ""
+
+    def __post_init__(self) -> None:
+        for part in ("site", "patient"):
+            object.__setattr__(self, part, plain(getattr(self, part)))
 
 
 def picture(
@@ -132,8 +137,8 @@ def data_set(pictures: Sequence[Picture], config: PictureData, name: str, note: 
 
     Pictures of one patient stay together; one of an unknown patient is by itself.
     """
-    check_sites(config.sites, sorted({one.site for one in pictures} - {""}))
-    pictures = [one for one in pictures if not config.sites or one.site in config.sites]
+    wanted = check_sites(config.sites, sorted({one.site for one in pictures} - {""}))
+    pictures = [one for one in pictures if not wanted or one.site in wanted]
     unit, owner = whose(pictures)
     scaled, patch = "", config.patch or PATCH
     if config.scale < 1:

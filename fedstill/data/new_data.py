@@ -16,10 +16,10 @@ import torch
 
 from fedstill.core.dataset import Cases, Column, TensorData
 from fedstill.core.errors import DataError
-from fedstill.core.user_functions import first_line
+from fedstill.core.names import plain
 from fedstill.data import text_data
 from fedstill.data.config import DATA, named
-from fedstill.data.csv_tables import Columns, column_of, pixel_images, read_csv
+from fedstill.data.csv_tables import Columns, column_of, pixel_images, pixel_row, read_csv
 from fedstill.data.image_files import images_below, stacked
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.instance_images import cases_of, cut, read_pictures
@@ -27,7 +27,7 @@ from fedstill.data.loader import load
 from fedstill.data.preparation import PATIENT, SITE, check_sites, taught, with_channels
 from fedstill.data.raw import Images, image_array, read_npz
 from fedstill.data.spec_tensors import inputs_in, labels_in
-from fedstill.data.stratified_sampling import require_told
+from fedstill.data.stratified_sampling import require_told, require_units
 from fedstill.data.tables import cells_of, read_folder, read_rows
 from fedstill.data.user_data import UserFiles, form_of, located, read
 
@@ -82,8 +82,8 @@ def measured(name: str, spec: InputSpec, how: Reading) -> TensorData:
         data, columns = table.data, table.columns
     elif targets == "instances":
         all_of = read_pictures(place)
-        check_sites(how.sites, sorted({one.site for one in all_of if one.site}))
-        pictures = [one for one in all_of if not how.sites or one.site in how.sites]
+        sites = check_sites(how.sites, sorted({one.site for one in all_of if one.site}))
+        pictures = [one for one in all_of if not sites or one.site in sites]
         cases = cases_of(pictures, spec.shape[1])
         return _checked(cut(pictures, cases, np.arange(len(cases.of)), spec.shape[1]), spec, what)
     else:
@@ -125,18 +125,18 @@ def _of_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str,
     """Examples of some sites, or all, with their cases, as they have them or as columns tell: patients, or
     examples of a site."""
     if (known := data.cases) is not None:
-        check_sites(sites, sorted({site for site in known.sites if site}))
+        sites = check_sites(sites, sorted({site for site in known.sites if site}))
         rows = [known.of_site(site) for site in sites]
         return data.subset(torch.cat(rows).sort().values) if sites else data
     places = columns.get(SITE)
     here = [] if places is None else sorted(set(map(str, places.tolist())))
-    check_sites(sites, here)
+    sites = check_sites(sites, here)
     each = np.arange(len(data))
     owners = columns.get(PATIENT, each if places is not None else None)
     if owners is None:
         return data
-    for name in columns.keys() & {PATIENT, SITE}:
-        require_told(name, columns[name])
+    for column in columns.keys() & {PATIENT, SITE}:
+        (require_units if column == PATIENT else require_told)(column, columns[column])
     cases = Cases.by_column(owners, places)
     chosen = each if places is None or not sites else np.flatnonzero(np.isin(places.astype(str), sites))
     whole = replace(data, cases=cases, groups=cases.of if PATIENT in columns else None)
@@ -188,18 +188,14 @@ def _images(place: Path, spec: InputSpec, how: Reading) -> tuple[list[str], Sequ
         names = [str(file.relative_to(place)) if place.is_dir() else file.name for file in found]
         return names, _decoded([(file, str(file)) for file in found], spec, how)
     table = read_csv(place)
-    image = how.image or ("image" if "image" in table else "")
+    image = plain(how.image) or ("image" if "image" in table else "")
     if image:
         column_of(list(table), image, "--image", place)
         files = [(place.parent / name, f"{place}: image {name!r}") for name in table[image]]
         return table[image], _decoded(files, spec, how)
-    cells = [column for name, column in table.items() if name != how.label]
-    try:
-        pixels = np.array(cells, dtype=np.float32).T
-    except ValueError as error:
-        raise DataError(
-            f"{place}: {first_line(error)}: allowed are pixels, or a column of files, named by --image"
-        ) from error
+    rows = zip(*(column for name, column in table.items() if name != plain(how.label)), strict=True)
+    hint = ", named by --image"
+    pixels = np.stack([pixel_row(row, f"{place}: row {at}", hint) for at, row in enumerate(rows, 1)])
     return _numbered(len(pixels)), [pixel_images(pixels, place, spec.shape)]
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
+from fedstill.core.names import plain
 from fedstill.core.text_format import times
 from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import about
@@ -147,13 +148,14 @@ def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
                     f"{file}: is a folder of nnU-Net's layout: allowed are <case>_image.nii.gz with "
                     "<case>_mask.nii.gz, or a folder for each case"
                 )
+            case = plain(file.name)
             for each in sorted(file.iterdir()):
                 if (kind := _stem(each)) is not None:
-                    kind = kind.removeprefix(f"{file.name}_").lower()
-                    files.setdefault(file.name, {}).setdefault(kind, []).append(each)
+                    kind = plain(kind).removeprefix(f"{case}_").lower()
+                    files.setdefault(case, {}).setdefault(kind, []).append(each)
         elif stem is not None and stem.lower().endswith(tuple(f"_{kind}" for kind in ("image", *MASKS))):
             name, _, kind = stem.rpartition("_")
-            files.setdefault(name, {}).setdefault(kind.lower(), []).append(file)
+            files.setdefault(plain(name), {}).setdefault(kind.lower(), []).append(file)
     if not files:
         raise DataError(f"{folder}: has no <case>_image.nii.gz, and no folder with NIfTI files for each case")
     found = []

@@ -25,7 +25,7 @@ from fedstill.data.node_data_config import SOURCES, PrivateConfig
 from fedstill.data.pil_images import arrays_of
 from fedstill.data.preparation import with_channels
 from fedstill.data.python_examples import inputs_and_targets
-from fedstill.data.raw import MOST_CLASSES, Raw, from_arrays, whole_numbers
+from fedstill.data.raw import Raw, from_arrays
 from fedstill.data.tables import read_schema
 from fedstill.data.user_data import SERVING, read
 from fedstill.tasks import TASKS, TaskConfig
@@ -184,8 +184,7 @@ def _with_own_spec(
         raise RunNeeded(f"{what}: {told}") from error
     classes = raw.classes
     if task.targets == "class":
-        if config.source == "csv" and whole_numbers(classes) and int(classes[-1]) < MOST_CLASSES:
-            classes = tuple(map(str, range(int(classes[-1]) + 1)))  # from 0, some of which do not occur
+        raw.require_every_class(what)
         if len(classes) < 2:
             told = "one class does not tell which others there are: name the run, which does"
             raise RunNeeded(f"{what}: {told}")

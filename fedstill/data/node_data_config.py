@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.names import class_names
 from fedstill.data.config import DATA
 
 SOURCES = ("npz", "folder", "csv", "parquet", "nifti", "tensors")
@@ -71,6 +72,10 @@ class PrivateConfig:
             )
         if self.schema and self.source in ("npz", "folder", "nifti"):
             raise ArgumentError("data.schema", self.schema, f"empty, as source {self.source} holds no rows")
+        try:
+            object.__setattr__(self, "classes", class_names(self.classes, "data.classes"))
+        except DataError as error:
+            raise ArgumentError("data.classes", list(self.classes), "different names") from error
         if self.schema and self.classes:
             raise ArgumentError("data.classes", list(self.classes), "empty, as data.schema says them")
         if self.slices < 0 or (self.slices and self.source != "nifti"):

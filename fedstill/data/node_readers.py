@@ -25,7 +25,7 @@ from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.preparation import PATIENT, taught, with_channels
 from fedstill.data.raw import Raw
 from fedstill.data.spec_tensors import groups_of, inputs_in, labels_in
-from fedstill.data.stratified_sampling import Ints, numbered, require_told
+from fedstill.data.stratified_sampling import Ints, numbered, require_units
 from fedstill.data.tables import check_rows, read_rows
 
 
@@ -64,7 +64,7 @@ def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) ->
         raise DataError(f"{what}: holds {found}: allowed are just {', '.join(sorted(wanted))}")
     groups = None
     if config.group:
-        require_told(config.group, tensors[config.group].numpy(), what)
+        require_units(config.group, tensors[config.group].numpy(), what)
         groups = numbered(tensors[config.group].tolist())
     inputs = tensors["inputs"]
     if spec.vocabulary:  # ids that the run's model has not are unknown words: refused, they would be told
@@ -101,6 +101,8 @@ def of_pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, m
         allowed = f"empty ({known!r}) or {SLIDE!r} for task instances here"
         raise ArgumentError("data.group", config.group, allowed)
     patient = (config.group or known) == PATIENT
+    if patient:
+        require_units(PATIENT, np.array([one.patient for one in pictures if one.patient]), what)
     names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]
     groups = numbered(names[case] for case in cases.of.tolist())
     return TensorData(data.inputs, data.targets, groups)

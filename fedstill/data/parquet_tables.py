@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import DataError
+from fedstill.core.names import plain
 from fedstill.core.table_schema import named_twice
 from fedstill.core.user_functions import first_line
 
@@ -27,7 +28,10 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
     try:
         with parquet.ParquetFile(path) as file:
             table = file.read()
-            names, columns = table.column_names, [column.to_pylist() for column in table.columns]
+            names, columns = (
+                [plain(each) for each in table.column_names],
+                [column.to_pylist() for column in table.columns],
+            )
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
     if twice := named_twice(names):

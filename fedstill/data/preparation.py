@@ -14,6 +14,7 @@ import torch
 
 from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.names import alike_note, difference, plain
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig
 from fedstill.data.images import resized, resized_maps
@@ -24,6 +25,7 @@ from fedstill.data.stratified_sampling import (
     labels_of,
     numbered,
     require_told,
+    require_units,
     strata,
     stratified,
     whole,
@@ -98,8 +100,10 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         DataError: a patient in both of the source's parts, or one patient alone and nothing told; examples
             without a patient or site where others have one.
     """
-    for name in source.columns.keys() & {source.unit, SITE}:
-        require_told(name, source.columns[name], source.name)
+    for column in source.columns.keys() & {source.unit, SITE}:
+        require = require_units if column == PATIENT else require_told
+        require(column, source.columns[column], source.name)
+    _check_columns(source)
     rows = np.arange(len(source.targets))
     own = source.columns[source.unit] if source.unit else rows
     units = own if source.units is None else source.units
@@ -131,12 +135,27 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         classes=source.classes,
         mean=(MEAN,) * source.channels,
         std=(STD,) * source.channels,
-        note=joined(source.note, drawn, told, scaled, limited),
+        note=joined(source.note, drawn, told, scaled, limited, *_alike(source)),
         columns=columns,
         test_columns={key: column[measured] for key, column in source.columns.items()},
         test_names=tuple(map(str, (rows if source.names is None else source.names)[measured].tolist())),
         unit=source.unit,
     )
+
+
+def _check_columns(source: Source) -> None:
+    """Refuse a column that is not heeded, though its name is nearly one that would be."""
+    for column in source.columns:
+        for heeded in (PATIENT, "split"):
+            if how := difference(column, heeded):
+                told = f"column {column!a} differs from {heeded!r} by {how} alone, and is not heeded"
+                raise DataError(f"{source.name}: {told}: allowed is {heeded!r}, or another name")
+
+
+def _alike(source: Source) -> list[str]:
+    """What is to be said of classes and sites whose names are nearly equal."""
+    sites = [] if source.sites is None else [str(site) for site in np.unique(source.sites)]
+    return [alike_note("classes", source.classes), alike_note("sites", sites)]
 
 
 def joined(*notes: str) -> str:
@@ -229,6 +248,8 @@ def of_images(
         DataError: as :func:`prepared`.
     """
     kind = task.makes.kind
+    if kind == "class":
+        raw.require_every_class(name)
     whole_images, classes = kind == "image", raw.classes
     everything: Ints = np.arange(len(raw.images))
     rows, left_out = (everything, "") if kind == "class" else _chosen_sites(raw, sites)
@@ -294,12 +315,14 @@ def with_channels(images: Images, channels: tuple[int, ...]) -> Images:
     return images[:, list(channels)] if channels else images
 
 
-def check_sites(wanted: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a site that is not there, with an ArgumentError that names it and those that are."""
-    for site in wanted:
+def check_sites(wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The names of wanted sites; an ArgumentError refuses one that is not there, and names those that are."""
+    sites = tuple(map(plain, wanted))
+    for site in sites:
         if site not in known:
             allowed = f"some of {', '.join(known)}" if known else "none, as no column site tells them"
             raise ArgumentError("data.sites", site, allowed)
+    return sites
 
 
 def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
@@ -307,17 +330,17 @@ def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
     sites = raw.columns.get(SITE)
     for column in raw.columns.keys() & {PATIENT, SITE}:  # else a site without a name is left out
         require_told(column, raw.columns[column])
-    names = [] if sites is None else [str(name) for name in np.unique(sites)]
-    check_sites(wanted, names)
+    names = [] if sites is None else [str(site) for site in np.unique(sites)]
+    wanted = check_sites(wanted, names)
     if sites is None:
         return rows, ""
     unit = raw.columns.get(PATIENT, rows)
     least = 2 if raw.test is None else 1  # to part a site's patients there must be two
-    small = [name for name in names if len(np.unique(unit[sites == name])) < least]
-    for name in wanted:
-        if name in small:
-            raise ArgumentError("data.sites", name, "sites of two or more patients, one of them for testing")
-    used = wanted or [name for name in names if name not in small]
+    small = [site for site in names if len(np.unique(unit[sites == site])) < least]
+    for site in wanted:
+        if site in small:
+            raise ArgumentError("data.sites", site, "sites of two or more patients, one of them for testing")
+    used = wanted or [site for site in names if site not in small]
     told = f"left out, with one patient each: {', '.join(small)}" if small and not wanted else ""
     return np.flatnonzero(np.isin(sites, used)), told
 

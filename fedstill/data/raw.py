@@ -19,7 +19,15 @@ import torch
 
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import DataError
-from fedstill.core.table_schema import named_twice
+from fedstill.core.name_columns import TEXTS, named_column, named_columns
+from fedstill.core.names import (
+    class_names,
+    count_of,
+    plain,
+    unknown_name,
+    without_point,
+)
+from fedstill.core.text_format import more_such
 from fedstill.core.user_functions import first_line
 from fedstill.data.images import mask_classes
 from fedstill.data.stratified_sampling import Ints
@@ -42,6 +50,13 @@ class Raw:
         named: whether classes have names of their own, and not only numbers.
         names: of each image's file, ``(N,)``; None: images have numbers only.
         note: what a reader of results must know of how they were read.
+        declared: whether the source says which classes there are; else they are counted from the largest
+            label.
+
+    Classes and columns are brought into the one form that names have (:mod:`fedstill.core.names`).
+
+    Raises:
+        DataError: two classes or two columns of one name.
     """
 
     images: Images
@@ -52,6 +67,24 @@ class Raw:
     named: bool = True
     names: Column | None = None
     note: str = ""
+    declared: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", class_names(self.classes, "classes"))
+        object.__setattr__(self, "columns", named_columns(self.columns))
+
+    def require_every_class(self, what: str) -> None:
+        """Refuse labels from which the number of classes cannot be told, as some class has no example.
+
+        Raises:
+            DataError: numbers without a list of the classes that do not begin at 0, or have gaps.
+        """
+        if self.declared or not len(gaps := np.setdiff1d(np.arange(len(self.classes)), self.labels)):
+            return
+        ends = f"labels are numbers from {self.labels.min()} to {self.labels.max()}"
+        told = f"{ends}, and no example has label {gaps[0]}{more_such(len(gaps))}"
+        allowed = "numbers from 0 up without gaps, or an array 'classes' with the name of each class"
+        raise DataError(f"{what}: {told}: allowed are {allowed}")
 
 
 def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, gaps: bool = False) -> Raw:
@@ -74,7 +107,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
     count = len(images)
     if count == 0:
         raise DataError(f"{path}: there are no images: allowed is one or more")
-    names, named = _names(path, arrays), "classes" in arrays
+    names, named, declared = _names(path, arrays), "classes" in arrays, True
     labels: Ints = np.zeros(count, dtype=np.int64)
     classes: tuple[str, ...] = ("image",)
     if targets == "map":
@@ -87,8 +120,10 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
         labels, classes = _findings(path, need(path, arrays, "labels"), count, names)
     elif targets == "class":
         labels, classes = _classes(path, need(path, arrays, "labels"), count, names)
+        texts = arrays["labels"].dtype.kind in TEXTS
         # Classes that are called as they are numbered have no names of their own.
-        named = arrays["labels"].dtype.kind == "U" or classes != tuple(map(str, range(len(classes))))
+        named = texts or classes != tuple(map(str, range(len(classes))))
+        declared = texts or bool(names)
     test = None
     if "split" in arrays:
         test = arrays["split"]
@@ -102,24 +137,22 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
             )
     known = {"images", "masks", "labels", "classes", "split", "offsets"}
     columns = {name: a for name, a in arrays.items() if name not in known and a.shape == (count,)}
-    return Raw(images, labels, classes, test, columns, named)
+    return Raw(images, labels, classes, test, columns, named, declared=declared)
 
 
 def _names(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
     names = arrays.get("classes", np.array([], dtype=np.str_))
-    if names.ndim != 1 or names.dtype.kind != "U":
+    if names.ndim != 1 or names.dtype.kind not in TEXTS:
         form = f"{names.dtype} of shape {names.shape}"
         raise DataError(f"{path}: classes are {form}: allowed is one text per class")
-    if twice := named_twice(list(map(str, names))):
-        raise DataError(f"{path}: classes name {twice!r} twice: allowed is once")
-    return tuple(map(str, names))
+    return class_names(map(str, named_column(names)), f"{path}: classes")
 
 
 def _classes(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST's are
-    if labels.ndim == 1 and labels.dtype.kind == "U":
-        labels, names = by_name([str(name) for name in labels], str(path), names)
+    if labels.ndim == 1 and labels.dtype.kind in TEXTS:
+        labels, names = by_name(named_column(labels).tolist(), str(path), names)
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
         form = f"{labels.dtype} of shape {labels.shape}"
         raise DataError(f"{path}: labels are {form}: allowed is one name or whole number per image")
@@ -141,26 +174,37 @@ def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tup
 
     Args:
         what: where they come from, for errors.
-        classes: which there are; without, all that occur, numbers as numbers.
+        classes: which there are; without, all that occur, numbers as numbers. If all are whole numbers, 1.0
+            is 1.
 
     Raises:
         DataError: a label that is empty, or none of the classes.
+
+    >>> by_name(["10", "9.0", "9"], "here")
+    (array([1, 0, 0]), ('9', '10'))
     """
-    classes = classes or sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
-    place = {name: number for number, name in enumerate(classes)}
-    for row, name in enumerate(names):
-        if not name:
-            raise DataError(f"{what}: the label of example {row} is empty: allowed is the name of a class")
-        if name not in place:
-            raise DataError(
-                f"{what}: the label of example {row} is {name!r}: allowed is {', '.join(classes)}"
-            )
-    return np.array([place[name] for name in names], dtype=np.int64), tuple(classes)
+    labels = [plain(each) for each in names]
+    missing = {"", "nan", "<na>"} - {each.lower() for each in classes}  # as numpy and pandas write it
+    classes = class_names(classes, f"{what}: classes")
+    if not classes:
+        whole = {each: without_point(each) for each in set(labels)}
+        if all(count_of(each) is not None for each in whole.values()):
+            labels = [whole[each] for each in labels]
+        order = {each: count_of(each) for each in set(labels)}
+        classes = tuple(sorted(order, key=lambda each: (-1 if (n := order[each]) is None else n, each)))
+    place = {each: number for number, each in enumerate(classes)}
+    for row, each in enumerate(labels):
+        if each.lower() in missing:
+            found = repr(each) if each else "empty"
+            raise DataError(f"{what}: the label of example {row} is {found}: allowed is the name of a class")
+        if each not in place:
+            raise DataError(f"{what}: the label of example {row} is {unknown_name(each, classes)}")
+    return np.array([place[each] for each in labels], dtype=np.int64), tuple(classes)
 
 
 def whole_numbers(names: Sequence[str]) -> bool:
     """Whether texts are whole numbers from 0, as one writes them."""
-    return all(name.isdecimal() and str(int(name)) == name for name in names)
+    return all(str(count_of(each)) == each for each in names)
 
 
 def _findings(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.names import alike_note, has_decimal_comma, number_of, plain, without_point
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn
 from fedstill.core.text_format import more_such
 
@@ -46,28 +47,30 @@ def draft(
     >>> schema.columns[0].range, schema.classes, left_out
     ((45.0, 65.0), ('no', 'yes'), {'id': "it is 'a' throughout"})
     """
-    for option, name in (("--target", target), *((("--event", event),) if event else ())):
-        if name not in cells:
-            raise ArgumentError(option, name, f"one of the columns {', '.join(cells)}")
+    cells = {plain(key): [plain(cell) for cell in column] for key, column in cells.items()}
+    target, event = plain(target), plain(event)
+    for option, asked in (("--target", target), *((("--event", event),) if event else ())):
+        if asked not in cells:
+            raise ArgumentError(option, asked, f"one of the columns {', '.join(cells)}")
     columns, left_out = [], dict[str, str]()
-    for name, column in cells.items():
-        learned = name in (target, event)
-        if not name or (name in BESIDE and not learned):  # without a name it is a table's own numbering
-            left_out |= {name: "it says what a row belongs to"} if name else {}
+    for key, column in cells.items():
+        learned = key in (target, event)
+        if not key or (key in BESIDE and not learned):  # without a name it is a table's own numbering
+            left_out |= {key: "it says what a row belongs to"} if key else {}
             continue
         whole = [cell for cell in column if cell.lower() not in EMPTY]
         if learned and len(whole) < len(column):
             empty = [row for row, cell in enumerate(column) if cell.lower() in EMPTY]
             more = more_such(len(empty))
-            raise DataError(f"{where(empty[0])}: column {name!r} is empty, and is to be learned{more}")
-        classes = name == event or (name == target and not event)
-        found = _column(name, whole, len(whole) < len(column), classes=classes)
+            raise DataError(f"{where(empty[0])}: column {key!r} is empty, and is to be learned{more}")
+        classes = key == event or (key == target and not event)
+        found = _column(key, whole, len(whole) < len(column), classes=classes)
         if isinstance(found, SchemaColumn):
             columns.append(found)
         elif learned:
-            raise DataError(f"column {name!r} cannot be learned: {found}")
+            raise DataError(f"column {key!r} cannot be learned: {found}")
         else:
-            left_out[name] = found
+            left_out[key] = found
     if all(column.name in (target, event) for column in columns):
         raise DataError(f"no column beside {target!r} says anything")
     return Schema(target, tuple(columns), event), left_out
@@ -82,38 +85,49 @@ def seen_once(schema: Schema, cells: Mapping[str, Sequence[str]]) -> dict[str, l
     """
     found = {}
     for column in schema.columns:
-        counts = Counter(cells[column.name])
+        counts = Counter(without_point(plain(cell)) for cell in cells[column.name])
         once = [each for each in column.categories if counts[each] == 1]
         if 0 < 2 * len(once) < len(column.categories):
             found[column.name] = once
     return found
 
 
-def _column(name: str, cells: Sequence[str], missing: bool, *, classes: bool) -> SchemaColumn | str:
+def nearly_equal(schema: Schema) -> list[str]:
+    """What is to be said of categories that differ by case, width or the form of a number alone.
+
+    >>> cells = {"ward": ["a", "A", "b"], "ill": ["y", "n", "y"]}
+    >>> nearly_equal(draft(cells, "ill")[0])
+    ["categories of 'ward' 'A' and 'a' differ by case alone, and count as two"]
+    """
+    notes = [alike_note(f"categories of {column.name!r}", column.categories) for column in schema.columns]
+    return [note for note in notes if note]
+
+
+def _column(key: str, cells: Sequence[str], missing: bool, *, classes: bool) -> SchemaColumn | str:
     """A column, or why it is none; ``classes``: few whole numbers are categories."""
-    different = sorted(set(cells))
+    different = sorted(set(map(without_point, cells)))
+    commas = [cell for cell in different if has_decimal_comma(cell)]
+    if commas and all(has_decimal_comma(cell) or number_of(cell) is not None for cell in different):
+        return f"its numbers have commas, as {commas[0]!r}: write a decimal point, and no other separator"
     if len(different) < 2:
         return f"it is {different[0]!r} throughout" if different else "it is empty"
     numbers = [_number(cell) for cell in different]
     amounts = [number for number in numbers if number is not None]
     few = classes and len(different) <= CLASSES and all(number.is_integer() for number in amounts)
     if len(amounts) == len(different) and not few and min(amounts) < max(amounts):
-        return SchemaColumn(name=name, range=rounded_outwards(amounts), missing=missing)
+        return SchemaColumn(name=key, range=rounded_outwards(amounts), missing=missing)
     if len(different) > MOST:
         odd = [cell for cell, number in zip(different, numbers, strict=True) if number is None]
         nearly = f", of which {len(amounts)} are numbers and {odd[0]!r} is none" if amounts and odd else ""
         return f"it has {len(different)} different texts{nearly}"
     if len(amounts) == len(different):
         different.sort(key=float)
-    return SchemaColumn(name=name, type="category", categories=tuple(different), missing=missing)
+    return SchemaColumn(name=key, type="category", categories=tuple(different), missing=missing)
 
 
 def _number(cell: str) -> float | None:
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    value = number_of(cell)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def rounded_outwards(numbers: Sequence[float]) -> tuple[float, float]:

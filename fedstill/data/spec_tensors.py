@@ -10,13 +10,14 @@ import torch
 
 from fedstill.core.dataset import DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.names import count_of, plain, unknown_name
 from fedstill.core.text_format import times
 from fedstill.data.images import resized
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.public import conform
 from fedstill.data.raw import MOST_CLASSES, Images, Raw, whole_numbers
-from fedstill.data.stratified_sampling import Ints, numbered, require_told
+from fedstill.data.stratified_sampling import Ints, numbered, require_units
 from fedstill.data.text_data import Labelled
 
 
@@ -33,12 +34,13 @@ def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
         return raw.labels
     used = [raw.classes[label] for label in np.unique(raw.labels)] if kind == "class" else list(raw.classes)
     if set(used) <= set(classes):
-        numbers = [classes.index(name) if name in classes else -1 for name in raw.classes]
-    elif kind == "class" and whole_numbers(used) and not any(map(str.isdecimal, classes)):
-        numbers = [min(int(name), MOST_CLASSES) if name.isdecimal() else -1 for name in raw.classes]
+        numbers = [classes.index(each) if each in classes else -1 for each in raw.classes]
+    elif kind == "class" and whole_numbers(used) and all(count_of(each) is None for each in classes):
+        counts = [count_of(each) for each in raw.classes]
+        numbers = [-1 if count is None else min(count, MOST_CLASSES) for count in counts]
     else:
-        unknown = next(name for name in used if name not in classes)
-        raise DataError(f"{what}: has a class {unknown!r}: allowed are {', '.join(classes)}")
+        unknown = next(each for each in used if each not in classes)
+        raise DataError(f"{what}: has a class {unknown_name(unknown, classes)}")
     if kind == "labels":
         labels: Ints = np.full((len(raw.labels), len(classes)), -1, dtype=np.int64)
         labels[:, numbers] = raw.labels
@@ -50,11 +52,12 @@ def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor
     """Whose each example is, ``(N,)`` int64, if the owner names a column that says so."""
     if not config.group:
         return None
-    if config.group not in columns:
+    group = plain(config.group)
+    if group not in columns:
         known = ", ".join(columns) or "none"
         raise ArgumentError("data.group", config.group, f"a column with one value an example: {known}")
-    require_told(config.group, columns[config.group], "data.group")
-    return numbered(columns[config.group].tolist())
+    require_units(group, columns[group], "data.group")
+    return numbered(columns[group].tolist())
 
 
 def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:

@@ -6,7 +6,6 @@ exactly one node and none is lost, whatever the numbers drawn.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,10 +20,10 @@ import torch
 from fedstill.core.checked import PositiveInt
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.names import number_of, plain
 from fedstill.core.registry import Registered, Registry
 from fedstill.data.stratified_sampling import Ints, labels_of, require_told, unit_labels
 
-NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 
 
@@ -64,6 +63,11 @@ class SplitConfig(Registered, ABC):
         Nodes below ``minimum`` afterwards get random items of the largest ones. All randomness is the
         generator's.
         """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(column := getattr(self, "column", None), str):
+            object.__setattr__(self, "column", plain(column))
 
     def values(self, columns: Mapping[str, Column]) -> Sequence[str] | None:
         """What each node stands for, in order, where it is a value of a column (N,); None: it has no name."""
@@ -171,7 +175,7 @@ class Items:
         Texts are numbers where all are, as those of a table.
         """
         column = self._column(name)
-        if column.dtype.kind == "U" and all(map(NUMBER.fullmatch, column.tolist())):
+        if column.dtype.kind == "U" and all(number_of(cell) is not None for cell in column.tolist()):
             column = column.astype(float)
         if column.dtype.kind not in "biuf":
             raise ArgumentError(

@@ -6,7 +6,6 @@ A *unit* is one value of such a column. A label of its own says how units are dr
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.names import alike, difference, name_of, without_point
 from fedstill.core.seeds import derive
 from fedstill.core.table_schema import EMPTY
 
@@ -168,11 +168,36 @@ def require_told(name: str, column: Column, what: str = "") -> None:
     if column.dtype.kind == "f":
         gaps = np.isnan(column)
     else:
-        gaps = np.array([str(name).strip().lower() in EMPTY for name in column.tolist()], dtype=np.bool_)
+        gaps = np.array([name_of(name).lower() in EMPTY for name in column.tolist()], dtype=np.bool_)
     if gaps.any():
         found = f"column {name!r} is empty for {int(gaps.sum())} of {len(column)} examples"
         where = f"{what}: {found}" if what else found
         raise DataError(f"{where}, the first is example {int(np.flatnonzero(gaps)[0])}")
+
+
+def require_units(name: str, column: Column, what: str = "") -> None:
+    """Refuse a column of whose each example is that has gaps, or names that may be one person's twice.
+
+    Two names that differ by case, by width or by the form of a number alone would count as two people if they
+    are one's: training and test part, and what privacy protects, would be wrong.
+
+    Raises:
+        DataError: as :func:`require_told`; or naming two such names.
+
+    >>> require_units("patient", np.array(["P1", "p1", "p2"]))
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.DataError: column 'patient' has 'P1' and 'p1', which differ by case alone: ...
+    """
+    require_told(name, column, what)
+    if column.dtype.kind in "biuf":
+        return
+    if pairs := alike(name_of(value) for value in np.unique(column).tolist()):
+        one, other = pairs[0]
+        found = f"column {name!r} has {one!a} and {other!a}"
+        allowed = "allowed is one spelling for each of them, and more than that between two of them"
+        where = f"{what}: {found}" if what else found
+        raise DataError(f"{where}, which differ by {difference(one, other)} alone: {allowed}")
 
 
 def numbered(names: Iterable[object]) -> torch.Tensor:
@@ -187,7 +212,7 @@ def numbered(names: Iterable[object]) -> torch.Tensor:
     >>> len(set(numbered([7, 7.0, "7", "7.0"]).tolist())), len(set(numbered(["7", "07", 2**60, 2**60 + 1])))
     (1, 4)
     """
-    texts = (re.sub(r"^(-?\d+)\.0+$", r"\1", str(name)) for name in names)
+    texts = (without_point(name_of(name)) for name in names)
     return torch.tensor([derive(0, "group", text) for text in texts], dtype=torch.int64)
 
 

@@ -20,6 +20,8 @@ from fedstill.core import toml
 from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.name_columns import named_columns
+from fedstill.core.names import has_decimal_comma, name_of, number_of, plain
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn, named_twice
 from fedstill.core.text_format import clip, more_such
 from fedstill.core.user_functions import first_line
@@ -48,6 +50,9 @@ class TableRows:
     data: TensorData
     test: Ints | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", named_columns(self.columns))
 
 
 # --- schema files -----------------------------------------------------------------------------------------
@@ -109,7 +114,7 @@ def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where
     >>> data.inputs.tolist(), data.targets.tolist()
     ([[0.5, 0.0], [0.0, 1.0]], [1, 0])
     """
-    _require(cells, schema.columns, what)
+    cells = _by_column(cells, schema.columns, what)
     numbers = _numbers(cells, schema.columns, where)
 
     def features(columns: Sequence[SchemaColumn]) -> torch.Tensor:
@@ -141,14 +146,25 @@ def coded(
 
     Arguments and errors as :func:`encoded`.
     """
-    _require(cells, schema.inputs, what)
+    cells = _by_column(cells, schema.inputs, what)
     return _numbers(cells, schema.inputs, where).astype(np.float32)
 
 
-def _require(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], what: str) -> None:
-    for column in columns:
-        if column.name not in cells:
-            raise DataError(f"{what}: has no column {column.name!r}: allowed are those of the schema")
+def _by_column(
+    cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], what: str
+) -> dict[str, Sequence[Any]]:
+    """The cells of a schema's columns; a DataError if one is missing, or two have its name."""
+    found: dict[str, Sequence[Any]] = {}
+    wanted = {column.name for column in columns}
+    for key, column in cells.items():
+        own = plain(key)
+        if own in found:
+            raise DataError(f"{what}: has column {own!r} twice: allowed is once")
+        if own in wanted:
+            found[own] = column
+    if missing := [column.name for column in columns if column.name not in found]:
+        raise DataError(f"{what}: has no column {missing[0]!r}: allowed are those of the schema")
+    return found
 
 
 def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], where: Where) -> Floats:
@@ -161,7 +177,9 @@ def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn]
         if wrong:
             text = _text(cells[column.name][wrong[0]])
             found = clip(text if column.type == "number" else repr(text), 60) if text else "nothing"
-            told = f"column {column.name!r} is {found}: allowed is {column.allowed}"
+            comma = column.type == "number" and has_decimal_comma(text)
+            point = ", with a decimal point and no comma" if comma else ""
+            told = f"column {column.name!r} is {found}: allowed is {column.allowed}{point}"
             faults.append(f"{where(wrong[0])}: {told}{more_such(len(wrong))}")
         numbers.append([math.nan if number is None else number for number in read])
     if faults:
@@ -173,27 +191,22 @@ def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn]
 def _number(cell: Any, column: SchemaColumn) -> float | None:
     """A cell as a number; None: it is not what the schema allows."""
     text = _text(cell)
-    if text in column.categories:
-        return column.categories.index(text)
+    if (place := column.place(text)) is not None:
+        return place
     if text.lower() in EMPTY:
         return math.nan if column.missing else None
     if column.type != "number":
         return None
     least, most = column.range
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if least <= value <= most else None
+    value = number_of(text)
+    return value if value is not None and least <= value <= most else None
 
 
 def _text(cell: Any) -> str:
     """A cell as a file would have it: whole numbers without a point, nothing for what is missing."""
-    if cell is None:
-        return ""
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
-    return str(cell).strip()
+    return name_of(cell)
 
 
 # --- sources ----------------------------------------------------------------------------------------------
@@ -211,7 +224,7 @@ def read_rows(path: Path, schema: Schema) -> TableRows:
     cells, where = cells_of(path)
     data = encoded(cells, schema, str(path), where)
     test = told_part(cells, path)
-    return TableRows(schema, data, test, {name: np.array(column) for name, column in cells.items()})
+    return TableRows(schema, data, test, {key: np.array(column) for key, column in cells.items()})
 
 
 def cells_of(path: Path) -> tuple[dict[str, list[str]], Where]:
@@ -227,13 +240,13 @@ def _csv(path: Path) -> tuple[dict[str, list[str]], Where]:
     (_, header), *below = rows(path)
     if twice := named_twice(header):
         raise DataError(f"{path}: has column {twice!r} twice: allowed is once")
-    cells = {name: [row[place] for _, row in below] for place, name in enumerate(header)}
+    cells = {column: [row[place] for _, row in below] for place, column in enumerate(header)}
     lines = [line for line, _ in below]
     return cells, lambda row: f"{path}, line {lines[row]}"
 
 
 def _parquet(path: Path) -> tuple[dict[str, list[str]], Where]:
-    cells = {name: [_text(cell) for cell in column] for name, column in read_parquet(path).items()}
+    cells = {key: [_text(cell) for cell in column] for key, column in read_parquet(path).items()}
     return cells, lambda row: f"{path}, row {row + 1}"
 
 
@@ -247,16 +260,18 @@ def read_folder(path: Path, schema: Schema) -> TableRows:
     files = sorted(file for file in path.iterdir() if file.suffix in (".csv", SUFFIX))
     if not files:
         raise DataError(f"{path}: has no csv or Parquet file: allowed is one for each site")
-    if twice := named_twice([file.stem for file in files]):
-        raise DataError(f"{path}: has {twice}.csv and {twice}{SUFFIX}: allowed is one file for each site")
+    sites = [plain(file.stem) for file in files]
+    if twice := named_twice(sites):
+        two = " and ".join(ascii(file.name) for file, site in zip(files, sites, strict=True) if site == twice)
+        raise DataError(f"{path}: has {two}: allowed is one file for each site")
     parts = [read_rows(file, schema) for file in files]
     tests = [part.test for part in parts if part.test is not None]
     if 0 < len(tests) < len(parts):
         without = next(file for file, part in zip(files, parts, strict=True) if part.test is None)
         raise DataError(f"{without}: has no column 'split': allowed is one in all files or in none")
-    in_all = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in in_all}
-    columns["site"] = np.repeat([file.stem for file in files], [len(part.data) for part in parts])
+    in_all = [key for key in parts[0].columns if all(key in part.columns for part in parts)]
+    columns = {key: np.concatenate([part.columns[key] for part in parts]) for key in in_all}
+    columns["site"] = np.repeat(sites, [len(part.data) for part in parts])
     data = TensorData.joined([part.data for part in parts])
     return TableRows(schema, data, np.concatenate(tests) if tests else None, columns)
 
@@ -272,7 +287,7 @@ def of_frame(frame: Any, schema: Schema, what: str) -> TensorData:
     Raises:
         DataError: it breaks the schema.
     """
-    cells = {str(name): list(frame[name]) for name in frame.columns}
+    cells = {str(column): list(frame[column]) for column in frame.columns}
     return encoded(cells, schema, what, lambda row: f"{what}, row {row}")
 
 

@@ -23,10 +23,12 @@ from annotated_types import Interval
 
 from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.name_columns import named_columns
+from fedstill.core.names import class_names
 from fedstill.data.config import DataConfig
 from fedstill.data.csv_tables import read_csv, told_part
 from fedstill.data.preparation import PATIENT, SITE, Source, joined, prepared
-from fedstill.data.raw import by_name, whole_numbers
+from fedstill.data.raw import by_name
 from fedstill.tasks import Targets, TaskConfig
 
 PADDING, UNKNOWN = 0, 1
@@ -105,6 +107,10 @@ class Labelled:
     test: npt.NDArray[np.bool_] | None = None  # (N,), None where the source has no split
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) each
     named: ClassVar[bool] = True  # classes may be names
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", class_names(self.classes, "classes"))
+        object.__setattr__(self, "columns", named_columns(self.columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,14 +214,12 @@ def ids_of(texts: Sequence[Text], length: int, vocabulary: int, how: str, what: 
 def read_table(path: Path) -> Labelled:
     """Texts from a table with a header: columns ``text``, ``label`` and, if there is one, ``split``.
 
-    Labels are whole numbers from 0, or names, which count in alphabetical order. What ``split`` calls train
-    or dev is for training. All other columns are kept: a site, a writer.
+    Labels are names, which count in alphabetical order, numbers as numbers. What ``split`` calls train or dev
+    is for training. All other columns are kept: a site, a writer.
     """
     table = read_csv(path, "text", "label")
     texts, cells = table.pop("text"), table.pop("label")
     labels, classes = by_name(cells, str(path))
-    if whole_numbers(classes) and int(classes[-1]) < len(cells):  # some may not occur
-        labels, classes = np.array(cells, dtype=np.int64), tuple(map(str, range(int(classes[-1]) + 1)))
     part = told_part(table, path)
     test = None if part is None else part == 1  # a source's own validation part is for training, too
     return Labelled(texts, labels, classes, test, {name: np.array(column) for name, column in table.items()})

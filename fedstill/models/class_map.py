@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
+from fedstill.core.names import plain
 
 LEAST = 1e-6  # smaller probabilities count as this: a forest's zero is no infinite certainty
 
@@ -38,7 +39,8 @@ class ClassMap(nn.Module):
 
     def __init__(self, own: Sequence[Any], classes: Sequence[str]) -> None:
         super().__init__()
-        self.given, self.parts = len(own), _parts(own, list(classes))
+        own = [plain(each) if isinstance(each, str) else each for each in own]
+        self.given, self.parts = len(own), _parts(own, list(map(plain, classes)))
 
     @property
     def changes(self) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from fedstill import models
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.fingerprints import fingerprint
+from fedstill.core.names import name_of
 from fedstill.core.registry import looking_in
 from fedstill.core.user_functions import first_line
 from fedstill.models import onnx_graph, skops_file
@@ -79,7 +80,7 @@ def make(
 
 def _told(source: nn.Module, to: Interface) -> list[str]:
     """A network's outputs by the federation's classes, where it names some of these itself."""
-    labels = source.labels if isinstance(source, HuggingFace) else []
+    labels = list(map(name_of, source.labels)) if isinstance(source, HuggingFace) else []
     return [label if label in to.classes else "" for label in labels] if {*labels} & {*to.classes} else []
 
 

@@ -13,6 +13,7 @@ from fedstill import models
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
+from fedstill.core.names import plain
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
 from fedstill.data.tables import check_rows
@@ -142,7 +143,7 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
     for what, given in {"models": setting.models, **by_node}.items():
         if not given or len(given) != count:
             raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
-    if len(set(names)) < count:
+    if len(set(map(plain, names))) < count:
         raise ArgumentError("names", names, "each name once")
     shape = shape_of(setting)
     outputs = setting.task.outputs(shape)

@@ -104,14 +104,14 @@ def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
         ({"labels": np.array(3)}, r"labels are int64 of shape \(\)"),
         ({"classes": ["only"]}, r"label 1 of example 1 is outside 0\.\.0 \(2 such"),
         ({"classes": [7, 8]}, "classes are int64"),
-        ({"classes": ["dog", "dog"]}, "classes name 'dog' twice: allowed is once"),
+        ({"classes": ["dog", "dog"]}, "classes: 'dog' and 'dog' are one name"),
         (
             {"labels": ["cat", "", "dog", "cat"]},
             "label of example 1 is empty: allowed is the name of a class",
         ),
         (
             {"labels": ["cat", "dog", "cta", "cat"], "classes": ["dog", "cat"]},
-            "the label of example 2 is 'cta': allowed is dog, cat",
+            "the label of example 2 is 'cta': allowed are dog, cat",
         ),
         ({"split": [0, 1, 3, 0]}, r"split is not 0 \(train\), 1 \(test\) or 2 \(validation\)"),
         ({"patient": [7, 7, 8]}, r"patient is \(3,\): allowed is one for each of 4 images"),

@@ -265,7 +265,7 @@ def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path)
         ("npz", findings.path, r"labels are int64 of shape \(6, 3\)"),
         ("folder", config.path, "this looks like images and masks"),
         ("nifti", config.path, "data.source is 'nifti'"),
-        ("csv", "mine.csv", "could not convert string to float"),
+        ("csv", "mine.csv", "has 'good film'"),
         ("tensors", "mine.safetensors", "its input spec .* is the run's to say"),
     ):
         with pytest.raises(RunNeeded, match=said):

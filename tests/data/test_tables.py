@@ -121,7 +121,7 @@ def test_what_is_no_parquet_file_or_cannot_be_read_is_one_line(
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = hospitals / "berlin.parquet"
     parquet.write_table(arrow.table({"age": []}), path)
-    with pytest.raises(DataError, match=r"has berlin\.csv and berlin\.parquet: allowed is one file for each"):
+    with pytest.raises(DataError, match=r"has 'berlin\.csv' and 'berlin\.parquet': allowed is one"):
         of(hospitals)
     with pytest.raises(DataError, match="there are no examples"):
         of(path)

@@ -1,0 +1,206 @@
+"""Names in users' files (patients, sites, classes, columns), each in one form, and how two of them differ.
+
+A text that looks like another one is often the same name: a file system or a spreadsheet stored its letters
+in another normal form, or added a blank or an invisible character. Every reader of names applies
+:func:`plain`, so that one person, one site and one class count once.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+from fedstill.core.errors import DataError
+
+# Format characters (category Cf) that are visible: they enclose the number that follows.
+_VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+# What shows nothing and is of another category: joiners, fillers and variation selectors.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+_BLANK = "\u2800"  # braille without dots, which no definition counts as a blank
+_WHOLE = re.compile(r"([+-]?)0*([0-9]+)(?:\.0*)?")  # 1, +1, 01, 1.0
+
+
+@lru_cache(maxsize=65_536)
+def plain(text: str) -> str:
+    """A name in its one form: NFC, without invisible characters, single blanks and none around it.
+
+    Case, width and the way numbers are written are kept: they may set names apart (:func:`alike`).
+
+    >>> plain("Mu\\u0308ller\\u200b ") == plain("\\ufeffM\\u00fcller") == "M\\u00fcller"
+    True
+    >>> plain("St.\\u00a0Mary")
+    'St. Mary'
+    """
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
+    visible = (sign for sign in _INVISIBLE.sub("", text.replace(_BLANK, " ")) if not _is_hidden(sign))
+    return " ".join(unicodedata.normalize("NFC", "".join(visible)).split())
+
+
+def _is_hidden(sign: str) -> bool:
+    """Whether a character is invisible and no blank."""
+    kind = unicodedata.category(sign)
+    return (kind == "Cf" and sign not in _VISIBLE) or (kind == "Cc" and not sign.isspace())
+
+
+def name_of(value: object) -> str:
+    """A value as a name: texts, and bytes of UTF-8, as :func:`plain`; None and NaN are empty.
+
+    Raises:
+        DataError: bytes that are no UTF-8.
+    """
+    if isinstance(value, bytes):
+        try:
+            return plain(value.decode())
+        except UnicodeDecodeError as error:
+            raise DataError(f"{value!r} is no text in UTF-8") from error
+    if value is None or (isinstance(value, Real) and value != value):
+        return ""
+    return plain(str(value))
+
+
+def class_names(names: Iterable[str], what: str) -> tuple[str, ...]:
+    """Names of classes, each in its one form.
+
+    Args:
+        what: where they come from, for errors.
+
+    Raises:
+        DataError: an empty name, or one that two of them have.
+
+    >>> class_names(["cat", "dog", "cat\\u200b"], "classes")
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.DataError: classes: 'cat' and 'cat\\u200b' are one name: allowed is each name once
+    """
+    given = list(names)
+    seen: dict[str, str] = {}
+    for text in given:
+        own = plain(text)
+        if not own:
+            raise DataError(f"{what}: {text!a} is an empty name: allowed is a text that can be seen")
+        if own in seen:
+            told = f"{seen[own]!a} and {text!a} are one name"
+            raise DataError(f"{what}: {told}: allowed is each name once")
+        seen[own] = text
+    return tuple(seen)
+
+
+def difference(one: str, other: str) -> str:
+    """What alone sets two names apart: case, width or the form of a number; empty: more than that.
+
+    >>> difference("Ward", "ward"), difference("\\uff21", "A"), difference("01", "1.0")
+    ('case', 'width', 'the form of a number')
+    >>> difference("1.1", "1.10")
+    ''
+    """
+    if one == other or _rough(one) != _rough(other):
+        return ""
+    wide, others = (unicodedata.normalize("NFKC", each) for each in (one, other))
+    if wide == others:
+        return "width"
+    return "case" if wide.casefold() == others.casefold() else "the form of a number"
+
+
+def alike(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of names that :func:`difference` finds nearly equal: the first of such names with each other.
+
+    >>> alike(["b", "B", "a", "1", "1.0", "01"])
+    [('b', 'B'), ('1', '1.0'), ('1', '01')]
+    """
+    first: dict[str, str] = {}
+    found = []
+    for each in dict.fromkeys(names):
+        before = first.setdefault(_rough(each), each)
+        if before != each:
+            found.append((before, each))
+    return found
+
+
+def _rough(text: str) -> str:
+    """A name without case, width and the form of a number."""
+    wide = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    digits = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in wide)
+    if found := _WHOLE.fullmatch(digits):
+        sign, number = found.groups()
+        return ("-" if sign == "-" and number != "0" else "") + number
+    return digits
+
+
+def unknown_name(text: str, known: Sequence[str]) -> str:
+    """A name that is none of those known, and these, for an error; with what alone sets it apart from one.
+
+    >>> unknown_name("Cat", ["cat", "dog"])
+    "'Cat': allowed are cat, dog ('cat' differs by case alone)"
+    """
+    near = next((each for each in known if difference(text, each)), None)
+    told = "" if near is None else f" ({near!a} differs by {difference(text, near)} alone)"
+    return f"{repr(text) if near is None else ascii(text)}: allowed are {', '.join(known)}{told}"
+
+
+def alike_note(what: str, names: Sequence[str]) -> str:
+    """What is to be said of names that are nearly equal and yet count as different; empty: nothing.
+
+    >>> alike_note("classes", ["cat", "Cat"])
+    "classes 'cat' and 'Cat' differ by case alone, and count as two"
+    """
+    if not (pairs := alike(names)):
+        return ""
+    one, other = pairs[0]
+    more = f" ({len(pairs) - 1} more such)" if len(pairs) > 1 else ""
+    how = difference(one, other)
+    return f"{what} {one!a} and {other!a} differ by {how} alone, and count as two{more}"
+
+
+def without_point(text: str) -> str:
+    """A whole number without the decimal point and zeros that a spreadsheet adds; other texts as they are.
+
+    >>> without_point("7.0"), without_point("07"), without_point("7.5"), without_point("7.")
+    ('7', '07', '7.5', '7.')
+    """
+    return re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", text)
+
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+def number_of(text: str) -> float | None:
+    """The number that a text is, as spreadsheets and other languages read it; None: it is none.
+
+    Python reads more: underscores between digits, blanks, digits of other scripts, ``nan`` and ``inf``.
+
+    >>> number_of("6.3"), number_of("1e3"), number_of("6_3"), number_of("nan"), number_of("\\u0663")
+    (6.3, 1000.0, None, None, None)
+    """
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def typed(kind: type, text: str) -> Any:
+    """A word of a command line as an int or a float, in digits and without underscores; None: it is none.
+
+    >>> typed(int, "-7"), typed(float, "1e-3"), typed(float, "inf"), typed(int, "6_3"), typed(int, " 7")
+    (-7, 0.001, inf, None, None)
+    """
+    if kind is int:
+        return int(text) if re.fullmatch("[+-]?[0-9]{1,18}", text) else None
+    return float(text) if re.fullmatch("[+-]?inf", text) else number_of(text)
+
+
+def count_of(text: str) -> int | None:
+    """The whole number from 0 that a text of ASCII digits is; None: it is none, or one of over 18 digits.
+
+    >>> count_of("07"), count_of("-1"), count_of("\\u0663"), count_of("9" * 5000)
+    (7, None, None, None)
+    """
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether a text is a number whose decimal point is a comma, as ``3,14``."""
+    return re.fullmatch(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?", text) is not None

@@ -1,0 +1,247 @@
+"""One name in several spellings is one patient, site, class and category, whichever file holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.data import load, named
+from fedstill.data.image_folders import map_files, read_folder
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.instance_images import Picture, whose
+from fedstill.data.new_data import Reading, measured
+from fedstill.data.node_data import load as load_node
+from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.raw import from_arrays
+from fedstill.data.splits import ByColumn
+from fedstill.data.tables import cells_of, encoded
+from fedstill.data.tables import read_folder as read_tables
+from fedstill.data.text_data import read_table
+from fedstill.methods.fedavg import FedAvg
+from fedstill.runs.assemble import divide
+from fedstill.runs.config import RunConfig
+from fedstill.tasks.classification import ClassificationConfig
+
+COMPOSED, PARTED, HIDDEN, BLANK = "M\u00fcller", "Mu\u0308ller", "M\u00fc\u200bller", "M\u00fcller\u00a0"
+ONE = [COMPOSED, PARTED, HIDDEN, BLANK]
+PIXELS = np.random.default_rng(0).integers(0, 256, (16, 8, 8), dtype=np.uint8)
+
+
+def png(path: Path, row: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(PIXELS[row]).save(path)
+
+
+def npz(folder: Path, **arrays: Any) -> str:
+    np.savez(folder / "mine.npz", **{"images": PIXELS, "labels": ["a", "b"] * 8, **arrays})
+    return str(folder / "mine.npz")
+
+
+def csv_of_images(folder: Path, **columns: list[str]) -> str:
+    columns = {"image": [f"{row}.png" for row in range(16)], "label": ["a", "b"] * 8, **columns}
+    for row in range(16):
+        png(folder / f"{row}.png", row)
+    lines = [",".join(columns), *(",".join(cells) for cells in zip(*columns.values(), strict=True))]
+    (folder / "mine.csv").write_text("\n".join(lines), encoding="utf-8")
+    return str(folder / "mine.csv")
+
+
+def folder_of_images(folder: Path, patient: list[str], site: list[str] | None = None) -> str:
+    lines = ["name,patient" + (",site" if site else "")]
+    for row in range(16):
+        png(folder / "in" / "ab"[row % 2] / f"\u00fc{row}.png", row)
+        own = [f"{'ab'[row % 2]}/u\u0308{row}", patient[row], *([site[row]] if site else [])]
+        lines.append(",".join(own))
+    (folder / "in" / "cases.csv").write_text("\n".join(lines), encoding="utf-8")
+    return str(folder / "in")
+
+
+READERS: list[Callable[..., str]] = [npz, csv_of_images, folder_of_images]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_counts_a_patient_in_several_spellings_once(tmp_path: Path, reader: Callable[..., str]) -> None:
+    patients = [*ONE, *ONE, *("b", "b ", "c", "d") * 2]
+    data = load(named(reader(tmp_path, patient=patients)))
+    both = [{*part.tolist()} for part in (data.columns["patient"], data.test_columns["patient"])]
+    assert both[0] | both[1] == {COMPOSED, "b", "c", "d"}
+    assert not both[0] & both[1]
+    assert data.train.groups is not None
+    assert len(set(data.train.groups.tolist())) == len(both[0])
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("one", "other"), [("P1", "p1"), ("P1", "P\uff11"), ("7", "7.0"), ("7", "07")])
+def test_refuses_patients_that_may_be_one(
+    tmp_path: Path, reader: Callable[..., str], one: str, other: str
+) -> None:
+    path = reader(tmp_path, patient=[one, other, "a", "b"] * 4)
+    with pytest.raises(DataError, match=r"column 'patient' has .* alone"):
+        load(named(path))
+
+
+def test_a_nodes_group_is_one_in_each_spelling(tmp_path: Path) -> None:
+    npz(tmp_path, patient=[*ONE, *"abcdefghijkl"])
+    spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    data, _ = load_node(PrivateConfig(path="mine.npz", group="patient"), tmp_path, spec)
+    assert data.groups is not None
+    assert len(set(data.groups[:4].tolist())) == 1
+    npz(tmp_path, patient=["P1", "p1", *"abcdefghijklmn"])
+    with pytest.raises(DataError, match="'P1' and 'p1', which differ by case alone"):
+        load_node(PrivateConfig(path="mine.npz", group="patient"), tmp_path, spec)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_site_in_two_spellings_is_one_node(tmp_path: Path, reader: Callable[..., str]) -> None:
+    path = reader(tmp_path, patient=[*"abcdefghijklmnop"], site=[*ONE, *ONE, *("Ulm",) * 8])
+    config = RunConfig(
+        data=named(path, test_fraction=0.25),
+        split=ByColumn(column="site", nodes=0, minimum=1),
+        method=FedAvg(),
+    )
+    assert len(divide(config, load(config.data))[0]) == 2
+
+
+def test_notes_sites_and_classes_that_differ_by_case(tmp_path: Path) -> None:
+    path = npz(tmp_path, labels=["cat", "Cat"] * 8, site=["Ulm", "Ulm", "ulm", "ulm"] * 4)
+    note = load(named(path)).note
+    assert "classes 'Cat' and 'cat' differ by case alone" in note
+    assert "sites 'Ulm' and 'ulm' differ by case alone" in note
+
+
+def test_a_column_that_is_nearly_called_patient_is_not_passed_over(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="column 'Patient' differs from 'patient' by case alone"):
+        load(named(npz(tmp_path, Patient=[*"abcdefgh"] * 2)))
+
+
+@pytest.mark.parametrize("reader", [npz, csv_of_images])
+def test_a_class_in_two_spellings_is_one(tmp_path: Path, reader: Callable[..., str]) -> None:
+    assert load(
+        named(
+            reader(tmp_path, label=[*ONE, *"xxxx"] * 2)
+            if reader is csv_of_images
+            else reader(tmp_path, labels=[*ONE, *"xxxx"] * 2)
+        )
+    ).classes == (COMPOSED, "x")
+
+
+def test_class_folders_of_one_name_are_one_class(tmp_path: Path) -> None:
+    for row, name in enumerate([COMPOSED, PARTED, "x", "x"]):
+        png(tmp_path / "train" / name / f"{row}.png", row)
+    png(tmp_path / "test" / PARTED / "t.png")
+    raw = read_folder(tmp_path)
+    assert raw.classes == (COMPOSED, "x")
+    assert raw.labels.tolist() == [0, 0, 1, 1, 0]
+
+
+def test_images_and_masks_meet_in_either_normal_form(tmp_path: Path) -> None:
+    png(tmp_path / "images" / f"{COMPOSED}.png")
+    png(tmp_path / "masks" / f"{PARTED}.png")
+    assert map_files(tmp_path, masks=True).names == (COMPOSED,)
+
+
+def test_a_picture_has_its_patient_in_one_form() -> None:
+    nothing = np.zeros((8, 8), np.int32)
+    pictures = [Picture(PIXELS[:1], nothing, str(row), patient=each) for row, each in enumerate(ONE)]
+    assert whose(pictures)[1].tolist() == [0, 0, 0, 0]
+
+
+def test_texts_have_classes_by_name(tmp_path: Path) -> None:
+    lines = ["text,label,patient", *(f"t,{name},{name}" for name in [*ONE, "x"])]
+    (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
+    found = read_table(tmp_path / "t.csv")
+    assert (found.labels.tolist(), found.classes) == ([0, 0, 0, 0, 1], (COMPOSED, "x"))
+    assert set(found.columns["patient"].tolist()) == {COMPOSED, "x"}
+    lines = ["text,label", *(f"t,{number}" for number in range(1, 11))]
+    (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert read_table(tmp_path / "t.csv").classes == tuple(map(str, range(1, 11)))
+
+
+def ward(*categories: str) -> Schema:
+    age = SchemaColumn(name="age", range=(0.0, 100.0))
+    return Schema("ward", (age, SchemaColumn(name="ward", type="category", categories=categories)))
+
+
+def test_a_category_is_one_in_each_spelling() -> None:
+    schema = ward(PARTED, "b")
+    cells = {"age": ["1"] * 5, "ward": [*ONE, "b"]}
+    assert encoded(cells, schema, "here", str).targets.tolist() == [0, 0, 0, 0, 1]
+    cells = {"age": ["1"] * 4, "ward": ["1", "1.0", "2", 2.0]}
+    assert encoded(cells, ward("1", "2"), "here", str).targets.tolist() == [0, 0, 1, 1]
+    for twice in ((COMPOSED, PARTED), ("1", "1.0")):
+        with pytest.raises(ArgumentError, match="categories"):
+            ward(*twice)
+
+
+@pytest.mark.parametrize("cell", ["6_3", "\u0666", "nan", "infinity", "6,3"])
+def test_a_cell_that_only_python_reads_as_a_number_is_refused(cell: str) -> None:
+    with pytest.raises(DataError, match="column 'age' is"):
+        encoded({"age": [cell], "ward": ["a"]}, ward("a", "b"), "here", lambda row: f"line {row}")
+
+
+def test_tables_of_one_site_in_two_spellings_are_refused(tmp_path: Path) -> None:
+    for name in (COMPOSED, PARTED):
+        (tmp_path / f"{name}.csv").write_text("age,ward\n1,a\n", encoding="utf-8")
+    with pytest.raises(DataError, match="one file for each site"):
+        read_tables(tmp_path, ward("a", "b"))
+
+
+@pytest.mark.parametrize("cell", ["6_3", "\u0663"])
+def test_a_pixel_that_only_python_reads_as_a_number_is_refused(tmp_path: Path, cell: str) -> None:
+    (tmp_path / "p.csv").write_text(f"label,a,b,c,d\nx,1,2,3,{cell}\ny,1,2,3,4\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 2 has"):
+        load(named(str(tmp_path / "p.csv")))
+
+
+def test_a_table_with_semicolons_is_told_of_its_decimal_commas(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age;ward\n3,14;a\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"divided by ';'.*decimal point"):
+        cells_of(tmp_path / "t.csv")
+
+
+# --- how many classes there are ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [[*range(1, 9)] * 2, [*range(8), *range(7), 57]])
+def test_refuses_numbered_labels_with_a_class_that_no_example_has(tmp_path: Path, labels: list[int]) -> None:
+    with pytest.raises(DataError, match=r"no example has label .* 'classes'"):
+        load(named(npz(tmp_path, labels=labels)))
+    with pytest.raises(DataError, match="no example has label"):
+        load_node(PrivateConfig(path="mine.npz"), tmp_path)
+    named_all = [f"class {number}" for number in range(58)]
+    assert len(load(named(npz(tmp_path, labels=labels, classes=named_all))).classes) == 58
+
+
+def test_a_node_and_new_data_may_lack_classes_that_the_run_has(tmp_path: Path) -> None:
+    path = npz(tmp_path, labels=[1, 3] * 8)
+    spec = InputSpec(ClassificationConfig(), tuple("0123"), (1, 8, 8), (0.5,), (0.5,))
+    assert set(load_node(PrivateConfig(path="mine.npz"), tmp_path, spec)[0].targets.tolist()) == {1, 3}
+    assert set(measured(path, spec, Reading()).targets.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("label", ["", "nan", "\u200b"])
+def test_a_label_that_is_missing_is_no_class(label: str) -> None:
+    arrays = {"images": PIXELS[:2], "labels": np.array(["a", label])}
+    with pytest.raises(DataError, match="label of example 1 is"):
+        from_arrays(Path("x"), arrays, "class")
+
+
+def test_classes_of_whole_numbers_have_no_point() -> None:
+    arrays = {"images": PIXELS[:3], "labels": np.array(["1", "1.0", "2.0"])}
+    assert from_arrays(Path("x"), arrays, "class").classes == ("1", "2")
+
+
+def test_classes_of_a_spec_and_of_a_node_are_in_one_form_and_differ() -> None:
+    given = (ClassificationConfig(), (PARTED, "b"), (1, 8, 8), (0.5,), (0.5,))
+    assert InputSpec(*given).classes == PrivateConfig(classes=(HIDDEN, "b")).classes == (COMPOSED, "b")
+    with pytest.raises(ArgumentError, match=r"spec\.classes"):
+        InputSpec(ClassificationConfig(), (PARTED, COMPOSED), (1, 8, 8), (0.5,), (0.5,))
+    with pytest.raises(ArgumentError, match=r"data\.classes"):
+        PrivateConfig(classes=("a", "a "))
