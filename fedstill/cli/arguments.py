@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.names import typed
 
 HELPS = ("-h", "--help")
 OPTIONS = "--OPTION"  # stands for all options of a configuration
@@ -219,11 +220,8 @@ def number(
     if text is None:
         return None
     allowed = allowed or ("a number" if kind is float else "a whole number")
-    try:
-        value = kind(text)
-    except ValueError as error:
-        raise ArgumentError(name, text, allowed) from error
-    if not fits(value):
+    value = typed(kind, text)
+    if value is None or not fits(value):
         raise ArgumentError(name, text, allowed)
     return value
 

@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
 from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.names import typed
 
 C = TypeVar("C")
 FEW = 12  # options of a section that are named where another one was given
@@ -160,7 +161,5 @@ def _one(kind: Any, word: str) -> Any:
         return next((value for part in get_args(kind) if (value := _one(part, word)) != word), word)
     if kind is bool:
         return {"true": True, "false": False}.get(word.lower(), word)
-    try:
-        return kind(word) if kind in (int, float) else word
-    except ValueError:
-        return word
+    value = typed(kind, word) if kind in (int, float) else None
+    return word if value is None else value

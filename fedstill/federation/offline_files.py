@@ -295,7 +295,7 @@ def _by_number(path: Path, tensors: Tensors) -> dict[int, dict[str, torch.Tensor
     parts: dict[int, dict[str, torch.Tensor]] = {}
     for whole, tensor in tensors.items():
         number, dot, name = whole.partition(".")
-        if not (dot and name and number.isdecimal() and len(number) < 10):
+        if not (dot and name and re.fullmatch("0|[1-9][0-9]{0,8}", number)):
             raise BundleError(f"{path} holds a tensor {whole!r}, which belongs to no question")
         parts.setdefault(int(number), {})[name] = tensor
     return parts

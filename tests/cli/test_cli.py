@@ -247,7 +247,10 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --seed", "seed is empty: allowed is a whole number"),
         ("run mine.toml --data.root", "--data.root is empty: allowed is a value after it"),
         ("run mine.toml --seed -1", "seed is -1: allowed is 0 or more"),
-        ("run mine.toml --split.alpha nan", "split.alpha is nan: allowed is a number"),
+        ("run mine.toml --split.alpha nan", "split.alpha is 'nan': allowed is a number"),
+        ("run mine.toml --seed 1_0", "seed is '1_0': allowed is a whole number"),
+        ("run mine.toml --split.alpha 1_0", "split.alpha is '1_0': allowed is a number"),
+        ("compare fedavg --seeds 1_0", "--seeds is '1_0': allowed is how many: 1 or more"),
         (
             "run mine.toml --split.alpha 0.5 --split.how iid",
             "split.alpha is '0.5': allowed is none, as split 'iid' has no such option",
