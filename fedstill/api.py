@@ -18,6 +18,8 @@ from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError
+from fedstill.core.name_columns import TEXTS
+from fedstill.core.names import class_names
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import write_text
 from fedstill.core.seeds import exclusive
@@ -100,11 +102,12 @@ def distil(
     """Train one student from data and models that stay at their nodes.
 
     Args:
-        data: each node's private examples: ``(inputs (N, C, H, W), labels (N,))``, a map-style
+        data: each node's private examples: ``(inputs (N, C, H, W), labels (N,))``, labels as numbers from 0
+            or, where ``classes`` names them, texts; a map-style
             torch data set of ``(input, label)`` or of ``{"image": input, "label": label}``, a ``DataLoader``
             of such a one, a Hugging Face ``datasets.Dataset`` of images and labels, or
             :class:`~fedstill.core.dataset.TensorData`. Inputs may be images of PIL; their pixels, and those
-            of Hugging Face data sets, are normalised here. Other tasks
+            of Hugging Face data sets, are normalized here. Other tasks
             have other targets: a class for each pixel ``(N, H, W)``, findings ``(N, classes)`` of 1, 0 and
             -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding;
             of tables (tasks "tabular", "regression" and "survival"), features ``(N, F)``, or DataFrames with
@@ -174,13 +177,13 @@ def distil(
     config = TASKS[task]() if isinstance(task, str) else task
     if isinstance(classes, str):
         raise ArgumentError("classes", classes, "how many there are, or a list of their names")
-    known = tuple(map(str, classes)) if isinstance(classes, Sequence) else ()
-    learned = config.make(known if isinstance(classes, Sequence) else int(classes))
     columns = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
+    known = _class_names(classes, columns)
+    learned = config.make(known if isinstance(classes, Sequence) else int(classes))
     if columns and len(columns.classes) != learned.classes:
         allowed = f"{len(columns.classes)}, as the schema has {', '.join(columns.classes)}"
         raise ArgumentError("classes", learned.classes, allowed)
-    form = partial(_tensors, task=learned, mean=mean, std=std, schema=columns)
+    form = partial(_tensors, task=learned, mean=mean, std=std, schema=columns, classes=known)
     tested = form(test, "test")
     named = known or (columns.classes if columns else tuple(map(str, range(learned.classes))))
     shape = tuple(tested.inputs.shape[1:])
@@ -223,6 +226,23 @@ def distil(
         figures = finish(simulation, {}, simulation.run(folder, bars=bars), folder)
         write_report(folder)
     return Outcome(student if simulation.has_student else None, figures, folder)
+
+
+def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...]:
+    """The names that were given, in the one form of names; none where their number was.
+
+    Raises:
+        ArgumentError: an empty name, or one given twice.
+    """
+    if not isinstance(classes, Sequence):
+        return ()
+    given = tuple(map(str, classes))
+    if schema and given == schema.classes:
+        return given
+    try:
+        return class_names(given, "classes")
+    except DataError as error:
+        raise ArgumentError("classes", list(given), f"each name once: {error}") from error
 
 
 def _model(model: Any, to: Interface, index: int, seed: int) -> nn.Module:
@@ -293,6 +313,7 @@ def _tensors(
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     schema: Schema = NO_SCHEMA,
+    classes: Sequence[str] = (),
 ) -> TensorData:
     """Whatever form a user's examples have, as tensors."""
     if isinstance(examples, TensorData):
@@ -302,11 +323,24 @@ def _tensors(
             raise DataError(f"{what} is a DataFrame: allowed is one with schema=, for a task of tables")
         return of_frame(examples, schema, what)
     if hugging_face.is_data_set(examples):
-        examples = hugging_face.tensors(examples, what, task, mean, std)
+        examples = hugging_face.tensors(examples, what, task, mean, std, classes)
     given, targets = inputs_and_targets(examples, what)
-    inputs, labels = input_tensor(given, what, mean, std), target_tensor(targets, what)
+    inputs, labels = input_tensor(given, what, mean, std), _labels(targets, what, task, classes)
     inputs = inputs.long() if task.form == "texts" else inputs.float()
     return TensorData(inputs, _targets(labels, what, task))
+
+
+def _labels(labels: Any, what: str, task: Task, classes: Sequence[str]) -> torch.Tensor:
+    """Labels as a tensor, texts as the numbers of classes that have their names."""
+    first = labels[0] if isinstance(labels, list | tuple) and labels else None
+    if not isinstance(labels, np.ndarray) and not isinstance(first, str | np.str_):
+        return target_tensor(labels, what)
+    found = np.asarray(labels)
+    if found.dtype.kind not in TEXTS:
+        return target_tensor(labels, what)
+    if task.kind != "class":
+        raise DataError(f"{what}: labels are texts: allowed for task {task.name} are numbers")
+    return torch.from_numpy(hugging_face.label_numbers(found, what, classes))
 
 
 def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:

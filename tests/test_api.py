@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -53,6 +54,40 @@ def few(**changes: Any) -> dict[str, Any]:
 
 
 # --- data ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["array", "list", "pairs"])
+def test_labels_may_be_names_where_classes_are_named(form: str) -> None:
+    classes = ["cat", "dog", "M\u00fcller"]
+
+    def texts(examples: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        labels = [["cat", "dog\u200b", "Mu\u0308ller "][label] for label in examples[1].tolist()]
+        if form == "pairs":
+            return list(zip(examples[0], labels, strict=True))
+        return examples[0], np.array(labels) if form == "array" else labels
+
+    given = few(data=[texts(blobs(60, 1)), texts(blobs(90, 2))], test=texts(blobs(60, 3)), classes=classes)
+    by_name = fedstill.distil(**given)
+    assert figures(by_name) == figures(fedstill.distil(**few(classes=classes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"classes": ["a"] * 3}, "classes is ['a', 'a', 'a']"),
+        ({"classes": ["a", "b", "b\u200b"]}, "'b' and 'b\\u200b' are one name"),
+        ({"names": ["north", "north\u200b"]}, "names is"),
+        ({"test": (blobs(3, 1)[0], ["a", "b", "c"])}, "test: labels are texts, as 'a', and classes have no"),
+        (
+            {"test": (blobs(3, 1)[0], ["a", "b", "d"]), "classes": ["a", "b", "c"]},
+            "test: the label of example 2 is 'd': allowed are a, b, c",
+        ),
+        ({"test": (blobs(3, 1)[0], torch.tensor([1, 2, 3]))}, "they count from 1"),
+    ],
+)
+def test_refuses_names_and_labels_that_are_no_classes(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises((ArgumentError, DataError), match=re.escape(line)):
+        fedstill.distil(**few(**changes))
 
 
 def figures(outcome: fedstill.Outcome) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Nothing of it is imported here: whoever gives such an object has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.core.dataset import normalised
+from fedstill.core.dataset import Column, normalised
 from fedstill.core.errors import DataError
+from fedstill.core.name_columns import TEXTS, named_column
+from fedstill.core.names import name_of, plain, unknown_name
 from fedstill.data.config import MEAN, STD
 from fedstill.data.pil_images import array_of
-from fedstill.data.raw import image_array
+from fedstill.data.raw import by_name, image_array
 from fedstill.tasks import Task
 
 INPUTS = ("image", "img", "pixel_values", "input_ids")
@@ -29,26 +32,33 @@ def is_data_set(given: Any) -> bool:
 
 
 def tensors(
-    data: Any, what: str, task: Task, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+    data: Any,
+    what: str,
+    task: Task,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    classes: Sequence[str] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of one part, a ``datasets.Dataset``.
 
     Inputs are the column of images, or ``input_ids`` of one length; targets the one column of class labels,
-    or one that is called label, labels, mask or annotation. Without mean and std pixels become -1..1. A
-    DataError tells what is missing, or in what rows differ.
+    or one that is called label, labels, mask or annotation. Labels that are texts, or numbers with names in
+    the features, are numbered as ``classes`` are, if there are any. Without mean and std pixels become -1..1.
+    A DataError tells what is missing, or in what rows differ.
     """
     if task.kind == "image" or task.form == "rows":
         raise DataError(f"{what} is a Hugging Face data set: allowed for task {task.name} are tensors")
-    kinds = {name: type(feature).__name__ for name, feature in data.features.items()}
-    labels = {name for name, kind in kinds.items() if kind == "ClassLabel"}
-    target = _one(what, "targets", {name for name in kinds if name in TARGETS}, labels)
-    images = {name for name, kind in kinds.items() if kind == "Image" and name != target}
-    source = _one(what, "inputs", {name for name in kinds if name in INPUTS}, images)
+    kinds = {key: type(feature).__name__ for key, feature in data.features.items()}
+    labels = {key for key, kind in kinds.items() if kind == "ClassLabel"}
+    target = _one(what, "targets", {key for key in kinds if key in TARGETS}, labels)
+    images = {key for key, kind in kinds.items() if kind == "Image" and key != target}
+    source = _one(what, "inputs", {key for key in kinds if key in INPUTS}, images)
     if len(data) == 0:
         raise DataError(f"{what} has no rows: allowed is one or more")
     rows = [data[index] for index in range(len(data))]
     inputs = array_of([row[source] for row in rows], f"{what}: {source!r}")
     targets = array_of([row[target] for row in rows], f"{what}: {target!r}", numbers=True)
+    targets = label_numbers(targets, what, classes, getattr(data.features[target], "names", None) or ())
     if task.form == "texts":
         return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets)
     return scaled(inputs, what, mean, std), torch.from_numpy(targets.astype(np.int64))
@@ -61,6 +71,39 @@ def scaled(
     images = image_array(Path(what), {"images": pixels})
     channels = images.shape[1]
     return normalised(images, mean or (MEAN,) * channels, std or (STD,) * channels)
+
+
+def label_numbers(
+    labels: Column, what: str, classes: Sequence[str], names: Sequence[str] = ()
+) -> npt.NDArray[Any]:
+    """Labels as numbers of ``classes``: texts by name; numbers by what the source calls them, or as they are.
+
+    Args:
+        names: what the source calls its numbers.
+
+    Raises:
+        DataError: a text, and classes without names; or one that is no class; or names of which the classes
+            have some and not all.
+
+    >>> label_numbers(np.array(["dog", "cat"]), "data[0]", ["cat", "dog"]).tolist()
+    [1, 0]
+    >>> label_numbers(np.array([0, 1]), "data[0]", ["cat", "dog"], names=["dog", "cat"]).tolist()
+    [1, 0]
+    """
+    if labels.dtype.kind in TEXTS:
+        if not classes:
+            first = ascii(name_of(labels.ravel()[0])) if labels.size else "none"
+            told = f"labels are texts, as {first}, and classes have no names"
+            raise DataError(f"{what}: {told}: allowed are numbers, or classes= a list of the names")
+        return by_name(named_column(labels).ravel().tolist(), what, classes)[0]
+    known = [plain(each) for each in names]
+    if not {*known} & {*classes} or tuple(known) == tuple(classes):
+        return labels
+    if unknown := [each for each in known if each not in classes]:
+        raise DataError(f"{what}: has a class {unknown_name(unknown[0], classes)}")
+    within = (labels >= 0) & (labels < len(known))  # others, as -1 for unlabelled, are refused later
+    numbers = np.array([classes.index(each) for each in known], dtype=np.int64)
+    return np.where(within, numbers[np.where(within, labels, 0)], labels)
 
 
 def _one(what: str, role: str, *choices: set[str]) -> str:

@@ -52,6 +52,26 @@ def pictures(count: int = 6, mode: str = "L", **more: Any) -> Dataset:
     return Dataset({"scan": Image(), "kind": ClassLabel(), **more}, rows)
 
 
+def test_class_labels_are_numbered_as_the_named_classes() -> None:
+    data = pictures(4)
+    feature = ClassLabel()
+    feature.names = ["cat", "dog"]  # type: ignore[attr-defined]
+    data.features["kind"] = feature
+    for classes, wanted in ((("cat", "dog"), [0, 1, 0, 1]), (("dog", "cat"), [1, 0, 1, 0])):
+        assert tensors(data, "data", CLASSES, classes=classes)[1].tolist() == wanted
+    assert tensors(data, "data", CLASSES, classes=("Katze", "Hund"))[1].tolist() == [0, 1, 0, 1]
+    with pytest.raises(DataError, match="has a class 'cat': allowed are dog, eel"):
+        tensors(data, "data", CLASSES, classes=("dog", "eel"))
+
+
+def test_a_column_of_texts_is_numbered_by_the_named_classes() -> None:
+    rows = [{"image": Picture.new("L", (8, 8)), "label": name} for name in ("dog", "cat\u200b")]
+    data = Dataset({"image": Image(), "label": object()}, rows)
+    assert tensors(data, "data", CLASSES, classes=("cat", "dog"))[1].tolist() == [1, 0]
+    with pytest.raises(DataError, match="labels are texts, as 'dog'"):
+        tensors(data, "data", CLASSES)
+
+
 def test_pictures_and_class_labels_are_found_by_their_features() -> None:
     for mode, channels in (("L", 1), ("1", 1), ("RGBA", 3)):
         inputs, targets = tensors(pictures(5, mode), "data", CLASSES)
