@@ -254,11 +254,10 @@ class Spectrum(nn.Module):
         super().__init__()
         kind = torch.complex64 if complex_weights else torch.float32
         self.weight = nn.Parameter(torch.ones(64, 3, dtype=kind))
-        self.register_buffer("turn", torch.ones(1, dtype=torch.complex64), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         spectrum = torch.fft.fft2(x).flatten(1)
-        given: torch.Tensor = spectrum @ (self.weight * self.turn)
+        given: torch.Tensor = spectrum @ self.weight.to(torch.complex64)
         return given.abs() if self.weight.is_complex() else given
 
 
