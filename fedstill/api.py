@@ -301,7 +301,7 @@ def _public(examples: Any, form: Callable[[Any, str], TensorData], task: Task) -
         return None
     if isinstance(examples, torch.Tensor | np.ndarray):
         inputs = as_tensor(examples, "public")
-        return Public("given", inputs.long() if task.form == "texts" else inputs.float())
+        return Public("given", _inputs(inputs, "public", task))
     data = form(examples, "public")
     return Public("given", data.inputs, data.targets)
 
@@ -326,8 +326,16 @@ def _tensors(
         examples = hugging_face.tensors(examples, what, task, mean, std, classes)
     given, targets = inputs_and_targets(examples, what)
     inputs, labels = input_tensor(given, what, mean, std), _labels(targets, what, task, classes)
-    inputs = inputs.long() if task.form == "texts" else inputs.float()
-    return TensorData(inputs, _targets(labels, what, task))
+    return TensorData(_inputs(inputs, what, task), _targets(labels, what, task))
+
+
+def _inputs(inputs: torch.Tensor, what: str, task: Task) -> torch.Tensor:
+    """Inputs in the task's own form."""
+    if task.form != "texts":
+        return inputs.float()
+    if inputs.is_floating_point() and (inputs != inputs.round()).any():
+        raise DataError(f"{what} has token ids that are no whole numbers: allowed are ids from 0")
+    return inputs.long()
 
 
 def _labels(labels: Any, what: str, task: Task, classes: Sequence[str]) -> torch.Tensor:

@@ -42,13 +42,11 @@ def _numbers(values: Any, what: str) -> np.ndarray[Any, Any]:
         shapes = list(dict.fromkeys(str(np.shape(part)) for part in values if hasattr(part, "shape")))
         found = f"values have several shapes{' (' + ', '.join(shapes[:3]) + ')' if shapes else ''}"
         raise DataError(f"{what}: {found}: allowed is one shape") from error
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biuf":
         raise DataError(f"{what}: values are {array.dtype}: {_ALLOWED}")
     native = array.dtype.newbyteorder("=")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no longer floats
         native = np.dtype(np.float64)
-    elif array.dtype.kind == "c":
-        native = np.dtype(np.complex64)  # to be refused
     return np.require(array, dtype=native, requirements=["C", "W"])
 
 

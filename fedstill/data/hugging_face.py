@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedstill.core.arrays import as_tensor
 from fedstill.core.dataset import Column, normalised
 from fedstill.core.errors import DataError
 from fedstill.core.name_columns import TEXTS, named_column
@@ -57,11 +58,12 @@ def tensors(
         raise DataError(f"{what} has no rows: allowed is one or more")
     rows = [data[index] for index in range(len(data))]
     inputs = array_of([row[source] for row in rows], f"{what}: {source!r}")
-    targets = array_of([row[target] for row in rows], f"{what}: {target!r}", numbers=True)
-    targets = label_numbers(targets, what, classes, getattr(data.features[target], "names", None) or ())
+    given = array_of([row[target] for row in rows], f"{what}: {target!r}", numbers=True)
+    names = getattr(data.features[target], "names", None) or ()
+    targets = as_tensor(label_numbers(given, what, classes, names), f"{what}: {target!r}")
     if task.form == "texts":
-        return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets)
-    return scaled(inputs, what, mean, std), torch.from_numpy(targets.astype(np.int64))
+        return as_tensor(inputs, f"{what}: {source!r}"), targets
+    return scaled(inputs, what, mean, std), targets
 
 
 def scaled(

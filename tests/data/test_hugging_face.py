@@ -94,6 +94,20 @@ def test_masks_keep_their_numbers_and_tokens_are_inputs_of_texts() -> None:
     assert [part.tolist() for part in tensors(texts, "data", TextConfig().make(2))] == [[[5, 6, 0]], [1]]
 
 
+def test_numbers_are_not_cut_to_whole_or_real_ones() -> None:
+    """What is no class index reaches the caller as it is, who refuses it; complex numbers never do."""
+    rows = [{"image": Picture.new("L", (8, 8), row), "label": row / 2} for row in range(4)]
+    halves = Dataset({"image": Image(), "label": Sequence()}, rows)
+    assert tensors(halves, "data", CLASSES)[1].tolist() == [0, 0.5, 1, 1.5]
+    torch.manual_seed(0)
+    models: list[nn.Module] = [MLP((1, 8, 8), 2)]
+    with pytest.raises(DataError, match="no whole numbers"):
+        fedstill.distil([halves], models, MLP((1, 8, 8), 2), halves, 2)
+    rows = [{"image": Picture.new("L", (8, 8)), "label": 1 + 1j}]
+    with pytest.raises(DataError, match="data: 'label': values are complex128"):
+        tensors(Dataset({"image": Image(), "label": Sequence()}, rows), "data", CLASSES)
+
+
 def test_what_cannot_be_told_is_one_line() -> None:
     for given, said in (
         (pictures(other=ClassLabel()), r"data does not tell its targets: allowed is one called label,"),

@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fedstill.core.errors import DataError
+from fedstill.data import load, named, node_data
 from fedstill.data.image_files import UnreadableImage, decoded, instance_map
+from fedstill.data.new_data import Reading, unlabelled
+from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.pil_images import array_of, pixels_of
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
@@ -131,3 +135,18 @@ def test_a_photograph_from_python_is_turned_upright() -> None:
     Image.fromarray(GREY[:4]).save(stream, "png", exif=exif)
     with Image.open(io.BytesIO(stream.getvalue())) as image:
         assert np.array_equal(array_of([image], "images")[0], np.rot90(GREY[:4], -1))
+
+
+def test_a_run_a_node_and_new_data_see_the_same_of_a_transparent_image(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(2):
+            image = Image.new("RGBA", (8, 8), (9, 8, 7, 255))
+            image.putpixel((0, 0), (9, 8, 7, 0))
+            image.save(tmp_path / "pets" / name / f"{number}.png")
+    run = load(named(str(tmp_path / "pets")))
+    node, spec = node_data.load(PrivateConfig(source="folder", path="pets"), tmp_path)
+    _, asked = unlabelled(str(tmp_path / "pets"), spec, Reading())
+    for pixels in (run.train.inputs / 2 + 0.5, node.inputs / 2 + 0.5, asked):
+        assert (pixels[:, :, 0, 0] == 1).all()
+        torch.testing.assert_close(pixels[0, :, 1, 1] * 255, torch.tensor([9.0, 8.0, 7.0]), atol=1e-4, rtol=0)
