@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -27,21 +28,25 @@ def as_tensor(values: Any, what: str) -> torch.Tensor:
     >>> as_tensor(np.arange(3, dtype=">i2")[::-1], "labels").tolist()
     [2, 1, 0]
     """
-    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(_numbers(values, what))
+    if isinstance(values, torch.Tensor):
+        tensor = values
+    elif isinstance(values, list | tuple) and any(isinstance(part, torch.Tensor) for part in values):
+        parts = [as_tensor(part, what) for part in values]
+        if len({part.shape for part in parts}) > 1:
+            raise _several_shapes(parts, what)
+        tensor = torch.stack(parts)
+    else:
+        tensor = torch.from_numpy(_numbers(values, what))
     if tensor.is_complex():
-        raise DataError(f"{what}: values are {_name(tensor.dtype)}: {_ALLOWED}")
+        raise DataError(f"{what}: values are {str(tensor.dtype).removeprefix('torch.')}: {_ALLOWED}")
     return tensor
 
 
 def _numbers(values: Any, what: str) -> np.ndarray[Any, Any]:
-    if isinstance(values, list | tuple) and any(isinstance(part, torch.Tensor) for part in values):
-        values = [as_tensor(part, what).detach().cpu().numpy() for part in values]
     try:
         array = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:  # nested lists of several lengths
-        shapes = list(dict.fromkeys(str(np.shape(part)) for part in values if hasattr(part, "shape")))
-        found = f"values have several shapes{' (' + ', '.join(shapes[:3]) + ')' if shapes else ''}"
-        raise DataError(f"{what}: {found}: allowed is one shape") from error
+    except ValueError as error:  # nested lists of several lengths
+        raise _several_shapes(values, what) from error
     if array.dtype.kind not in "biuf":
         raise DataError(f"{what}: values are {array.dtype}: {_ALLOWED}")
     native = array.dtype.newbyteorder("=")
@@ -50,5 +55,7 @@ def _numbers(values: Any, what: str) -> np.ndarray[Any, Any]:
     return np.require(array, dtype=native, requirements=["C", "W"])
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _several_shapes(parts: Iterable[Any], what: str) -> DataError:
+    shapes = dict.fromkeys(str(tuple(part.shape)) for part in parts if hasattr(part, "shape"))
+    some = f" ({', '.join(list(shapes)[:3])})" if shapes else ""
+    return DataError(f"{what}: values have several shapes{some}: allowed is one shape")

@@ -33,6 +33,7 @@ def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         read_only(VALUES),
         VALUES.tolist(),
         list(torch.from_numpy(VALUES)),
+        list(torch.from_numpy(VALUES).bfloat16()),
         torch.from_numpy(VALUES),
     ],
 )
