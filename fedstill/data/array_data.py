@@ -32,11 +32,11 @@ class ArrayData(DataConfig):
 
         Returns:
             ``images`` (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or floats in [0, 1], with H and W that 4
-            divides. What they teach: ``labels`` (N,), names or numbers from 0, or (N, C) findings of -1
-            (unknown), 0 and 1; or ``masks`` (N, H, W), classes from 0. If there are such: ``classes``, names
-            in the order of their numbers; ``split`` (N,), 0 for training, 1 for testing and 2 for validation;
-            and any columns (N,), of which ``patient`` (whose each is: nobody's are parted) and ``site`` are
-            heeded.
+            divides, or a list of images of PIL (of ``masks``, too). What they teach: ``labels`` (N,), names
+            or numbers from 0, or (N, C) findings of -1 (unknown), 0 and 1; or ``masks`` (N, H, W), classes
+            from 0. If there are such: ``classes``, names in the order of their numbers; ``split`` (N,), 0 for
+            training, 1 for testing and 2 for validation; and any columns (N,), of which ``patient`` (whose
+            each is: nobody's are parted) and ``site`` are heeded.
         """
 
     def read(self, task: TaskConfig) -> DataSet:

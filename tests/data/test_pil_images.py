@@ -18,7 +18,7 @@ from fedstill.data import load, named, node_data
 from fedstill.data.image_files import UnreadableImage, decoded, instance_map
 from fedstill.data.new_data import Reading, unlabelled
 from fedstill.data.node_data_config import PrivateConfig
-from fedstill.data.pil_images import array_of, pixels_of
+from fedstill.data.pil_images import array_of, arrays_of, pixels_of
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
 COLOR = np.stack([GREY, GREY[::-1], GREY.T], axis=-1)
@@ -126,6 +126,15 @@ def test_images_of_pil_in_a_list_are_one_array() -> None:
     assert array_of([palette], "masks", numbers=True)[0, 0].tolist() == [0, 1]
     with pytest.raises(DataError, match="images: image 1 is 4 x 8, but image 0 is 8 x 8"):
         array_of([grey, grey.resize((8, 4))], "images")
+
+
+def test_masks_among_arrays_by_name_are_numbers_and_images_are_colors() -> None:
+    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
+    palette.putpalette([200, 10, 20, 30, 40, 50])
+    arrays = arrays_of({"images": [palette], "masks": [palette], "labels": ["a"]}, "mine")
+    assert arrays["images"][0, 0].tolist() == [[200, 10, 20], [30, 40, 50]]
+    assert arrays["masks"][0].tolist() == [[0, 1]]
+    assert arrays["labels"].tolist() == ["a"]
 
 
 def test_a_photograph_from_python_is_turned_upright() -> None:
