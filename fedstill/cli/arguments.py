@@ -22,6 +22,22 @@ HELPS = ("-h", "--help")
 OPTIONS = "--OPTION"  # stands for all options of a configuration
 
 
+class WordsError(ArgumentError):
+    """A command lacks a word or an option, or has a word too many.
+
+    >>> raise WordsError("fedstill node init", "DIR", "")
+    Traceback (most recent call last):
+    ...
+    fedstill.cli.arguments.WordsError: fedstill node init needs DIR: `fedstill node init --help` says more
+    """
+
+    def __init__(self, command: str, needs: str, extra: str) -> None:
+        self.name, self.value, self.allowed = command, extra, needs
+        told = f"takes no {extra!r}" if extra else f"needs {needs}"
+        bare = command.partition(" --")[0]
+        Exception.__init__(self, f"{command} {told}: `{bare} --help` says more")
+
+
 @dataclass(frozen=True)
 class Given:
     """The words behind a command.
@@ -84,7 +100,10 @@ def dispatch(
         return
     name, rest = f"{room} {words[0]}".strip(), words[1:]
     if words[0] not in commands:
-        raise UnknownName("command", name, names)
+        see = f"`{f'fedstill {room}'.strip()} --help` lists them"
+        if words[0].startswith("-"):
+            raise UnknownName("option", words[0], ["--help"] if room else ["--help", "--version"], see=see)
+        raise UnknownName("command", name, names, see=see)
     usage = _fitting(_usages(name, about), rest)
     anywhere = rest[:1] if OPTIONS in usage else rest  # else help is about the options that follow
     if any(word in HELPS for word in anywhere):
@@ -105,7 +124,8 @@ def read(name: str, usage: str, words: Sequence[str]) -> Given:
     """The words behind a command, sorted out.
 
     Raises:
-        ArgumentError: too few or too many words, or an option without value.
+        WordsError: too few or too many words, or an option that must be there is not.
+        ArgumentError: an option without value.
         UnknownName: an option that it does not have.
 
     >>> given = read("node init", "DIR [--name NAME]", ["clinic", "--name=north"])
@@ -130,12 +150,16 @@ def read(name: str, usage: str, words: Sequence[str]) -> Given:
             given.rest.append(word)
         else:
             (given.rest or given.places).append(word)
-    least, most = len([place for place in places if place[0] not in "[."]), len(places)
-    if len(given.places) < least or (len(given.places) > most and "..." not in places):
-        raise ArgumentError(f"fedstill {name}", " ".join(given.places), usage)
+    command = f"fedstill {name}"
+    wanted = [place for place in places if place[0] not in "[."]
+    if len(given.places) < len(wanted):
+        raise WordsError(command, wanted[len(given.places)], "")
+    if len(given.places) > len(places) and "..." not in places:
+        chosen = " ".join([command, *(option for option in needed if option in given)])
+        raise WordsError(chosen, "", given.places[len(places)])
     for option in needed:
         if option not in given:
-            raise ArgumentError(option, "", f"a value: fedstill {name} {usage}")
+            raise WordsError(command, " ".join([option, *options[option]]), "")
     return given
 
 

@@ -21,6 +21,20 @@ from fedstill.core.version import __version__
 
 CLOSED = 128 + signal.SIGPIPE  # as a shell says it of a command that wrote into a closed pipe
 
+FIRST = """\
+fedstill trains one central model from private data that stays in many places.
+
+  fedstill run demo                 a federation on this machine, about a minute, and its report
+  fedstill list                     methods, tasks, data, models and presets
+  fedstill compare fedavg fediod    methods side by side, on equal terms; --seeds N
+  fedstill attack RUN               what an adversary gets from what left the nodes in a run
+  fedstill predict RUN DATA         what a run's student answers about new data
+  fedstill node init DIR            a node of a real federation, for its data's owner
+  fedstill doctor                   what is installed here, and what is missing for what
+
+All commands: fedstill --help; one command: fedstill COMMAND --help; all options: fedstill run demo --help
+"""
+
 HELP = """\
 fedstill trains one central model from private data that stays in many places.
 
@@ -189,7 +203,11 @@ def _do(words: list[str]) -> None:
             raise ArgumentError("argument", ascii(word), f"text in the encoding of the locale ({encoding})")
     if words and words[0] in ROOMS:
         imported(ROOMS[words[0]])(words[1:])
-    elif words[:1] == ["--version"]:
+    elif not words:
+        print(FIRST, end="")
+    elif words[:1] in (["--version"], ["-V"]):
         print(f"fedstill {__version__}")
+    elif words == ["help"]:
+        print(HELP, end="")
     else:
         dispatch("", words, HELP, COMMANDS, beside=ROOMS)

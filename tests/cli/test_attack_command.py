@@ -149,7 +149,7 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "fedstill attack is empty: allowed is RUN [--quick] [--quiet]"),
+        ("", "fedstill attack needs RUN: `fedstill attack --help`"),
         ("nowhere", "there is no folder nowhere: allowed is the folder of a finished run"),
         ("empty", "empty holds no run: there is no config.toml in it"),
         ("half", "the run in half is not finished: there is no result.json; fedstill run --resume half"),
@@ -163,7 +163,7 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
             "--copying.pairs is '3': allowed is none, as attack 'copying' is not among --attacks",
         ),
         ("ready --attacks counts counts", "attacks is ['counts', 'counts']: allowed is some of inversion, "),
-        ("ready another", "fedstill attack is 'ready another': allowed is RUN"),
+        ("ready another", "fedstill attack takes no 'another'"),
     ],
 )
 def test_bad_words_are_one_line(command: Main, here: Path, attacks: Attacks, words: str, line: str) -> None:

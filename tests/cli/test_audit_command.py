@@ -375,7 +375,7 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
     ("words", "told"),
     [
         (["shw", "."], "did you mean 'audit show'"),
-        (["show", "a", "b"], "PATH"),
+        (["show", "a", "b"], "takes no 'b'"),
         (["show", "nowhere.sqlite"], "nowhere.sqlite is not there: neither a folder nor an audit log"),
         (["show", "."], "is no node's folder"),
         (["show", ".", "--lst", "3"], "did you mean '--last'"),

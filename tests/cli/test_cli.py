@@ -90,7 +90,17 @@ def one_line(outcome: tuple[int, str, str]) -> str:
 # --- asking for help --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [(), ("-h",)])
+def test_without_a_command_it_shows_the_first_commands_on_half_a_screen(command: Main) -> None:
+    code, out, err = command()
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) <= 15
+    assert max(map(len, out.splitlines())) <= 110
+    named = re.findall(r"^  fedstill (\w+)", out, re.MULTILINE)
+    assert {"run", "list", "compare", "doctor"} <= set(named) <= {*cli.COMMANDS, *cli.ROOMS}
+    assert "fedstill --help" in out
+
+
+@pytest.mark.parametrize("words", [("help",), ("-h",)])
 def test_help_names_every_command(command: Main, words: tuple[str, ...]) -> None:
     code, out, err = command(*words)
     assert (code, err) == (0, "")
@@ -108,7 +118,8 @@ def test_help_of_a_command_is_its_own_lines(command: Main) -> None:
 
 
 def test_version(command: Main) -> None:
-    assert command("--version") == (0, f"fedstill {__version__}\n", "")
+    for words in ("--version", "-V"):
+        assert command(words) == (0, f"fedstill {__version__}\n", "")
 
 
 @pytest.mark.usefixtures("here")
@@ -221,8 +232,9 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("fly", "unknown command 'fly': allowed are run, compare, reproduce, predict, evaluate,"),
-        ("run", "fedstill run is empty: allowed is PRESET|FILE.toml"),
+        ("fly", "unknown command 'fly': `fedstill --help` lists them"),
+        ("--verison", "unknown option '--verison': did you mean '--version'?"),
+        ("run", "fedstill run needs PRESET|FILE.toml: `fedstill run --help`"),
         ("list all", "unknown method 'all': `fedstill list` shows all"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
@@ -235,7 +247,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ),
         ("show lain", "unknown preset 'lain': did you mean 'lain/config.toml'?"),
         ("show a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
-        ("run mine.toml other.toml", "fedstill run is 'mine.toml other.toml': allowed is PRESET|"),
+        ("run mine.toml other.toml", "fedstill run takes no 'other.toml': `fedstill run --help`"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
         (
@@ -260,7 +272,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("run mine.toml --evaluation.centralised so", "evaluation.centralised is 'so': allowed is true or"),
         ("run mine.toml --nodes.models", "nodes.models is []: allowed is a list of one model or more"),
         ("run mine.toml --method.tau -1", "method.tau is -1.0: allowed is above 0, or inf"),
-        ("run mine.toml --resume there", "fedstill run is 'mine.toml': allowed is --resume DIR"),
+        ("run mine.toml --resume there", "fedstill run --resume takes no 'mine.toml': `fedstill run --help`"),
         ("run plan.toml", "fedstill run is 'plan.toml': allowed is a run's file: this one compares runs"),
         ("run mine.toml --nodes.epochs 3", "unknown option '--nodes.epochs': did you mean '--nodes.local.ep"),
         ("compare fedavg --public digits", "unknown option '--public': did you mean '--public.name'?"),

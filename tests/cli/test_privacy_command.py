@@ -428,7 +428,7 @@ def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["plan"], "allowed is [NODE] RUN [--epsilon E]"),
+        (["plan"], "fedstill privacy plan needs RUN"),
         (["plan", "digits-fediod", "--epsilon", "much"], "--epsilon is 'much': allowed is a number"),
         (["plan", "digits-fediod", "--epsilon", "0"], "epsilon is 0.0"),
         (["plan", "digits-fediod", "--method.rounds", "3"], "method 'fediod' has no such option"),
