@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
+from fedstill.core.errors import ArgumentError
 from fedstill.methods import Needs
 from fedstill.methods._averaging import Rounds
 from fedstill.node.node_group import Group, stack
@@ -39,6 +40,23 @@ def means(values: torch.Tensor, targets: torch.Tensor, classes: int) -> torch.Te
     """
     held = F.one_hot(targets, classes).to(values.dtype)  # (N, C)
     return held.T @ values / held.sum(0).clamp_min(1).unsqueeze(1)
+
+
+def require_vectors(name: str, sent: torch.Tensor | float, nodes: int, classes: int, width: int = 0) -> None:
+    """Refuse what a server sends in place of one float32 vector a class, ``(G, C, p)``, before it is used.
+
+    Args:
+        width: numbers in each; 0: any.
+
+    Raises:
+        ArgumentError: it has another form.
+    """
+    expected = f"torch.float32 ({classes}, {width or 'p'}), a vector for each class"
+    if not isinstance(sent, torch.Tensor):  # one number
+        raise ArgumentError(name, sent, expected)
+    sound = sent.ndim == 3 and tuple(sent.shape[:2]) == (nodes, classes) and sent.dtype == torch.float32
+    if not sound or sent.shape[2] != (width or sent.shape[2]):
+        raise ArgumentError(name, f"{sent.dtype} {tuple(sent.shape[1:])}", expected)
 
 
 def wanted(of: dict[str, torch.Tensor], group: Group, y: torch.Tensor) -> torch.Tensor:

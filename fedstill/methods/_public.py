@@ -158,6 +158,22 @@ def parts(public: Public | None, size: int) -> list[torch.Tensor]:
     return [torch.tensor([first, min(first + size, total)]) for first in range(0, total, size)]
 
 
+def bounds(rows: torch.Tensor) -> tuple[int, int]:
+    """From which row up to which other one a part of the public data goes, of what came down ``(G, 2)``.
+
+    Raises:
+        ArgumentError: it is no such part.
+
+    >>> bounds(torch.tensor([[2, 4]]))
+    (2, 4)
+    """
+    if rows.ndim != 2 or rows.shape[1] != 2 or not rows[0, 0] <= rows[0, 1]:
+        expected = "two row numbers, the first no larger: from one up to the other"
+        raise ArgumentError("rows", tuple(rows.shape[1:]), expected)
+    first, last = rows[0].tolist()
+    return first, last
+
+
 def drawn(server: Server, most: int, t: int) -> torch.Tensor:
     """Row numbers of a round's subset of the public data, ``(B,)`` on the CPU; at most ``most``."""
     generator = torch_generator(server.seed, "subset", t)

@@ -20,7 +20,7 @@ import torch
 from fedstill.core.checked import NonNegativeFloat
 from fedstill.methods import Group, Node, NodeSetting, Server, Tensors, Work, predict, question, train_round
 from fedstill.methods._averaging import Rounds
-from fedstill.methods._class_means import ClassMeans, means, wanted
+from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.methods._node_memory import memory, remember
 from fedstill.protocol.kinds import SCHEDULE, Kind
 from fedstill.tasks import Task
@@ -70,6 +70,7 @@ class FD(ClassMeans):
     def learn(self, nodes: Group, F_sum: torch.Tensor, round: int) -> Tensors:
         """Train beside the others' means; tell F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent labels."""
         at: NodeSetting = nodes.at
+        require_vectors("F_sum", F_sum, len(nodes), at.task.classes, at.task.classes)
         F_hat = {
             node.name: others(all_of, memory(node, "told"), round)
             for node, all_of in zip(nodes.nodes, F_sum, strict=True)

@@ -23,7 +23,7 @@ from fedstill.core import deadline
 from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Ask, Group, Needs, Node, Public, Server, Tensors, descend, torch_generator
 from fedstill.methods._one_shot import OneShot, OneShotState
-from fedstill.methods._public import AT_ONCE, known, logits, optimiser_of, parts, passes
+from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimiser_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
 from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import INDICES, LOGITS, Kind
@@ -93,7 +93,7 @@ class FedAD(OneShot):
     )
     def predict(self, nodes: Group, rows: torch.Tensor) -> Tensors:
         """z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of public images from one row up to another."""
-        first, last = rows[0].tolist()
+        first, last = bounds(rows)
         x = known(nodes.at.public).inputs[first:last]
         nodes.bench("model").train(False)
         if not self.attention:

@@ -30,6 +30,7 @@ from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
 from fedstill.methods._perturbing import dequantise, laplace, quantise, require_numbers
 from fedstill.methods._public import (
     batches,
+    bounds,
     distil,
     heard,
     known,
@@ -188,7 +189,7 @@ class FedKD(OneShot):
     )
     def predict(self, nodes: Group, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
         """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""
-        first, last = rows[0].tolist()
+        first, last = bounds(rows)
         z = self.predicted(nodes, view)[:, first:last]
         return {"logits": self.voted(nodes.at, z)}
 

@@ -35,7 +35,7 @@ from fedstill.methods import (
     train_round,
 )
 from fedstill.methods._averaging import Rounds
-from fedstill.methods._class_means import ClassMeans, means, wanted
+from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.models import example
 from fedstill.models.extractor_head import EXTRACTOR, features, split
 from fedstill.protocol.kinds import SCHEDULE, Kind
@@ -85,6 +85,7 @@ class Prototypical(ClassMeans):
     def learn(self, nodes: Group, C: torch.Tensor, round: int) -> Tensors:
         """Train beside the global prototypes; tell C_i^(j), ``(G, C, p)``, 0 of absent classes."""
         at: NodeSetting = nodes.at
+        require_vectors("C", C, len(nodes), at.task.classes)
         by_name = {node.name: each for node, each in zip(nodes.nodes, C, strict=True)}
         train_round(nodes, round, self.rounds, self.work(at.task, at.local.smoothing, by_name))
         mine = []
@@ -103,6 +104,8 @@ class Prototypical(ClassMeans):
         def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             model = group.bench("model")
             f = model(x, EXTRACTOR)  # (G, B, p')
+            sent = C[group.nodes[0].name].unsqueeze(0)  # all nodes got the same
+            require_vectors("C", sent, 1, task.classes, self.features or f.shape[2])
             losses: torch.Tensor = task.loss(model(f, "head"), y, smoothing)  # L_S (G,)
             target = wanted(C, group, y)  # (G, B, p)
             known = (target != 0).any(2)  # (G, B)

@@ -19,7 +19,7 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, Kind
+from fedstill.protocol.kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, SOURCES, Kind
 from fedstill.protocol.questions import Question
 from fedstill.protocol.run_description import Description
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
@@ -102,6 +102,8 @@ class Gate:
             return f"most_rows: {most}, and {name} names {tensor.numel()}"
         if kind == INDICES and (tensor.dtype not in WHOLE or tensor.ndim != 1):
             return f"rows: {name} is {found}, and rows are whole numbers (N,), int32 or int64"
+        if kind == SOURCES and (tensor.dtype not in WHOLE or not tensor.ndim):
+            return f"sources: {name} is {found}, and sources are whole numbers (B, ...), int32 or int64"
         if kind in VECTORS and (tensor.dtype != torch.float32 or tensor.ndim != 1):
             return f"parameters: {name} is {found}, and a network's are float32 (P,)"
         if kind not in (INPUTS, LABEL_MAPS):

@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
+import torch
+
 from fedstill.core import deadline
 from fedstill.core.errors import QuestionRefused, TooLarge
 from fedstill.data.input_spec import InputSpec, fits
 from fedstill.data.public import Public
 from fedstill.node import memory_limits
 from fedstill.node.node import Node
-from fedstill.protocol.kinds import INDICES, INPUTS
+from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_COUNTS, LOGITS, SCHEDULE
 from fedstill.protocol.questions import Question
 from fedstill.protocol.wire_format import Tensors, size
+from fedstill.tasks import Task
 
 logger = logging.getLogger("fedstill.node")
 
@@ -56,12 +59,13 @@ class Sizes:
         self._node, self._public, self._spec, self._most = node, public, spec, most
 
     def require(self, question: Question, tensors: Tensors) -> None:
-        """Refuse what is too much.
+        """Refuse what is too much, or does not fit the run.
 
         Raises:
-            QuestionRefused: rows that the public data do not have.
+            QuestionRefused: rows that the public data do not have, or tensors of another form than the run's.
             TooLarge: more inputs at once than the node's networks have memory for.
         """
+        self._require_forms(question, tensors)
         most = 0 if self._public is None else len(self._public)
         indices = [name for name, kind in question.sends.items() if kind == INDICES]
         for name in indices:
@@ -81,6 +85,28 @@ class Sizes:
         if named and self._public is not None:  # one may be named often, and is copied each time
             each = size(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
             fits(f"a question about {named} public inputs at once", named * each, self._most)
+
+    def _require_forms(self, question: Question, tensors: Tensors) -> None:
+        """Refuse counts, logits and schedules that are none of this run's, by what its plan says alone."""
+        about = next((tensors[name] for name, kind in question.sends.items() if kind == INDICES), None)
+        for name, kind in question.sends.items():
+            tensor, rule = tensors[name], None
+            wanted: tuple[int, ...] | None = None
+            if kind == LABEL_COUNTS:
+                wanted = (self._task.classes,)
+            elif kind == LOGITS and about is not None:  # of the rows that come with them
+                wanted = (len(about), *self._spec.outputs)
+            elif kind == SCHEDULE and (tensor.ndim or tensor.dtype != torch.int64 or int(tensor) < 0):
+                rule = f"schedule: {name} is one whole number from 0 up, int64"
+            if wanted is not None and (tensor.dtype != torch.float32 or tuple(tensor.shape) != wanted):
+                found = f"{tensor.dtype} {tuple(tensor.shape)}"
+                rule = f"{kind}: {name} is {found}, and in this run torch.float32 {wanted}"
+            if rule is not None:
+                raise QuestionRefused(self._node.name, question.name, rule)
+
+    @cached_property
+    def _task(self) -> Task:
+        return self._spec.make_task()
 
     @cached_property
     def _each_input(self) -> int:

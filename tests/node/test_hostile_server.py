@@ -24,6 +24,7 @@ from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL, DATA
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.digests import digest, keyed
+from fedstill.protocol.kinds import LABEL_COUNTS, SCHEDULE
 from fedstill.protocol.questions import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
 from fedstill.protocol.summing import SumCall
@@ -71,6 +72,17 @@ def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
         ("count_labels", "examine"), "most_questions: 3, over all runs"
     )
     assert told["most_questions"] == 0  # and not None, which is no limit
+
+
+def test_questions_of_a_run_itself_are_not_taken_from_what_it_may_still_ask(tmp_path: Path) -> None:
+    """What a run is told as it begins, or continues, is the limit less the questions of other runs."""
+    Clinic(tmp_path / "clinic", "most_questions = 5").ready().ask(0)
+    other = Clinic(tmp_path / "clinic", "most_questions = 5", dataclasses.replace(PLAN, run="two")).ready()
+    other.ask(0)
+    other.ask(1)
+    other.again()
+    told, _ = other.say("join", plan=other.plan.to_dict())
+    assert told["most_questions"] == 4  # 5 less the one of run "one"; two of the four are used
 
 
 def test_bytes_are_limited_over_all_runs_too(tmp_path: Path) -> None:
@@ -554,3 +566,101 @@ def test_noised_counts_alone_weigh_as_one_at_least(tmp_path: Path, privacy: str,
     adding = handler._adding(node, SumCall(1, ("clinic", "b", "c")), cast(Any, kept))
     assert adding is not None
     assert adding.least == least
+
+
+# --- tensors of another form than the run's --------------------------------------------------------------
+
+
+def table_of(classes: int, width: int) -> torch.Tensor:
+    return torch.zeros(classes, width)
+
+
+FORMS: list[tuple[dict[str, Any], str, str, torch.Tensor]] = [
+    ({"name": "fd", "rounds": 2}, "learn", "F_sum", table_of(10, 10)),
+    ({"name": "fedproto", "rounds": 2}, "learn", "C", table_of(10, 8)),
+    ({"name": "fedkd", "levels": 0, "z_max": 4.0, "epochs": 2}, "predict", "rows", torch.tensor([0, 4])),
+    ({"name": "fedad"}, "predict", "rows", torch.tensor([0, 4])),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "question", "name", "sound"), FORMS, ids=[each[0]["name"] for each in FORMS]
+)
+def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
+    method: dict[str, Any], question: str, name: str, sound: torch.Tensor, tmp_path: Path
+) -> None:
+    public = PUBLIC if name == "rows" else None
+    plan = Plan("one", method, SPEC, public=fingerprint(public) if public else "")
+    clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
+    node = clinic.folder / "node.toml"
+    node.write_text(
+        node.read_text().replace("mlp:8", "small-cnn:4") if method["name"] == "fedad" else node.read_text()
+    )
+    clinic.again()
+    clinic.say("join", public_tensors(public) if public else None, plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    schedule = {
+        key: torch.tensor(0)
+        for key, kind in clinic.session.side.questions[question].sends.items()
+        if kind == SCHEDULE
+    }
+    given = {"question": question, "differentiable": False}
+    bent = [
+        sound.unsqueeze(0),
+        sound.reshape(-1)[:1],
+        torch.zeros((), dtype=sound.dtype),
+        sound.reshape(-1)[:0],
+        sound.bool(),
+        sound.to(torch.complex64),
+        torch.cat([sound, sound]),
+    ]
+    for number, tensor in enumerate(bent):
+        told = clinic.say("answer", {name: tensor.contiguous(), **schedule}, number=number, **given)
+        assert told["kind"] in ("ArgumentError", "QuestionRefused"), (tuple(tensor.shape), tensor.dtype, told)
+    assert clinic.left() == []
+    assert isinstance(clinic.say("answer", {name: sound, **schedule}, number=50, **given), tuple)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "rule"),
+    [
+        ("consensus", torch.zeros(3, 10), "logits: consensus is torch.float32 (3, 10)"),
+        ("consensus", torch.zeros(4, 9), "logits: consensus is torch.float32 (4, 9)"),
+        ("consensus", torch.zeros(4, 10, dtype=torch.int64), "logits: consensus is torch.int64 (4, 10)"),
+        ("round", torch.tensor(-1), "schedule: round"),
+        ("round", torch.tensor(-(2**63)), "schedule: round"),
+    ],
+)
+def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
+    name: str, tensor: torch.Tensor, rule: str, tmp_path: Path
+) -> None:
+    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
+    clinic = Clinic(tmp_path / "clinic", plan=plan)
+    clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    rows = torch.tensor([0, 5, 5, 1])
+    sound = {"rows": rows, "consensus": torch.zeros(4, 10), "round": torch.tensor(0)}
+    before = to_vector(clinic.session.node.model)
+    told = clinic.say("answer", {**sound, name: tensor}, question="digest", number=0, differentiable=False)
+    assert (told["kind"], told["rule"].startswith(rule)) == ("QuestionRefused", True), told
+    assert torch.equal(to_vector(clinic.session.node.model), before)
+    assert isinstance(clinic.say("answer", sound, question="digest", number=0, differentiable=False), tuple)
+
+
+@pytest.mark.parametrize(
+    "counts", [torch.ones(9), torch.ones(10, dtype=torch.bool), torch.ones(()), torch.ones(1, 10)]
+)
+def test_label_counts_of_other_classes_than_the_runs_reach_no_network(
+    counts: torch.Tensor, tmp_path: Path
+) -> None:
+    plan = Plan("one", {"name": "fedgen", "rounds": 2}, SPEC)
+    clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
+    clinic.say("join", plan=plan.to_dict())
+    clinic.say("learn", seconds=60)
+    sends = clinic.session.side.questions["train"].sends
+    others = {name: torch.zeros(3) for name, kind in sends.items() if kind not in (LABEL_COUNTS, SCHEDULE)}
+    sent = {**others, "counts": counts, "round": torch.tensor(0)}
+    told = clinic.say("answer", sent, question="train", number=0, differentiable=False)
+    assert (told["kind"], told["rule"].startswith("label counts: counts is")) == ("QuestionRefused", True), (
+        told
+    )
