@@ -62,7 +62,7 @@ def configuration(
             "method": {
                 "name": "fediod",
                 # Under secure aggregation FedIOD adds one statistic of each response.
-                **({"ensemble": "log_probs", "gan": 0.0, "conf": 0.0, "unique": 0.0} if sums else {}),
+                **({"ensemble": "logits", "gan": 0.0, "conf": 0.0, "unique": 0.0} if sums else {}),
                 "steps": questions,
                 "batch": shape[0],
                 "generator_width": 2,

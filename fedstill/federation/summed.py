@@ -140,5 +140,5 @@ def check_summed(nodes: Sequence[str], questions: Mapping[str, Question]) -> Non
     for name, question in questions.items():
         if question.kinds() and not question.sums:
             kinds = ", ".join(dict.fromkeys(question.kinds().values()))
-            reason = f"question {name} gives each node's {kinds}, of which a sum is not enough"
+            reason = f"question {name} gives each node's {kinds}, and does not add them"
             raise ArgumentError("link.sums", True, f"false for this method: {reason}")

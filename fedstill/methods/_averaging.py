@@ -27,7 +27,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._histogram import TellsSize, Tensors, Told
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
-from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean, whole_numbers
 from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
 from fedstill.protocol.summing import Added
 
@@ -103,7 +103,12 @@ class Averaging(TellsSize, Rounds):
         """Take parameters w, train on your own data, give yours back."""
         nodes.load("model", parameters, self.shared)
         train_round(nodes, round, self.rounds, self.work(nodes))
-        return {"parameters": nodes.vectors("model", self.shared)}
+        trained = nodes.vectors("model", self.shared)
+        if nodes.at.sums:  # numbers of batches follow from a node's size, and would be a second sum of it
+            model = nodes.nodes[0].model
+            counts = whole_numbers(model.get_submodule(self.shared)).to(trained.device)
+            trained = torch.where(counts, parameters, trained)
+        return {"parameters": trained}
 
     def summed(self) -> Mapping[str, Added]:
         """sum_k n_k w_k and sum_k n_k, and no w_k.

@@ -15,7 +15,7 @@ import torch
 from fedstill.methods import Answers, ArgumentError, CountsLabels, Group, Node, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
-from fedstill.methods._public import LogitAnswers, heard
+from fedstill.methods._public import LogitAnswers
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.declarations import question
 from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
@@ -89,7 +89,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         Raises:
             ArgumentError: options by which nodes are compared with each other.
         """
-        summed = self.require_sums(at, "size" if self.importance == "size" else "counts")
+        summed = self.require_sums("size" if self.importance == "size" else "counts")
         if self.rated:
             allowed = "counts or size where link.sums: others compare the nodes' critics"
             raise ArgumentError("method.importance", self.importance, allowed)
@@ -128,7 +128,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
     )
     def predict(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
-        logits = self.voted(nodes.at, nodes.bench("model")(nodes.at.task.observe(x)))
+        logits = nodes.bench("model")(nodes.at.task.observe(x))
         return {"logits": logits, **(self.criticised(nodes, x, maps) if self.rated else {})}
 
     def criticised(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
@@ -137,7 +137,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
 
     def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
         """What :meth:`predict` would answer about inputs as models get them, and of which no map is known."""
-        logits = {"logits": self.voted(at, z)}
+        logits = {"logits": z}
         if at.task.conditions or not self.rated:
             return logits
         each = [self.criticised(Group([node]).knowing(at), x.unsqueeze(0)) for node in nodes]
@@ -165,7 +165,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
     def ensembled(self, server: Server, state: Any, answers: Answers) -> torch.Tensor | None:
         if not state.histogram.names:
             raise ArgumentError("histogram", None, "known after the first step")
-        z = heard(server, answers, self.ensemble)
+        z = answers["logits"]
         return server.task.ensemble(z, self.weights(server, state, answers), self.ensemble)
 
     def fooled(

@@ -23,9 +23,8 @@ from fedstill.node.local_training import at_once, make_optimiser
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.questions import NodeSetting, Question
-from fedstill.protocol.summing import SUM, Added
+from fedstill.protocol.summing import Added
 from fedstill.tasks import Ensemble
-from fedstill.tasks.classification import SoftmaxTask
 
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large
 
@@ -49,25 +48,15 @@ class LogitAnswers(Method):
 
     ensemble: Ensemble
 
-    @property
-    def adds(self) -> str:
-        return self.ensemble
-
-    def voted(self, at: NodeSetting, z: torch.Tensor) -> torch.Tensor:
-        """Logits as they are, or what of them is added over nodes."""
-        return at.task.added(z, self.ensemble) if at.sums else z
-
-    def require_sums(self, at: NodeSetting, weighting: Added) -> Mapping[str, Added]:
+    def require_sums(self, weighting: Added) -> Mapping[str, Added]:
         """Return how logits are summed where the server sees sums only.
 
         Raises:
-            ArgumentError: an ensemble that is no weighted mean; or probabilities weighted by class counts.
-                Those add up to 1, so that each class is one more weighting of the same numbers: with two
-                classes, a node is solved for where the two others have equal class shares.
+            ArgumentError: an ensemble that is not a weighted mean of logits. Probabilities and their
+                logarithms saturate: at inputs that a server chooses, all nodes but one add exactly 0.
         """
-        at.task.added(torch.zeros(1, 1, at.task.classes), self.ensemble)
-        if self.ensemble == "probs" and weighting == "counts" and isinstance(at.task, SoftmaxTask):
-            expected = "logits or log_probs with link.sums, where nodes are weighted by class counts"
+        if self.ensemble != "logits":
+            expected = "logits with link.sums: what saturates reveals single responses at far-out inputs"
             raise ArgumentError("method.ensemble", self.ensemble, expected)
         return {"logits": weighting}
 
@@ -91,11 +80,11 @@ class WeighsNodes(CountsLabels, LogitAnswers):
         return self.weights == "counts"
 
     def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
-        return {"logits": self.voted(at, z)}
+        return {"logits": z}
 
     def summed(self, at: NodeSetting) -> Mapping[str, Added]:
         """How logits are summed where the server sees sums only; raises as :meth:`require_sums`."""
-        return self.require_sums(at, "counts" if self.by_counts else "mean")
+        return self.require_sums("counts" if self.by_counts else "mean")
 
     def gather(self, server: Server, state: Any) -> None:
         """Know who counts how much: ask, where that is to be asked and is not done."""
@@ -114,12 +103,7 @@ class WeighsNodes(CountsLabels, LogitAnswers):
         if not state.histogram.names:
             return None
         omega = self.omega(server, state, answers.nodes)
-        return server.task.ensemble(heard(server, answers, self.ensemble), omega, self.ensemble)
-
-
-def heard(server: Server, answers: Answers, ensemble: str) -> torch.Tensor:
-    """The nodes' logits ``(K, B, C, ...)``; where their sum was told, as of one node that says it."""
-    return server.task.joined(answers["logits"], ensemble) if answers.nodes == (SUM,) else answers["logits"]
+        return server.task.ensemble(answers["logits"], omega, self.ensemble)
 
 
 # --- the data ------------------------------------------------------------------------------------------

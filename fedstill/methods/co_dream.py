@@ -28,7 +28,7 @@ from fedstill.methods import (
     torch_generator,
 )
 from fedstill.methods._examining import Examines
-from fedstill.methods._public import WeighsNodes, heard
+from fedstill.methods._public import WeighsNodes
 from fedstill.methods._student import Student
 from fedstill.tasks import Ensemble
 
@@ -103,7 +103,7 @@ class CoDream(WeighsNodes, Examines):
         with torch.no_grad(), server.compute.step(server.seed, "labels", t):
             told = self.asked(server, names, x.detach())
             omega = self.omega(server, state, told.nodes)
-            y = server.task.ensemble(heard(server, told, self.ensemble), omega, self.ensemble)
+            y = server.task.ensemble(told["logits"], omega, self.ensemble)
         state.student.replay.add(x.detach(), y)
         losses["student"] = state.student.learn(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))

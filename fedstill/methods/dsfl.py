@@ -29,7 +29,6 @@ from fedstill.methods._public import (
     Weighed,
     WeighsNodes,
     drawn,
-    heard,
     known,
     logits,
     optimiser_of,
@@ -108,7 +107,6 @@ class DSFL(WeighsNodes):
         rows=most_rows,
         reads=(),
         span=lambda self, sent: Span.one(int(sent["round"]), self.rounds),
-        sums=lambda self, at: self.summed(at),
     )
     def predict(self, nodes: Group, rows: torch.Tensor, round: int) -> Tensors:
         """Update on own data; then t_k of the rows of o_r that lack a label, as logits ``(G, B, C)``."""
@@ -117,7 +115,7 @@ class DSFL(WeighsNodes):
         if not len(asked):  # all of o_r is labelled
             return {"logits": torch.zeros(len(nodes), 0, nodes.at.task.classes, device=nodes.device)}
         nodes.bench("model").train(False)
-        return {"logits": self.voted(nodes.at, logits(nodes, known(nodes.at.public).inputs[asked]))}
+        return {"logits": logits(nodes, known(nodes.at.public).inputs[asked])}
 
     @question(
         sends=lambda self, at: {
@@ -185,6 +183,5 @@ class DSFL(WeighsNodes):
     def aggregated(self, server: Server, state: Labelling, told: Any) -> torch.Tensor:
         """t_g, the mean of t_k with its entropy reduced, as logits: ``(B, C)``."""
         omega = self.omega(server, state, told.nodes)
-        t = heard(server, told, self.ensemble)
-        log_mean = server.task.ensemble(t, omega, self.ensemble).log_softmax(1)
+        log_mean = server.task.ensemble(told["logits"], omega, self.ensemble).log_softmax(1)
         return self.beta * log_mean if self.beta else log_mean.exp() / self.T

@@ -28,7 +28,6 @@ from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
 from fedstill.methods._label_shift import LabelShift
-from fedstill.methods._public import heard
 from fedstill.methods._student import Known, Student
 from fedstill.methods._zeroth_order import ask_around
 from fedstill.protocol.kinds import INPUTS, LOGITS
@@ -125,7 +124,7 @@ class FedIOD(Importance, FromNoise, Imagines):
     ) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
         answer = self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
-        z = self.voted(nodes.at, nodes.bench("model")(nodes.at.task.observe(x)))
+        z = nodes.bench("model")(nodes.at.task.observe(x))
         own = {} if known is None else {"known": known}
         return {"logits": z, **answer, **self.rating(nodes, x, **own)}
 
@@ -138,7 +137,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         """
         changes = [f"method.{name} = 0" for name in ("gan", "conf", "unique") if getattr(self, name)]
         if changes:
-            changes += ['method.ensemble = "log_probs"'] if self.ensemble == "consensus" else []
+            changes += ['method.ensemble = "logits"'] if self.ensemble != "logits" else []
             expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
             raise ArgumentError("link.sums", True, expected)
         return super().summed(at)
@@ -167,7 +166,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             x, answers = self.asked(server, state, "examine", w)
             sizes = state.histogram.of(answers.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
-            z_k = heard(server, answers, self.ensemble)  # (K, B, classes, ...)
+            z_k = answers["logits"]  # (K, B, classes, ...)
             weights = self.weights(server, state, answers)
             z_bar = task.ensemble(z_k, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
             L_gan = self.fooled(task, answers, pi, z_bar, weights)  # Eq. 2
@@ -240,5 +239,5 @@ class FedIOD(Importance, FromNoise, Imagines):
         with torch.no_grad():
             answers = server.ask("predict", of=state.histogram.names, x=x, **sent)
             weights = self.weights(server, state, answers)
-            z = server.task.ensemble(heard(server, answers, self.ensemble), weights, self.ensemble)
+            z = server.task.ensemble(answers["logits"], weights, self.ensemble)
         return list(zip(torch.split(x, self.batch), torch.split(z, self.batch), strict=True))

@@ -32,7 +32,6 @@ from fedstill.methods._public import (
     batches,
     bounds,
     distil,
-    heard,
     known,
     labelled,
     logits,
@@ -191,7 +190,7 @@ class FedKD(OneShot):
         """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""
         first, last = bounds(rows)
         z = self.predicted(nodes, view)[:, first:last]
-        return {"logits": self.voted(nodes.at, z)}
+        return {"logits": z}
 
     def summed(self, at: NodeSetting) -> Mapping[str, Added]:
         """z_hat before its noise (Eq. 2) is a sum over nodes.
@@ -230,7 +229,7 @@ class FedKD(OneShot):
         for ask in self.about(known(server.public), server.seed):
             answers, omega = self.ask(server, state, ask, **bound)
             # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
-            z = heard(server, answers, self.ensemble)
+            z = answers["logits"]
             if self.levels:
                 z = dequantise(z, self.levels, z_max)
                 require_numbers(answers.nodes, z)

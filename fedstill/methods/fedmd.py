@@ -133,13 +133,12 @@ class FedMD(WeighsNodes):
         times=1,
         rows=most_rows,
         reads=(),
-        sums=lambda self, at: self.summed(at),
     )
     def communicate(self, nodes: Group, rows: torch.Tensor) -> Tensors:
         """f_k(x) for x in d_j, ``(G, B, C, ...)``."""
         nodes.bench("model").train(False)
         z = logits(nodes, known(nodes.at.public).inputs[rows[0].long()])
-        return {"logits": self.voted(nodes.at, z)}
+        return {"logits": z}
 
     @question(sends=TAKEN, times=1, reads=(), span=revisited)
     def digest(self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
@@ -157,7 +156,6 @@ class FedMD(WeighsNodes):
         rows=most_rows,
         reads=(),
         span=revisited,
-        sums=lambda self, at: self.summed(at),
     )
     def digest_and_communicate(
         self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int, rows_next: torch.Tensor

@@ -23,7 +23,7 @@ from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt, 
 from fedstill.methods import Group, Needs, Server, cosine, descend, question, set_lr
 from fedstill.methods._generated_inputs import FromLabels, Imagines
 from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods._public import WeighsNodes, heard
+from fedstill.methods._public import WeighsNodes
 from fedstill.methods._student import Student, StudentOptions
 from fedstill.methods._zeroth_order import ask_around
 from fedstill.protocol.kinds import INPUTS, LOGITS
@@ -92,7 +92,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
     )
     def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
         """f_k(x), of inputs and of their surroundings."""
-        return {"logits": self.voted(nodes.at, nodes.bench("model")(nodes.at.task.observe(x)))}
+        return {"logits": nodes.bench("model")(nodes.at.task.observe(x))}
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
             names = state.histogram.names
             answers = ask_around(server, "examine", x, self.directions, self.epsilon, t, of=names)
             omega = self.omega(server, state, answers.nodes)
-            z = task.ensemble(heard(server, answers, self.ensemble), omega, self.ensemble)  # (B, C)
+            z = task.ensemble(answers["logits"], omega, self.ensemble)  # (B, C)
             losses = {
                 "fidelity": F.cross_entropy(z, y),  # L_fid: x shows y
                 "adversary": -task.distance(state.student.watching(x), z, self.tau).mean(),  # L_adv

@@ -31,6 +31,17 @@ def to_vector(module: nn.Module) -> torch.Tensor:
     return torch.cat(tensors) if tensors else torch.zeros(0)
 
 
+def whole_numbers(module: nn.Module) -> torch.Tensor:
+    """Return which numbers of :func:`to_vector` are counts, such as batch norm's of its batches: ``(P,)``.
+
+    >>> whole_numbers(nn.BatchNorm1d(1)).tolist()
+    [False, False, False, False, True]
+    """
+    own = module.state_dict().values()
+    parts = [torch.full((tensor.numel(),), not tensor.is_floating_point()) for tensor in own]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+
 def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
     """Put a vector ``(P,)`` back, in place; whole numbers (a count of batches) are rounded.
 

@@ -136,6 +136,9 @@ class Session:
         at = NodeSetting(self.task, file.local, compute, placed, features, spec.schema, plan.sums)
         self.setting = at
         side = side_of(method, self.setting)
+        for name, question in side.questions.items():
+            if (rule := question.objection_to(file.local.optimiser)) is not None:
+                raise QuestionRefused(file.name, name, rule)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = keyed(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network) + file_of(network)}

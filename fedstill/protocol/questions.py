@@ -131,6 +131,16 @@ class Question:
         """Whether outputs of the nodes' networks enter a sum."""
         return self.weighting is not None and self.weighting[0].output
 
+    def objection_to(self, optimiser: str) -> str | None:
+        """Return why a sum of parameters that a local optimizer trained would reveal single nodes, or None.
+
+        A first step of Adam is the sign of each gradient. A server that asks for one step a round reads, from
+        the sum of few values with few weights, the sizes of all nodes and the signs of each.
+        """
+        if self.weighting is not None and self.weighting[0].of == "model" and optimiser == "adam":
+            return "sums: local.optimiser is adam, expected sgd, whose steps are linear in gradients"
+        return None
+
     @property
     def closed(self) -> bool:
         """Whether it is one of the package's own of whose answer no subclass of the method can change a part.

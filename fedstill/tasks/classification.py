@@ -34,14 +34,6 @@ class SoftmaxTask(Task):
         """L_unique, FedIOD Eq. 5."""
         return -formulas.divergence(answers, pi)
 
-    def mixed(self, answers: torch.Tensor) -> torch.Tensor:
-        """Probabilities."""
-        return answers.log_softmax(-1 if answers.ndim < 3 else 2).exp()
-
-    def unmixed(self, mean: torch.Tensor) -> torch.Tensor:
-        """Their logarithms."""
-        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
-
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
 

@@ -73,14 +73,6 @@ class MultiLabel(Task):
         p = torch.tensordot(pi, answers.sigmoid(), dims=([0], [0]))  # (B, C)
         return self.confidence(answers, pi) - _entropy_of(p).mean()
 
-    def mixed(self, answers: torch.Tensor) -> torch.Tensor:
-        """Probabilities."""
-        return answers.sigmoid()
-
-    def unmixed(self, mean: torch.Tensor) -> torch.Tensor:
-        """Log-odds."""
-        return mean.clamp(SMALLEST, 1 - torch.finfo(mean.dtype).eps).logit()
-
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where each label is there in half of a batch, so that inputs show all of them."""
         return -_entropy_of(ensembled.sigmoid().mean(0)).mean()

@@ -158,32 +158,6 @@ class Task(ABC):
             raise ArgumentError("ensemble", how, allowed)
         return together
 
-    def added(self, answers: torch.Tensor, how: str) -> torch.Tensor:
-        """What of each node's answer ``(..., B, C, ...)`` a weighted mean over nodes makes the ensemble of.
-
-        Raises:
-            ArgumentError: an ensemble that no such mean makes.
-        """
-        if how == "logits":
-            return answers
-        if how == "log_probs":
-            return self.normalised(answers)
-        if how == "probs":
-            return self.mixed(answers)
-        raise ArgumentError("ensemble", how, "logits, log_probs or probs where link.sums: a weighted mean")
-
-    def joined(self, mean: torch.Tensor, how: str) -> torch.Tensor:
-        """The output that such a mean of :meth:`added` says."""
-        return self.unmixed(mean) if how == "probs" else mean
-
-    def mixed(self, answers: torch.Tensor) -> torch.Tensor:
-        """What outputs predict, of which :meth:`mixture` is a mean."""
-        return answers
-
-    def unmixed(self, mean: torch.Tensor) -> torch.Tensor:
-        """An output that predicts so much, ``(..., B, C, ...)``."""
-        return mean
-
     def normalised(self, answers: torch.Tensor) -> torch.Tensor:
         """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
         number by number: log-probabilities of classes, and as they are what has no such thing."""

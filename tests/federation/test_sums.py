@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fedstill.core.checkpoint import load_state
-from fedstill.core.errors import FedstillError, NodeFault, QuestionRefused
+from fedstill.core.errors import ArgumentError, FedstillError, NodeFault, QuestionRefused
 from fedstill.federation import summed as summed_answers
 from fedstill.federation.transport import LinkError
-from fedstill.methods import fedmd
+from fedstill.methods import _averaging
 from fedstill.models.parameter_vector import to_vector
 from fedstill.node.host import Host
 from fedstill.node.run_folder import RunFolder
@@ -32,10 +32,9 @@ from tests.loopback import Loopback
 NAMES = ("node-0", "node-1", "node-2", "node-3")
 WAYS: dict[str, dict[str, Any]] = {
     "fedavg": {"rounds": 2},
-    "fedkd": {"levels": 0, "ensemble": "log_probs"},
-    "fediod": {"ensemble": "log_probs", "gan": 0.0, "conf": 0.0, "unique": 0.0},
+    "fedkd": {"levels": 0},
+    "fediod": {"ensemble": "logits", "gan": 0.0, "conf": 0.0, "unique": 0.0},
     "fedper": {"rounds": 2},
-    "fedmd": {"rounds": 2, "first": 1, "subset": 50, "student_epochs": 1},
 }
 Serve = Callable[[bytes], bytes]
 Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
@@ -43,7 +42,9 @@ Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
 
 def summed(method: str, **link: Any) -> RunConfig:
     config = tiny(method, WAYS[method], **{"sums": True, **link})
-    return replace(config, split=replace(config.split, nodes=len(NAMES)))
+    local = replace(config.nodes.local, optimiser="sgd")
+    split, nodes = replace(config.split, nodes=len(NAMES)), replace(config.nodes, local=local)
+    return replace(config, split=split, nodes=nodes)
 
 
 class Four:
@@ -275,15 +276,14 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     """Noise is another each time; a server that has sums of other weights of the same answers tells these
     apart."""
     privacy = {"mechanism": "dp-sgd", "epsilon": 1000.0, "training": {"noise": 0.6}, "accountant": "rdp"}
-    method = {**WAYS["fedmd"], "weights": "counts"}
-    config = tiny("fedmd", method, privacy=privacy, sums=True)
+    config = tiny("fedkd", WAYS["fedkd"], privacy=privacy, sums=True)
     joining: list[bytes] = []
     told: list[torch.Tensor] = []
 
     def stopped(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["do"] == "join" and node == "node-0":
             joining.append(message)
-        if header.get("question") == "communicate":
+        if header.get("question") == "predict":
             told.append(four.hosts["node-0"].session.node.told["counts"])  # type: ignore[union-attr]
             raise RuntimeError("the server stops here")
         return serve(message)
@@ -376,31 +376,32 @@ def test_a_question_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_p
 def test_a_question_that_fails_half_way_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One node learns to say something else, for a question whose answer then fails."""
-    failing, plain = [False], fedmd.logits
+    """One node learns from other weights, for a question whose answer then fails."""
+    failing, plain = [False], _averaging.whole_numbers
 
-    def logits(*about: Any) -> torch.Tensor:
+    def whole_numbers(module: torch.nn.Module) -> torch.Tensor:
         if failing[0]:
             failing[0] = False
             raise RuntimeError("half way")
-        return plain(*about)
+        return plain(module)
 
-    monkeypatch.setattr(fedmd, "logits", logits)
+    monkeypatch.setattr(_averaging, "whole_numbers", whole_numbers)
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        name = "digest_and_communicate"
-        if node != "node-0" or header.get("question") != name:
+        if node != "node-0" or header.get("question") != "train":
             return between(serve, message, "", {}, {})
         sent = unpack(message)[1]
         failing[0] = True
-        return between(serve, message, name, {}, {"consensus": sent["consensus"] + 5})
+        return between(serve, message, "train", {}, {"parameters": sent["parameters"] + 5})
 
-    four = Four(summed("fedmd"), tmp_path / "away", bent)
+    four = Four(summed("fedavg"), tmp_path / "away", bent)
     with suppress(FedstillError):
         four.live().run()
-    told = [tensors["logits"] for _, do, tensors in four.seen if do == "answer" and "logits" in tensors]
-    assert len(told) == 2 * len(NAMES)
-    assert from_ring(torch.stack(told[len(NAMES) :]).sum(0)).abs().median() > 1e3
+    sent = [
+        tensors["parameters"] for _, do, tensors in four.seen if do == "answer" and "parameters" in tensors
+    ]
+    assert len(sent) == len(NAMES)
+    assert from_ring(torch.stack(sent).sum(0)).abs().median() > 1e3
 
 
 @pytest.mark.parametrize(
@@ -408,11 +409,7 @@ def test_a_question_that_fails_half_way_is_not_forgotten(
     [
         (
             {"weights": "equal"},
-            "has added logits of log_probs by counts, and would add logits of log_probs by mean",
-        ),
-        (
-            {"ensemble": "logits"},
-            "has added logits of log_probs by counts, and would add logits of logits by counts",
+            "has added logits by counts, and would add logits by mean",
         ),
         ({"epochs": 2}, ""),
     ],
@@ -444,3 +441,16 @@ def test_another_run_adds_the_same_responses_in_no_other_form(
     else:
         live.run()
         assert "learn" in asked
+
+
+def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
+    """A step is the sign of each gradient: a sum of one step a round shows all sizes and each node's signs."""
+    config = summed("fedavg")
+    adam = replace(config.nodes.local, optimiser="adam")
+    with pytest.raises(ArgumentError, match=r"local\.optimiser"):
+        here(replace(config, nodes=replace(config.nodes, local=adam)))
+    four = Four(config, tmp_path / "away")
+    for host in four.hosts.values():
+        host.file = replace(host.file, local=adam)
+    with pytest.raises(QuestionRefused, match=r"local\.optimiser"):
+        four.live().run()

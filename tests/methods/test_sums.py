@@ -46,7 +46,7 @@ FEDIOD = FedIOD(
     generator_width=4,
     critic_width=4,
     student_steps=2,
-    ensemble="log_probs",
+    ensemble="logits",
     gan=0.0,
     conf=0.0,
     unique=0.0,
@@ -54,14 +54,11 @@ FEDIOD = FedIOD(
 FEDKD = FedKD(levels=0, gamma=float("inf"), epochs=3, batch=8)
 SUMMED = {
     "FedIOD": FEDIOD,
-    "FedIOD by size, logits": replace(FEDIOD, importance="size", ensemble="logits"),
+    "FedIOD by size": replace(FEDIOD, importance="size"),
     "FedIOD without slopes": replace(FEDIOD, through=False),
     "FedIOD with fresh questions": replace(FEDIOD, student_inputs="fresh", student_steps=1),
     "FedKD": FEDKD,
-    "FedKD, all alike": replace(FEDKD, weights="equal", ensemble="log_probs"),
-    "FedKD, probabilities": replace(FEDKD, weights="equal", ensemble="probs"),
-    "FedMD": FedMD(rounds=2, first=2, subset=8, weights="counts"),
-    "DS-FL": DSFL(rounds=2, subset=8, keep=1),
+    "FedKD, all alike": replace(FEDKD, weights="equal"),
     "FedZGE": FedZGE(
         steps=2, batch=4, noise=6, generator_width=4, directions=2, epsilon=0.1, student_steps=2
     ),
@@ -113,7 +110,7 @@ def test_responses_in_a_sum_have_the_digits_of_float32() -> None:
     models = [disagreeing(made("mlp:8", index)) for index in range(3)]
     local, compute = LocalConfig(), Compute(EngineConfig(precision="bfloat16"))
     student = made("mlp:8", "student")
-    method = replace(FEDIOD, importance="size", ensemble="logits")
+    method = replace(FEDIOD, importance="size")
     here = small_world.world(method, make_nodes(models), student, local=local, sums=True, compute=compute)
     here.server.ask("count_labels")
     x = torch.randn(5, *small_world.SHAPE, generator=torch.Generator().manual_seed(3))
@@ -147,6 +144,9 @@ def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
         (CoDream(steps=2, adversary=0.0), "link.sums"),
         (replace(FEDKD, levels=20, z_max=9.0), "method.levels"),
         (replace(FEDKD, ensemble="probs"), "method.ensemble"),
+        (replace(FEDIOD, ensemble="log_probs"), "method.ensemble"),
+        (FedMD(rounds=2), "link.sums"),
+        (DSFL(rounds=2), "link.sums"),
         (FedAvg(rounds=2, participation=0.5), "method.participation"),
         (FedGEN(rounds=2), "link.sums"),
         (FedDF(rounds=2), "link.sums"),
@@ -171,7 +171,7 @@ def asked(name: str) -> str:
     """What a method asks in sums; or why it cannot."""
     method = METHODS[name]()
     own = {part.name for part in fields(method)}
-    wanted = {"ensemble": "log_probs", "levels": 0, "adversary": 0.0, "gan": 0.0, "conf": 0.0, "unique": 0.0}
+    wanted = {"ensemble": "logits", "levels": 0, "adversary": 0.0, "gan": 0.0, "conf": 0.0, "unique": 0.0}
     chosen: dict[str, Any] = {key: value for key, value in wanted.items() if key in own}
     at = NodeSetting(small_world.TASK, LocalConfig(), Compute(), stand_in(small_world.TASK), sums=True)
     try:
@@ -199,9 +199,9 @@ STEP = 0.02  # of central differences
 class Responder(nn.Module):
     """A model whose response to any input x is z + J (the first values of x), with z and J as parameters."""
 
-    def __init__(self, classes: int, values: int, generator: torch.Generator) -> None:
+    def __init__(self, classes: int, values: int, generator: torch.Generator, scale: float) -> None:
         super().__init__()
-        self.z = nn.Parameter(torch.randn(classes, generator=generator))
+        self.z = nn.Parameter(scale * torch.randn(classes, generator=generator))
         self.J = nn.Parameter(torch.randn(classes, values, generator=generator))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -209,13 +209,13 @@ class Responder(nn.Module):
         return self.z + x.flatten(1)[:, : self.J.shape[1]] @ self.J.T
 
 
-def responding(method: Method, nodes: int, classes: int, values: int = 1) -> World:
+def responding(method: Method, nodes: int, classes: int, values: int = 1, scale: float = 1.0) -> World:
     """Nodes with such models, which do not move when they are trained.
 
     Sizes and class counts are unequal, but for those of two nodes: no sum tells their data apart.
     """
     generator = torch.Generator().manual_seed(nodes * classes)
-    models = [Responder(classes, values, generator) for _ in range(nodes)]
+    models = [Responder(classes, values, generator, scale) for _ in range(nodes)]
 
     def data(index: int) -> TensorData:
         counts = torch.randint(1, 9, (classes,), generator=torch.Generator().manual_seed(max(index, 1)))
@@ -226,7 +226,7 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1) -> Wor
     here = small_world.world(
         method,
         make_nodes(models, data=data),
-        Responder(classes, values, generator),
+        Responder(classes, values, generator, scale),
         local=LocalConfig(optimiser="sgd", lr=0.0, lr_end=0.0),
         sums=True,
         task=Classification(classes),
@@ -278,12 +278,16 @@ ABOUT_OUTPUTS = {
 }
 
 
+@pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("nodes", [3, 4, 5])
 @pytest.mark.parametrize("method", ABOUT_OUTPUTS.values(), ids=ABOUT_OUTPUTS)
-def test_sums_leave_each_nodes_response_open(method: Method, nodes: int, classes: int) -> None:
-    """About one input there are at most C independent equations for K (C - 1) unknowns or more."""
-    J = derivatives(responding(method, nodes, classes), "z")
+def test_sums_leave_each_nodes_response_open(method: Method, nodes: int, classes: int, scale: float) -> None:
+    """About one input there are C independent equations for K C unknowns, also where nodes are all but certain.
+
+    There, the logarithms of probabilities are 0 in all nodes but those that choose another class.
+    """
+    J = derivatives(responding(method, nodes, classes, scale=scale), "z")
 
     assert 1 <= torch.linalg.matrix_rank(J, rtol=1e-2) <= classes
     assert all(free_directions(J, node, nodes, classes) == classes - 1 for node in range(nodes))
