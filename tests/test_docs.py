@@ -177,4 +177,4 @@ def test_the_page_on_files_has_the_versions_and_the_keys_that_are_written() -> N
         "reached",
         "missing",
     }  # which have no key of their own
-    assert told == written | {"metric", "task", "needs"}
+    assert told == written | {"metric", "task", "needs", "data_digest"}

@@ -19,6 +19,7 @@ def free_directions(jacobian: torch.Tensor, node: int, nodes: int, classes: int)
     """
     _, singular, V = torch.linalg.svd(jacobian.double(), full_matrices=True)
     rank = int((singular > 1e-3 * singular[0]).sum())
-    null = V[rank:].T.reshape(nodes, classes, -1, V.shape[0] - rank)[node]  # (C, values, dimensions)
+    values = len(V) // (nodes * classes)
+    null = V[rank:].T.reshape(nodes, classes, values, -1 if rank < len(V) else 0)[node]  # (C, values, free)
     moved = (null - null.mean(0)).flatten(0, 1)
     return int((torch.linalg.svdvals(moved) > 1e-3).sum()) if moved.shape[1] else 0

@@ -38,7 +38,7 @@ from fedstill.models.classifiers import (
 )
 from fedstill.models.generator import Generator
 from fedstill.models.modes import in_mode
-from fedstill.models.module_check import FORWARD, check, example, needs_two
+from fedstill.models.module_check import FORWARD, check, example
 from fedstill.models.patch_critics import PatchCritic
 from fedstill.models.tables import MLP, Linear, ResidualMLP
 
@@ -65,7 +65,6 @@ __all__ = [
     "check_name",
     "example",
     "made",
-    "needs_two",
 ]
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry(

@@ -36,7 +36,7 @@ from fedstill.protocol.questions import NodeSide
 from fedstill.runs.cautions import best, cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs
 from fedstill.runs.predictions import FILE as PREDICTIONS
-from fedstill.runs.predictions import About, predictions
+from fedstill.runs.predictions import TestNames, predictions
 from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
 from fedstill.runs.student_file import header
 from fedstill.track.listeners import Listeners
@@ -315,7 +315,7 @@ class Run(ABC):
         judged = {name: (outputs, look.asked_of(name)) for name, outputs in told.own.items()}
         if told.central is not None:
             judged = {self.method.central: (told.central, self.test)}
-        about = About(self.setting.test_names, self.setting.classes, self.setting.schema)
+        about = TestNames(self.setting.test_names, self.setting.classes, self.setting.schema)
         text = predictions(self.task, judged, about)
         if text is not None:
             self.records.text(PREDICTIONS, text)

@@ -30,7 +30,7 @@ Judged = Mapping[str, tuple[torch.Tensor, TensorData]]
 
 
 @dataclass(frozen=True)
-class About:
+class TestNames:
     """What the examples and classes of a test part are called.
 
     Args:
@@ -44,7 +44,7 @@ class About:
     schema: Schema | None = None
 
 
-def predictions(task: Task, judged: Judged, about: About) -> str | None:
+def predictions(task: Task, judged: Judged, about: TestNames) -> str | None:
     """The text of the file; None for a task whose cases have no figure each.
 
     Args:
@@ -72,7 +72,7 @@ def predictions(task: Task, judged: Judged, about: About) -> str | None:
 Lines = tuple[list[str], Iterable[list[str]]]
 
 
-def _cases(task: Task, outputs: torch.Tensor, test: TensorData, about: About) -> Lines | None:
+def _cases(task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames) -> Lines | None:
     """Of maps a line for each case, whose figure is of all its examples together."""
     if task.kind != "map" or test.cases is None:
         return None
@@ -87,7 +87,9 @@ def _cases(task: Task, outputs: torch.Tensor, test: TensorData, about: About) ->
     return ["case", "site", task.metric], rows
 
 
-def _examples(task: Task, outputs: torch.Tensor, test: TensorData, about: About, whole: bool) -> Lines | None:
+def _examples(
+    task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames, whole: bool
+) -> Lines | None:
     """A line for each example; ``whole``: with the probability of every class."""
     told = _told(task, outputs.detach().cpu(), test, about, whole)
     if told is None:
@@ -106,7 +108,7 @@ def _examples(task: Task, outputs: torch.Tensor, test: TensorData, about: About,
     return [*columns, *head], ([*first, *rest] for first, rest in zip(beside, rows, strict=True))
 
 
-def _told(task: Task, outputs: torch.Tensor, test: TensorData, about: About, whole: bool) -> Lines | None:
+def _told(task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames, whole: bool) -> Lines | None:
     """What is true of examples, and what was predicted: heads of columns, and a row for each example."""
     names = [*(about.classes or map(str, range(task.classes)))]
     targets = test.targets.cpu()

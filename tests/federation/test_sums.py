@@ -444,7 +444,7 @@ def test_another_run_adds_the_same_responses_in_no_other_form(
 
 
 def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
-    """A step is the sign of each gradient: a sum of one step a round shows all sizes and each node's signs."""
+    """Its first step is the sign of each gradient: a sum of one step a round shows the signs of each node."""
     config = summed("fedavg")
     adam = replace(config.nodes.local, optimiser="adam")
     with pytest.raises(ArgumentError, match=r"local\.optimiser"):

@@ -283,7 +283,7 @@ ABOUT_OUTPUTS = {
 @pytest.mark.parametrize("nodes", [3, 4, 5])
 @pytest.mark.parametrize("method", ABOUT_OUTPUTS.values(), ids=ABOUT_OUTPUTS)
 def test_sums_leave_each_nodes_response_open(method: Method, nodes: int, classes: int, scale: float) -> None:
-    """About one input there are C independent equations for K C unknowns, also where nodes are all but certain.
+    """About one input there are C independent equations for K C unknowns, also where nodes are certain.
 
     There, the logarithms of probabilities are 0 in all nodes but those that choose another class.
     """

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from fedstill.core.errors import ModelError
-from fedstill.models import check, needs_two
+from fedstill.models import check
 from fedstill.models.copies import copied
+from fedstill.models.module_check import needs_two
 from fedstill.node.node_group import kind, signature
 
 SHAPE = (1, 4, 4)
