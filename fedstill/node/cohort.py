@@ -41,7 +41,7 @@ class Cohort:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        sets, self.spoilt, forms = _read(path) if path.exists() else ([], 0, {})
+        sets, self.spoilt, forms, self.weights = _read(path) if path.exists() else ([], 0, {}, {})
         self.sets = [frozenset(each) for each in sets]
         self.forms = {subject: frozenset(each) for subject, each in forms.items()}
 
@@ -87,6 +87,28 @@ class Cohort:
             self.sets, self.forms = self.sets + sets, {**self.forms, **found}
             self._write()
 
+    def settle(self, way: str, digest: str, differ: bool = False) -> str | None:
+        """Return why a node's counts or size may not leave, or record them: on disk before they leave.
+
+        With other weights a sum of the same responses is another equation, and the difference of two sums of
+        counts is what one node's data gained. A digest of the weights is kept by the way of weighing.
+
+        Args:
+            differ: whether they may differ from earlier ones.
+
+        >>> cohort = Cohort(Path("none.json"))
+        >>> cohort.weights = {"counts": "8a31"}
+        >>> cohort.settle("counts", "07f2")
+        'its counts differ from those of its earlier sums, and both could reveal its responses'
+        """
+        if self.weights.get(way) == digest:
+            return None
+        if way in self.weights and not differ:
+            return f"its {way} differ from those of its earlier sums, and both could reveal its responses"
+        self.weights = {**self.weights, way: digest}
+        self._write()
+        return None
+
     def spoil(self) -> None:
         """One more sum is spoilt: on disk before it leaves, too."""
         self.spoilt += 1
@@ -97,11 +119,12 @@ class Cohort:
             "sets": [sorted(each) for each in self.sets],
             "spoilt": self.spoilt,
             "forms": {subject: sorted(each) for subject, each in self.forms.items()},
+            "weights": self.weights,
         }
         file_permissions.replace(self._path, json.dumps(found).encode(), sync=True)
 
 
-def _read(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]]]:
+def _read(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]], dict[str, str]]:
     """Read the file.
 
     Raises:
@@ -111,13 +134,13 @@ def _read(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         sets, spoilt, forms = found["sets"], found["spoilt"], found["forms"]
-        lists = [*sets, *forms.values()]
+        weights, lists = dict(found["weights"]), [*sets, *forms.values()]
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise wrong from error
     if not isinstance(sets, list) or not all(isinstance(each, list) for each in lists):
         raise wrong
-    if not all(isinstance(name, str) for each in lists for name in each):
+    if not all(isinstance(name, str) for each in (*lists, weights.values()) for name in each):
         raise wrong
     if type(spoilt) is not int or spoilt < 0:
         raise wrong
-    return sets, spoilt, forms
+    return sets, spoilt, forms, weights

@@ -87,7 +87,9 @@ class MaskedHandler(RequestHandler):
             return None
         told = (kept.bits, "" if pull is None else fingerprint(pull, _layout(pull)))
         mask = self.masks.mask(call, kept.question.name, told)
-        return replace(adding, mask=mask, spoil=self.masks.noise(call), always=self.masks.exhausted)
+        settle = None if self._run else self.masks.settle  # counts with noise differ in each run
+        spoil, always = self.masks.noise(call), self.masks.exhausted
+        return replace(adding, mask=mask, spoil=spoil, always=always, settle=settle)
 
 
 def _layout(tensors: Tensors) -> str:

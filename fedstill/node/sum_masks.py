@@ -216,6 +216,16 @@ class SumMasks:
 
         return add
 
+    def settle(self, way: str, counts: torch.Tensor) -> None:
+        """Weigh by these counts in all runs, or refuse them.
+
+        Raises:
+            QuestionRefused: earlier sums had others: of data that grew, of other labels, or in another order.
+        """
+        rule = self.cohort.settle(way, fingerprint({way: counts}), self.policy.sums_may_differ)
+        if rule is not None:
+            raise QuestionRefused(self.name, "counts", f"sums: {rule}, {UNLESS}")
+
     def noise(self, call: SumCall) -> Spoil:
         """Whole numbers that only this node knows, to stand for an answer that cannot be added."""
         open_ = self._known(call.number, "answer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ class Adding:
             nobody has, and the sum would be that node's answer.
         mask: what is added to each part, by its place; None: nothing, which changes no sum.
         spoil, always: as :func:`~fedstill.protocol.summing.summands` has them.
+        settle: refuses counts or sizes, by the way of weighing, that differ from those of earlier runs.
     """
 
     told: dict[str, torch.Tensor]
@@ -31,6 +32,7 @@ class Adding:
     mask: Callable[[torch.Tensor, int], torch.Tensor] | None = None
     spoil: Spoil | None = None
     always: bool = False
+    settle: Callable[[str, torch.Tensor], None] | None = None
 
     def cover(self, node: str, question: Question, released: Tensors) -> dict[str, torch.Tensor]:
         """What leaves of what the gate lets out, as whole numbers of 64 bits.
@@ -47,14 +49,22 @@ class Adding:
         except KeyError as missing:
             rule = f"sums: {missing} of its data, which weigh its answer, were not asked before"
             raise QuestionRefused(node, question.name, rule) from missing
+        if self.settle is not None:
+            for way, counts in self._counts(question, released):
+                self.settle(way, counts)
         if self.mask is None:
             return added
         return {name: self.mask(added[name], place) for place, name in enumerate(sorted(added))}
 
     def keep(self, question: Question, released: Tensors) -> None:
         """Weigh by counts that have left, from now on: by the first, as noise is another each time."""
+        for way, counts in self._counts(question, released):
+            self.told.setdefault(way, counts.clamp_min(self.least))
+
+    @staticmethod
+    def _counts(question: Question, released: Tensors) -> Iterator[tuple[Added, torch.Tensor]]:
+        """The counts and sizes in a release, by the way of weighing."""
         kinds = question.kinds()
         for name, tensor in released.items():
             if kinds[name].of == "counts" and question.sums.get(name) == "sum":
-                way: Added = "counts" if tensor.ndim else "size"
-                self.told.setdefault(way, tensor.detach().cpu().clone().clamp_min(self.least))
+                yield "counts" if tensor.ndim else "size", tensor.detach().cpu().clone()

@@ -454,3 +454,19 @@ def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
         host.file = replace(host.file, local=adam)
     with pytest.raises(QuestionRefused, match=r"local\.optimiser"):
         four.live().run()
+
+
+def test_rejects_a_second_run_that_counts_the_servers_labels_as_well(tmp_path: Path) -> None:
+    """Weights that the server adds to are a second weighting of the same responses."""
+    four = Four(summed("fedkd"), tmp_path / "away")
+    four.live().run()
+    for host in four.hosts.values():
+        host.leave()
+    config = summed("fedkd")
+    again = replace(config, method=replace(config.method, labelled=True))
+    (tmp_path / "again").mkdir()
+    live = Live(
+        again, Loopback({name: host.serve for name, host in four.hosts.items()}), "two", tmp_path / "again"
+    )
+    with pytest.raises(FedstillError, match="counts differ from those of its earlier sums"):
+        live.run()

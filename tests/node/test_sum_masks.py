@@ -321,6 +321,8 @@ def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -
         '{"sets": [], "spoilt": -1}',
         '{"sets": [], "spoilt": 0, "forms": ["z"]}',
         '{"sets": [], "spoilt": 0}',
+        '{"sets": [], "spoilt": 0, "forms": {}}',
+        '{"sets": [], "spoilt": 0, "forms": {}, "weights": {"size": 3}}',
         '[["n0", "n1"]]',
     ],
 )
@@ -393,6 +395,21 @@ def test_an_answer_is_weighed_by_the_first_counts_that_left_and_under_noise_by_o
         adding.keep(count, {"n": torch.tensor([0.0, 7.0])})
         adding.keep(count, {"n": torch.tensor([3.0, 4.0])})
         assert adding.told["counts"].tolist() == expected
+
+
+def test_a_node_tells_the_same_counts_in_all_runs(tmp_path: Path) -> None:
+    """The difference of two sums of one form is one node's response, where its data grew in between."""
+    party, home = Party(tmp_path, policy=PolicyConfig()), tmp_path / "n0"
+    counts = torch.tensor([3.0, 5.0])
+    for _ in range(2):
+        party.masks["n0"].settle("counts", counts)
+    other = made(home, "n0", "two", PolicyConfig())  # another process, and run
+    other.settle("counts", counts)
+    other.settle("size", counts.sum())
+    for changed in (counts + 1, counts.flip(0)):
+        with refused("counts differ from those of its earlier sums"):
+            other.settle("counts", changed)
+    made(home, "n0").settle("counts", counts + 1)  # its owner allows it
 
 
 def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path) -> None:
