@@ -92,6 +92,17 @@ def class_names(names: Iterable[str], what: str) -> tuple[str, ...]:
     return tuple(seen)
 
 
+def ordered(names: Iterable[str]) -> list[str]:
+    """Names in the order in which every reader numbers classes: whole numbers by value, others as texts.
+
+    >>> ordered(["10", "9", "1"]), ordered(["10", "9", "a"])
+    (['1', '9', '10'], ['10', '9', 'a'])
+    """
+    texts = sorted(names)
+    counts = {each: count_of(each) for each in texts}
+    return texts if None in counts.values() else sorted(texts, key=lambda each: counts[each] or 0)
+
+
 def difference(one: str, other: str) -> str:
     """What alone sets two names apart: case, width or the form of a number; empty: more than that.
 

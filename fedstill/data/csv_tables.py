@@ -20,6 +20,7 @@ from fedstill.core.names import (
     class_names,
     has_decimal_comma,
     number_of,
+    ordered,
     plain,
     unknown_name,
 )
@@ -285,7 +286,7 @@ def read_findings(
 
 def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tuple[Ints, tuple[str, ...]]:
     sets = [{plain(part) for part in cell.split("|")} - {NOTHING, ""} for cell in cells]
-    met = sorted(set().union(*sets))
+    met = ordered(set().union(*sets))
     names = class_names(classes, "classes") or tuple(met)
     unknown = next((each for each in met if each not in names), None)
     if unknown is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
-from fedstill.core.names import plain
+from fedstill.core.names import ordered, plain
 from fedstill.core.text_format import times
 from fedstill.data.csv_tables import CASES, PARTS, about
 from fedstill.data.image_files import image_files, images_below, instance_map, orientation, size_of, stacked
@@ -108,15 +108,15 @@ def read_folder(
     """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, and ``val/<class>/*`` if there is
     one, or ``<class>/*``; in folders below these, too.
 
-    Classes are the names of the folders, in sorted order; folders of one name (:mod:`fedstill.core.names`)
-    are one class, and files that end in no image suffix are passed over.
+    Classes are the names of the folders, in the order of :func:`fedstill.core.names.ordered`; folders of one
+    name are one class, and files that end in no image suffix are passed over.
     ``cases.csv`` may say more (:func:`fedstill.data.csv_tables.about`), where an image is called by its place
     in the folder, without suffix: ``cat/1``. Arguments as :func:`fedstill.data.user_data.read`; a DataError
     names the folder or file that cannot be used.
     """
     parts = _parts(path)
     by_part = {part: _class_folders(part) for part, _ in parts}
-    classes = tuple(sorted(by_part[parts[0][0]]))
+    classes = tuple(ordered(by_part[parts[0][0]]))
     for own in by_part.values():
         if unknown := sorted(own.keys() - set(classes)):
             raise DataError(f"{own[unknown[0]][0]}: has no folder of that name in {parts[0][0]}")

@@ -23,6 +23,7 @@ from fedstill.core.name_columns import TEXTS, named_column, named_columns
 from fedstill.core.names import (
     class_names,
     count_of,
+    ordered,
     plain,
     unknown_name,
     without_point,
@@ -174,8 +175,8 @@ def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tup
 
     Args:
         what: where they come from, for errors.
-        classes: which there are; without, all that occur, numbers as numbers. If all are whole numbers, 1.0
-            is 1.
+        classes: which there are; without, all that occur, as :func:`fedstill.core.names.ordered` has them. If
+            all are whole numbers, 1.0 is 1.
 
     Raises:
         DataError: a label that is empty, or none of the classes.
@@ -190,8 +191,7 @@ def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tup
         whole = {each: without_point(each) for each in set(labels)}
         if all(count_of(each) is not None for each in whole.values()):
             labels = [whole[each] for each in labels]
-        order = {each: count_of(each) for each in set(labels)}
-        classes = tuple(sorted(order, key=lambda each: (-1 if (n := order[each]) is None else n, each)))
+        classes = tuple(ordered(set(labels)))
     place = {each: number for number, each in enumerate(classes)}
     for row, each in enumerate(labels):
         if each.lower() in missing:

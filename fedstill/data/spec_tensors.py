@@ -26,7 +26,8 @@ def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
     kind, classes = spec.task.makes.kind, spec.classes
     if kind == "image" or raw.classes == classes:
         return raw.labels
-    if not raw.named:
+    numbered_classes = {*classes} == {*map(str, range(len(classes)))}  # in any order: numbers are names, too
+    if not raw.named and not (kind == "class" and numbered_classes):
         found = len(raw.classes)
         if kind != "class" and (found > len(classes) or (kind == "labels" and found < len(classes))):
             told = f"has {found} classes without names: allowed are {len(classes)}: {', '.join(classes)}"

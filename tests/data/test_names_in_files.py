@@ -13,6 +13,7 @@ from PIL import Image
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import load, named
+from fedstill.data.csv_tables import Columns, read_findings
 from fedstill.data.image_folders import map_files, read_folder
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.instance_images import Picture, whose
@@ -204,6 +205,35 @@ def test_a_table_with_semicolons_is_told_of_its_decimal_commas(tmp_path: Path) -
     (tmp_path / "t.csv").write_text("age;ward\n3,14;a\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"divided by ';'.*decimal point"):
         cells_of(tmp_path / "t.csv")
+
+
+# --- the order of classes ---------------------------------------------------------------------------------
+
+
+def test_numbered_class_folders_are_ordered_by_value(tmp_path: Path) -> None:
+    for number in range(11):
+        png(tmp_path / str(number) / "0.png", number)
+    raw = read_folder(tmp_path)
+    assert raw.classes == tuple(map(str, range(11)))
+    assert np.array_equal(raw.images[:, 0], PIXELS[:11])
+
+
+def test_numbered_findings_are_ordered_by_value(tmp_path: Path) -> None:
+    png(tmp_path / "0.png")
+    (tmp_path / "mine.csv").write_text("image,label\n0.png,10|9\n")
+    assert read_findings(tmp_path / "mine.csv", Columns("label")).classes == ("9", "10")
+
+
+@pytest.mark.parametrize("given", [{}, {"classes": [*map(str, range(11))]}])
+def test_numbered_labels_go_by_name_where_a_run_has_numbered_classes_in_another_order(
+    tmp_path: Path, given: dict[str, list[str]]
+) -> None:
+    path = npz(tmp_path, labels=[*range(11), *range(5)], **given)
+    classes = tuple(sorted(map(str, range(11))))
+    spec = InputSpec(ClassificationConfig(), classes, (1, 8, 8), (0.5,), (0.5,))
+    private = load_node(PrivateConfig(path="mine.npz"), tmp_path, spec)[0].targets
+    for found in (measured(path, spec, Reading()).targets, private):
+        assert [classes[label] for label in found.tolist()] == [*map(str, [*range(11), *range(5)])]
 
 
 # --- how many classes there are ---------------------------------------------------------------------------
