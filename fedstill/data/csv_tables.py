@@ -42,12 +42,14 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     Cells come without blanks around them; empty lines are passed over.
 
     Raises:
-        DataError: it cannot be read, has nothing below a header, or a row of another length.
+        DataError: it cannot be read, has nothing below a header, a row of another length, or a quote that is
+            not closed or that has text behind it.
     """
+    begins = 1  # the line on which the row that is read begins: a quoted cell may have several
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, delimiter="\t" if ".tsv" in path.suffixes else ",")
+            reader = csv.reader(stream, delimiter="\t" if ".tsv" in path.suffixes else ",", strict=True)
             header = [plain(cell) for cell in next(reader, [])]
             if len(header) == 1 and ";" in header[0]:
                 first = [cell.strip() for cell in ",".join(next(reader, [])).split(";")]
@@ -55,8 +57,9 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 point = f"; and {POINT}" if any(map(has_decimal_comma, first)) else ""
                 raise DataError(f"{path}: {told}{point}")
             yield 1, header
-            empty = True
+            empty, begins = True, reader.line_num + 1
             for row in reader:
+                begins = reader.line_num + 1
                 if not row:
                     continue
                 if len(row) != len(header):
@@ -71,7 +74,12 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     except UnicodeDecodeError as error:
         told = "it is not UTF-8: a spreadsheet saves it so as 'CSV UTF-8'"
         raise DataError(f"{path}: cannot be read as a table ({told})") from error
-    except (OSError, EOFError, csv.Error, zlib.error) as error:
+    except csv.Error as error:
+        told = first_line(error)
+        if told == "unexpected end of data":
+            told = "a quote is not closed"
+        raise DataError(f"{path}: the row that begins on line {begins} cannot be read ({told})") from error
+    except (OSError, EOFError, zlib.error) as error:
         told = getattr(error, "strerror", None) or first_line(error)
         raise DataError(f"{path}: cannot be read as a table ({told})") from error
 

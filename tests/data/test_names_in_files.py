@@ -207,6 +207,13 @@ def test_a_table_with_semicolons_is_told_of_its_decimal_commas(tmp_path: Path) -
         cells_of(tmp_path / "t.csv")
 
 
+@pytest.mark.parametrize("cell", ['"a', '"5" a', '"a\nb"c'])
+def test_rejects_a_quote_that_swallows_rows_with_its_line(tmp_path: Path, cell: str) -> None:
+    (tmp_path / "t.csv").write_text(f'label,text\n0,"one\ntwo"\n1,{cell}\n0,b\n1,c\n')
+    with pytest.raises(DataError, match=r"t\.csv: the row that begins on line 4 "):
+        read_table(tmp_path / "t.csv")
+
+
 # --- the order of classes ---------------------------------------------------------------------------------
 
 
