@@ -21,9 +21,10 @@ from fedstill.core.names import name_of, plain, unknown_name
 from fedstill.data.config import MEAN, STD
 from fedstill.data.pil_images import array_of
 from fedstill.data.raw import by_name, image_array
+from fedstill.data.token_padding import IDS, MASK, zero_padded
 from fedstill.tasks import Task
 
-INPUTS = ("image", "img", "pixel_values", "input_ids")
+INPUTS = ("image", "img", "pixel_values", IDS)
 TARGETS = ("label", "labels", "mask", "annotation")
 
 
@@ -42,9 +43,10 @@ def tensors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of one part, a ``datasets.Dataset``.
 
-    Inputs are the column of images, or ``input_ids`` of one length; targets the one column of class labels,
-    or one that is called label, labels, mask or annotation. Labels that are texts, or numbers with names in
-    the features, are numbered as ``classes`` are, if there are any. Without mean and std pixels become -1..1.
+    Inputs are the column of images, or ``input_ids`` of one length, whose padding an ``attention_mask`` says;
+    targets the one column of class labels, or one that is called label, labels, mask or annotation. Labels
+    that are texts, or numbers with names in the features, are numbered as ``classes`` are, if there are any.
+    Without mean and std pixels become -1..1.
     A DataError tells what is missing, or in what rows differ.
     """
     if task.kind == "image" or task.form == "rows":
@@ -62,7 +64,8 @@ def tensors(
     names = getattr(data.features[target], "names", None) or ()
     targets = as_tensor(label_numbers(given, what, classes, names), f"{what}: {target!r}")
     if task.form == "texts":
-        return as_tensor(inputs, f"{what}: {source!r}"), targets
+        masks = [row[MASK] for row in rows] if source == IDS and MASK in kinds else None
+        return zero_padded(inputs, masks, what), targets
     return scaled(inputs, what, mean, std), targets
 
 

@@ -15,8 +15,9 @@ from fedstill.core.arrays import as_tensor
 from fedstill.core.errors import DataError
 from fedstill.data.hugging_face import scaled
 from fedstill.data.pil_images import array_of, holds_images, is_image
+from fedstill.data.token_padding import IDS, MASK, zero_padded
 
-INPUTS = ("image", "images", "img", "pixel_values", "input_ids", "inputs", "input", "x")
+INPUTS = ("image", "images", "img", "pixel_values", IDS, "inputs", "input", "x")
 TARGETS = ("label", "labels", "mask", "masks", "annotation", "targets", "target", "y")
 
 
@@ -33,6 +34,8 @@ def inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
     """
     if isinstance(examples, Mapping):
         source, target = _names(examples, what)
+        if source == IDS and MASK in examples:
+            return zero_padded(examples[IDS], examples[MASK], what), examples[target]
         return examples[source], examples[target]
     two = isinstance(examples, tuple | list) and len(examples) == 2
     if two and (isinstance(examples, tuple) or not all(map(_is_example, examples))):
@@ -49,7 +52,11 @@ def inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
             if source not in example or target not in example:
                 keys = ", ".join(map(str, example))
                 raise DataError(f"{what}: example {row} has {keys}: allowed are {source} and {target}")
-        return [example[source] for example in each], [example[target] for example in each]
+        targets = [example[target] for example in each]
+        if source == IDS and all(MASK in example for example in each):
+            masks = [example[MASK] for example in each]
+            return zero_padded([example[IDS] for example in each], masks, what), targets
+        return [example[source] for example in each], targets
     if not each or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in each):
         raise DataError(f"{what} has no examples, or not pairs of input and label")
     return [pair[0] for pair in each], [pair[1] for pair in each]

@@ -13,6 +13,7 @@ from torch import nn
 import fedstill
 from fedstill.core.errors import DataError
 from fedstill.data.hugging_face import tensors
+from fedstill.data.python_examples import inputs_and_targets
 from fedstill.models import MLP
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
@@ -92,6 +93,38 @@ def test_masks_keep_their_numbers_and_tokens_are_inputs_of_texts() -> None:
     assert torch.equal(targets[0], torch.eye(8, dtype=torch.int64))
     texts = Dataset({"input_ids": Sequence(), "label": ClassLabel()}, [{"input_ids": [5, 6, 0], "label": 1}])
     assert [part.tolist() for part in tensors(texts, "data", TextConfig().make(2))] == [[[5, 6, 0]], [1]]
+
+
+# As RoBERTa has them: <s> is 0, padding is 1.
+ROBERTA = [
+    {"input_ids": [0, 5, 2, 1], "attention_mask": [1, 1, 1, 0], "label": 1},
+    {"input_ids": [0, 2, 1, 1], "attention_mask": [1, 1, 0, 0], "label": 0},
+]
+TOKENS = {"input_ids": Sequence(), "attention_mask": Sequence(), "label": ClassLabel()}
+PADDED = [[1, 5, 2, 0], [1, 2, 0, 0]]
+
+
+def test_the_padding_of_token_ids_is_the_one_of_the_attention_mask() -> None:
+    data = Dataset(TOKENS, ROBERTA)
+    assert tensors(data, "data", TextConfig().make(2))[0].tolist() == PADDED
+    assert inputs_and_targets(ROBERTA, "data")[0].tolist() == PADDED
+    columns = {key: [row[key] for row in ROBERTA] for key in TOKENS}
+    assert inputs_and_targets(columns, "data")[0].tolist() == PADDED
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask"),
+    [
+        ([0, 5, 2, 7], [1, 1, 1, 1]),  # without padding its id is not known
+        ([9, 5, 9, 9], [1, 1, 1, 0]),  # padded with a token that is attended to
+        ([4, 5, 0, 1], [1, 1, 0, 0]),
+        ([4, 5, 0, 0], [1, 1, 0]),
+    ],
+)
+def test_rejects_token_ids_whose_padding_is_not_one_id(ids: list[int], mask: list[int]) -> None:
+    row = {"input_ids": ids, "attention_mask": mask, "label": 1}
+    with pytest.raises(DataError, match="attention_mask"):
+        tensors(Dataset(TOKENS, [row]), "data", TextConfig().make(2))
 
 
 def test_numbers_are_not_cut_to_whole_or_real_ones() -> None:
