@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
+import io
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from fedstill.cli.arguments import Given
 from fedstill.cli.console import plain, print_facts, print_json
+from fedstill.core.user_functions import first_line
 from fedstill.core.version import __version__
 
 # By extra: what it is for, and the modules that come with it.
@@ -35,6 +40,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "vision": ("torchvision's networks as models of your own", ("torchvision",)),
 }
+MISSING = "not installed"
 SHOWN = ("torch", "numpy", "scipy", "scikit-learn", "safetensors", "torchmetrics", "dp-accounting")
 
 
@@ -46,7 +52,7 @@ def doctor(given: Given) -> None:
         return
     versions = ", ".join(f"{name} {value}" for name, value in told["versions"].items())
     missing = {
-        extra: f"{EXTRAS[extra][0]}: pip install 'fedstill[{extra}]' (missing: {', '.join(names)})"
+        extra: f"{EXTRAS[extra][0]}: pip install 'fedstill[{extra}]' ({_told(names, told['broken'])})"
         for extra, names in told["missing"].items()
     }
     there = [extra for extra in EXTRAS if extra not in missing]
@@ -61,7 +67,7 @@ def doctor(given: Given) -> None:
     }
     print_facts(plain(), facts, indent="")
     if missing:
-        print("Not installed, and needed for:")
+        print("Not installed or broken, and needed for:")
         print_facts(plain(), missing)
 
 
@@ -74,7 +80,7 @@ def examined() -> dict[str, Any]:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lacking = {
-        extra: [name for name in modules if importlib.util.find_spec(name) is None]
+        extra: {name: why for name in modules if (why := _unusable(name))}
         for extra, (_, modules) in EXTRAS.items()
     }
     return {
@@ -91,8 +97,32 @@ def examined() -> dict[str, Any]:
             f"{_shown(folder)}{'' if folder.is_dir() else ' (not there)'}" for folder in usual_folders()
         ],
         "free_gb": shutil.disk_usage(Path.cwd()).free / 1e9,
-        "missing": {extra: names for extra, names in lacking.items() if names},
+        "missing": {extra: list(names) for extra, names in lacking.items() if names},
+        "broken": {name: why for names in lacking.values() for name, why in names.items() if why != MISSING},
     }
+
+
+def _unusable(name: str) -> str:
+    """Why a module cannot be imported, which is tried; empty: it can.
+
+    A torchvision of another torch, say, is there and fails as it is imported.
+    """
+    if importlib.util.find_spec(name) is None:
+        return MISSING
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # another package's own, of any kind
+        return f"{type(error).__name__}: {first_line(error)}"
+    return ""
+
+
+def _told(names: Sequence[str], broken: Mapping[str, str]) -> str:
+    """Which modules are missing, and which are there and cannot be imported."""
+    there = [f"{name} cannot be imported ({broken[name]})" for name in names if name in broken]
+    gone = [name for name in names if name not in broken]
+    return "; ".join([*([f"missing: {', '.join(gone)}"] if gone else []), *there])
 
 
 def _shown(folder: Path) -> str:

@@ -99,6 +99,7 @@ def test_a_run_that_is_done_is_in_no_other_runs_way(
 def test_the_doctor_says_what_is_missing_for_what(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"nvflare"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
+    monkeypatch.setattr("fedstill.cli.doctor.EXTRAS", {"flare": ("nodes", ("nvflare", "json"))})
     told = json.loads(command("doctor", "--json")[1])
     assert told["missing"] == {"flare": ["nvflare"]}
     assert told["versions"]["fedstill"] == fedstill.__version__
@@ -106,8 +107,21 @@ def test_the_doctor_says_what_is_missing_for_what(command: Main, monkeypatch: py
     assert "cpu" in told["devices"]
     code, out, _ = command("doctor")
     assert code == 0
-    assert f"{EXTRAS['flare'][0]}: pip install 'fedstill[flare]'" in " ".join(out.split())
+    assert "nodes: pip install 'fedstill[flare]'" in " ".join(out.split())
     assert torch.__version__ in out
+
+
+def test_the_doctor_imports_what_is_there(
+    command: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A torchvision of another torch has metadata, and raises as it is imported."""
+    (tmp_path / "broken_vision.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("fedstill.cli.doctor.EXTRAS", {"vision": ("networks", ("json", "broken_vision"))})
+    told = json.loads(command("doctor", "--json")[1])
+    assert told["missing"] == {"vision": ["broken_vision"]}
+    assert told["broken"] == {"broken_vision": "RuntimeError: operator nms does not exist"}
+    assert "nms does not exist" in " ".join(command("doctor")[1].split())
 
 
 def test_what_the_doctor_says_can_be_pasted(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
