@@ -14,16 +14,19 @@ import torch
 from torch import nn
 
 from fedstill.core.arrays import as_tensor
+from fedstill.core.callers import called_from
 from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError
 from fedstill.core.name_columns import TEXTS
 from fedstill.core.names import class_names
+from fedstill.core.object_runs import OBJECTS
 from fedstill.core.progress import Bars
-from fedstill.core.run_writer import write_text
+from fedstill.core.run_writer import folder_of, make_folder, write_text
 from fedstill.core.seeds import exclusive
 from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.torch_defaults import torch_defaults
 from fedstill.data import hugging_face
 from fedstill.data.public import Public
 from fedstill.data.python_examples import input_tensor, inputs_and_targets, target_tensor
@@ -41,6 +44,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.report.run_summary import run_summary
+from fedstill.runs.distil_arguments import check_arguments
 from fedstill.runs.run import REHEARSED, check_folder, finish, noted
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
@@ -71,7 +75,9 @@ class Outcome:
         return f"Outcome of {run_summary(self.figures, self.folder)}"
 
 
+@called_from("distil")
 @exclusive
+@torch_defaults()
 def distil(
     data: Sequence[Examples],
     models: Sequence[Any],
@@ -171,6 +177,7 @@ def distil(
     >>> sorted(outcome.figures["bytes"]["by_kind"])
     ['critic', 'gradients', 'inputs', 'label counts', 'logits']
     """
+    check_arguments(locals())
     if engine is not None and engine.name in REHEARSED:
         allowed = "auto, stacked or one-by-one: objects of this process; other engines run configurations"
         raise ArgumentError("engine.name", engine.name, allowed)
@@ -217,13 +224,14 @@ def distil(
     listeners = Listeners(track, {"method": setting.method, "local": setting.local, "seed": seed})
     simulation = Simulation(setting)
     simulation.listeners = listeners
-    folder = None if out is None else Path(out)
+    folder = None if out is None else folder_of(out)
     if folder is None:
         figures = simulation.run(bars=Bars(progress))
     else:
         _open_folder(folder, _fingerprint(setting))
+        about = {"data": {"classes": list(named)}}
         bars = noted(folder, progress, write_report)
-        figures = finish(simulation, {}, simulation.run(folder, bars=bars), folder)
+        figures = finish(simulation, about, simulation.run(folder, bars=bars), folder)
         write_report(folder)
     return Outcome(student if simulation.has_student else None, figures, folder)
 
@@ -259,10 +267,10 @@ def _model(model: Any, to: Interface, index: int, seed: int) -> nn.Module:
 
 def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
     """Make a run's folder, or find in it the same run, stopped."""
-    note = folder / "setting.json"
+    note = folder / OBJECTS
     if not note.exists():
         check_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_text(note, json.dumps(fingerprint, indent=2) + "\n")
         return
     try:

@@ -13,10 +13,12 @@ from typing import Any
 
 from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison_methods import methods_by_label
+from fedstill.core.callers import called_from
 from fedstill.core.config_tables import layered
 from fedstill.core.dotted_names import nested
 from fedstill.core.errors import ArgumentError
-from fedstill.core.run_writer import read_object
+from fedstill.core.run_writer import folder_of, read_object
+from fedstill.core.torch_defaults import torch_defaults
 from fedstill.report import write_report
 from fedstill.report.compare_files import write_comparison
 from fedstill.report.run_summary import comparison_summary
@@ -42,6 +44,8 @@ class Compared:
         return f"Compared {comparison_summary(self.results, self.not_run, self.folder)}"
 
 
+@called_from("options")
+@torch_defaults()
 def run_preset(
     target: str | Path,
     options: Mapping[str, Any] | None = None,
@@ -65,13 +69,15 @@ def run_preset(
         FedstillError: no such preset or option, a value that is not allowed, or a run that cannot be.
     """
     config = from_dict(layered(RunConfig, to_dict(load(str(target))), nested(options or {})))
-    folder = Path(out)
+    folder = folder_of(out)
     again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
     run.run_or_resume(config, folder, command=again, progress=progress, report=write_report)
     write_report(folder)
     return read_object(folder / "result.json")  # read, as it is read again: without numbers that JSON has not
 
 
+@called_from("options")
+@torch_defaults()
 def compare_methods(
     methods: str | Path | Sequence[str],
     options: Mapping[str, Any] | None = None,
@@ -99,7 +105,7 @@ def compare_methods(
         FedstillError: a name or an option that does not exist, a value that is not allowed, or no method that
             can run.
     """
-    folder, given = Path(out), dict(options or {})
+    folder, given = folder_of(out), dict(options or {})
     names = [str(methods)] if isinstance(methods, (str, Path)) else [str(name) for name in methods]
     if len(names) == 1 and comparison_file.is_plan(names[0]):
         if base is not None:

@@ -22,6 +22,7 @@ from torch import nn
 from fedstill.attacks.heard import Hear, Heard, HeardRelease
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.object_runs import ATTACKS, require_no_objects
 from fedstill.core.run_writer import read_result
 from fedstill.data.loader import load
 from fedstill.data.public import Public
@@ -169,6 +170,7 @@ def replay(folder: Path) -> RepeatedRun:
         RunFolderError: there is no finished run in the folder.
         ArgumentError: its nodes' data are not here.
     """
+    require_no_objects(folder, ATTACKS)
     if not all((folder / name).exists() for name in ("result.json", "config.toml")):
         raise RunFolderError(
             f"{folder} holds no finished run: there is no result.json or no config.toml in it"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.arguments import HELPS, read
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.object_runs import ATTACKS, require_no_objects
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +68,7 @@ def _check(folder: Path) -> None:
         raise RunFolderError(
             f"{folder} holds a comparison: name one of its runs, or repeat its command with --leakage"
         )
+    require_no_objects(folder, ATTACKS)
     if not (folder / "config.toml").exists():
         raise RunFolderError(f"{folder} holds no run: there is no config.toml in it")
     if not (folder / "result.json").exists():

@@ -58,7 +58,7 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL) 
     table: Table = {}
     if names and is_plan(names[0]):
         file = Path(names[0])
-        whole = written_out(toml.parse(presets.text_of(file), names[0]), scale)
+        whole = written_out(toml.parse(toml.read_text(file), names[0]), scale)
         table, _ = _base(table_at(whole, "base"), file.parent)
     elif base is not None:
         table = {key: value for key, value in presets.read(base, RunConfig).items() if key not in OWN}
@@ -130,7 +130,7 @@ def read(
     Raises:
         FedstillError: the file cannot be read, or it describes no comparison.
     """
-    text = presets.text_of(file)
+    text = toml.read_text(file)
     told = toml.parse(text, str(file))
     table = written_out(told, scale)
     if scale == SMALL and "reduction" in table_at(told, "reproduces"):
@@ -166,7 +166,7 @@ def _has(file: str, keys: Sequence[str]) -> bool:
     """Whether a name is that of a file with one of these keys."""
     if not file.endswith(".toml"):
         return False
-    table = toml.parse(presets.text_of(Path(file)), file)
+    table = toml.parse(toml.read_text(Path(file)), file)
     # A table of methods is a run's own table, misspelled.
     return any(key in table and not (key == "methods" and isinstance(table[key], dict)) for key in keys)
 
@@ -276,6 +276,9 @@ def _settings(given: object) -> dict[str, Table]:
     allowed = "a list of tables, each with a name of its own"
     if not isinstance(given, list) or not given or not all(isinstance(part, dict) for part in given):
         raise ArgumentError("settings", given, allowed)
+    known = ["name", "options", *(field.name for field in dataclasses.fields(RunConfig))]
+    for key in (key for part in given for key in part if key not in known):
+        raise UnknownName("key of a table of settings", key, known)
     named = {part.get("name"): {key: part[key] for key in part if key != "name"} for part in given}
     good = all(isinstance(name, str) and slug(name) for name in named)
     if not good or len({slug(str(name)).casefold() for name in named}) < len(given):  # as some disks compare

@@ -22,16 +22,18 @@ from rich.text import Text
 
 from fedstill.attacks.leakage_file import Leakage
 from fedstill.compare.comparison_file import FILE, Comparison, ComparisonRun, read_folder
+from fedstill.core import toml
+from fedstill.core.callers import by_caller
 from fedstill.core.config_tables import as_table
 from fedstill.core.dotted_names import flat
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.fingerprints import fingerprint
-from fedstill.core.run_writer import holding, read_object, write_text
+from fedstill.core.run_writer import holding, make_folder, read_object, write_text
 from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import human_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loader import load, read_once
-from fedstill.runs import presets, run
+from fedstill.runs import run
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig
 from fedstill.runs.simulation import digest_of
@@ -80,7 +82,7 @@ def compare(
     places = comparison.places(only)
     with read_once(), ExitStack() as at_last:
         refused, data = _refusals(comparison, places, out, console)
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         at_last.enter_context(holding(out, "comparison"))
         if not (out / FILE).exists():
             write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
@@ -164,7 +166,7 @@ def attacked(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
 
 def command_of(out: Path) -> str:
     """The command that made a comparison's folder."""
-    return presets.text_of(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
+    return toml.read_text(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
 def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
@@ -267,9 +269,10 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
             if part.name not in ("name", "about", "note") and _differ(before, comparison, part.name):
                 apart = _apart(getattr(before, part.name), getattr(comparison, part.name))
                 told = f" ({apart})" if apart else ""
+                again = by_caller(f"fedstill compare --resume {out}", *2 * ("the same arguments",))
                 raise RunFolderError(
                     f"{out} holds a comparison that differs in its {part.name}{told}: choose another folder, "
-                    f"or go on with it (fedstill compare --resume {out})"
+                    f"or go on with it ({again})"
                 )
         return before
     if {file.name for file in out.iterdir()} - {f"{FILE}.part"}:

@@ -117,7 +117,7 @@ class Record:
         if not file.exists():
             return None
         try:
-            told = json.loads(presets.text_of(file))
+            told = json.loads(toml.read_text(file))
             rows = [
                 ReproducedFigure(
                     **{**row, "values": {int(seed): value for seed, value in row["values"].items()}}
@@ -283,7 +283,7 @@ def named(name: str, where: Path | None = None) -> Reproduction:
 
 
 def _read(file: Path) -> Reproduction | None:
-    table = toml.parse(presets.text_of(file), str(file))
+    table = toml.read(file)
     if "reproduces" not in table:
         return None
     return Reproduction(file, read_table(Reproduces, table["reproduces"], "reproduces."), table)

@@ -13,7 +13,7 @@ from annotated_types import Ge
 
 from fedstill.core import deadline
 from fedstill.core.checked import Checked
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.recorded import Graphs, draws
 from fedstill.core.seeds import seeded
 from fedstill.core.workers import Workers
@@ -176,7 +176,14 @@ class Compute:
         """
         deadline.check()
         with seeded(seed, *names), self.autocast():
-            yield
+            try:
+                yield
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                where = "the local training's batch, the method's, or the number of public examples"
+                told = "a network with batch norm was to learn from a batch of one example"
+                raise ModelError(f"{told}: expected 2 or more ({where})") from error
 
 
 def overruns(layer: torch.nn.Module) -> bool:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from fedstill.core.callers import by_caller, option_name, option_set
+
 
 class FedstillError(Exception):
     """Base of every error that a user's input, data or policy can cause."""
 
 
 class ArgumentError(FedstillError, ValueError):
-    """An argument has a value that is not allowed.
+    """An argument has a value that is not allowed; an option is named as its caller does.
 
     >>> raise ArgumentError("split.nodes", 0, "a whole number from 1 up")
     Traceback (most recent call last):
@@ -24,6 +26,7 @@ class ArgumentError(FedstillError, ValueError):
     """
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
+        name = option_name(name)
         self.name, self.value, self.allowed = name, value, allowed
         told = "empty" if isinstance(value, str) and not value else _short(value)
         super().__init__(f"{name} is {told}: allowed is {allowed}")
@@ -31,7 +34,7 @@ class ArgumentError(FedstillError, ValueError):
 
 def _short(value: object) -> str:
     """A value as an error quotes it: one line, however long the value."""
-    told = repr(value)
+    told = " ".join(repr(value).split())
     return told if len(told) <= 300 else f"{told[:300]}..."
 
 
@@ -164,12 +167,20 @@ def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
     """That some nodes refuse one question, in words."""
     way_out = ""
     if "policy.kinds" in rule:  # which says what would allow it
-        way_out = "; in a simulation: --nodes.policy.kinds NAME, or for all --nodes.policy.outputs_only false"
+        kinds, everything = _set("kinds", ("NAME",), "NAME"), _set("outputs_only", False)
+        way_out = f"; in a simulation: {kinds}, or for all {everything}"
     elif "outputs_only" in rule:
         way_out = "; its owner may allow it: policy outputs_only = false; in a simulation: "
-        way_out += "--nodes.policy.outputs_only false"
+        way_out += _set("outputs_only", False)
     who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
     return f"{who} question {question!r} by rule {rule}{way_out}"
+
+
+def _set(field: str, value: object, typed: str = "") -> str:
+    """How the caller gives a field of the policy a value; ``typed``: on a command line."""
+    name = f"nodes.policy.{field}"
+    said = option_set(name, value)
+    return by_caller(f"--{name} {typed}", said, said) if typed else said
 
 
 def refused_by(refusals: Sequence[QuestionRefused]) -> QuestionRefused:

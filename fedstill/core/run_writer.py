@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedstill.core.checkpoint import load_state, save_state
-from fedstill.core.errors import RunFolderError
+from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.json_text import finite, json_text
 from fedstill.core.locks import lock
 from fedstill.core.text_format import more_such
@@ -25,6 +26,51 @@ STATE = "state.safetensors"
 PICTURES = "pictures.safetensors"
 DRAWS = "draws.safetensors"
 SECONDS_BETWEEN = 5.0  # between two saved states, and more where saving takes long
+
+
+def make_folder(out: Path) -> None:
+    """Make a folder, and those that it is in.
+
+    Raises:
+        RunFolderError: it cannot be made or written; the line says why.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunFolderError(f"out: the folder {str(out)!r} cannot be made or written: {reason}") from error
+
+
+def folder_of(out: object) -> Path:
+    """A folder as the caller names it.
+
+    Raises:
+        ArgumentError: the text is empty, or it is no path.
+    """
+    if not isinstance(out, (str, os.PathLike)) or not str(out) or "\0" in str(out):
+        raise ArgumentError("out", out, "a folder's path")
+    try:
+        folder = Path(out).expanduser()
+        folder.exists()
+    except (OSError, RuntimeError) as error:  # too long a name, nobody's home
+        raise ArgumentError("out", str(out), f"a folder's path, which this is not: {error}") from error
+    return folder
+
+
+def require_same(folder: Path | None, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse a run whose options are others than those that it began with.
+
+    Raises:
+        RunFolderError: naming the first.
+    """
+    other = sorted(name for name in {**now, **before} if now.get(name) != before.get(name))
+    if other:
+        name, more = other[0], more_such(len(other))
+        told = f"with {name} = {before.get(name)}, and now it is {now.get(name)}{more}"
+        expected = "expected as it was: with other options a run has a folder for itself"
+        raise RunFolderError(f"the run in {folder} began {told}: {expected}")
 
 
 class Records:
@@ -86,7 +132,7 @@ class Records:
             (self.folder / "metrics.jsonl").unlink(missing_ok=True)
             return {}
         state: dict[str, Any] = load_state(self.folder / STATE)
-        self._require_same(state.get("options", {}))
+        require_same(self.folder, state.get("options", {}), self._options)
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         if len(lines) < state["metrics"]:
             told = f"{len(lines)} lines, and the state counts {state['metrics']}"
@@ -97,15 +143,6 @@ class Records:
         self._written = state["metrics"]
         self._heard(self.metrics)
         return state
-
-    def _require_same(self, before: Mapping[str, str]) -> None:
-        now = self._options
-        other = sorted(name for name in {**now, **before} if now.get(name) != before.get(name))
-        if other:
-            name, more = other[0], more_such(len(other))
-            told = f"with {name} = {before.get(name)}, and now it is {now.get(name)}{more}"
-            allowed = "allowed is as it was: with other options a run has a folder of its own"
-            raise RunFolderError(f"the run in {self.folder} began {told}: {allowed}")
 
     def finish(
         self,

@@ -32,10 +32,10 @@ def number(record: object, *keys: str) -> float | None:
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence.
 
-    >>> listed(["a"]), listed(["a", "b", "c"])
-    ('a', 'a, b and c')
+    >>> listed(["a"]), listed(["a", "b", "c"]), listed([])
+    ('a', 'a, b and c', '')
     """
-    *before, last = names
+    *before, last = names or ("",)
     return f"{', '.join(before)} and {last}" if before else last
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import FedstillError
@@ -14,6 +15,29 @@ else:  # the standard library reads TOML from 3.11 on
     import tomli as tomllib
 
 Table = dict[str, Any]
+BOM = "\ufeff"  # with which editors of Windows begin a file
+
+
+def read(path: Path) -> Table:
+    """A file's TOML as a table, also where the file begins with a byte order mark.
+
+    Raises:
+        FedstillError: the file cannot be read, is no UTF-8 text, or no TOML.
+    """
+    return parse(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """A text file, without a byte order mark.
+
+    Raises:
+        FedstillError: it cannot be read, or is no UTF-8 text.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise FedstillError(f"cannot read {str(path)!r}: {reason}") from error
 
 
 def parse(text: str, source: str = "the text") -> Table:
@@ -29,7 +53,7 @@ def parse(text: str, source: str = "the text") -> Table:
     {'seed': 1, 'split': {'nodes': 8}}
     """
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix(BOM))
     except (ValueError, RecursionError) as error:  # too long a number, too deep a list
         raise FedstillError(f"{source} is not TOML: {error}") from error
 

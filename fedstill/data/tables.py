@@ -24,7 +24,6 @@ from fedstill.core.name_columns import named_columns
 from fedstill.core.names import has_decimal_comma, name_of, number_of, plain
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn, named_twice
 from fedstill.core.text_format import clip, more_such
-from fedstill.core.user_functions import first_line
 from fedstill.data.csv_tables import rows, told_part
 from fedstill.data.parquet_tables import SUFFIX, read_parquet
 from fedstill.data.row_features import RowFeatures
@@ -70,9 +69,7 @@ def read_schema(path: str | Path) -> Schema:
         missing = "one that is there, which says what columns a table has: `fedstill schema` drafts it"
         raise ArgumentError("data.schema", str(path), missing)
     try:
-        schema = read_table(Schema, toml.parse(path.read_text(encoding="utf-8"), str(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({first_line(error)})") from error
+        schema = read_table(Schema, toml.read(path))
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from error
     if not schema:

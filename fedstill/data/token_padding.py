@@ -34,7 +34,7 @@ def zero_padded(ids: Any, mask: Any, what: str) -> torch.Tensor:
     if seen.shape != tokens.shape:
         shapes = f"{MASK} is {tuple(seen.shape)} and {IDS} {tuple(tokens.shape)}"
         raise DataError(f"{what}: {shapes} (expected one shape)")
-    padding = tokens[seen == 0].unique().tolist()
+    padding = sorted(set(tokens[seen == 0].tolist()))
     if len(padding) > 1:
         raise DataError(f"{what}: {MASK} leaves out the ids {padding[:8]} (expected one id, of the padding)")
     own = padding[0] if padding else PADDING

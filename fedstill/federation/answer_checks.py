@@ -10,7 +10,7 @@ from math import inf, isfinite, sqrt
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.protocol.questions import Question
+from fedstill.protocol.questions import Question, misshapen_scores
 from fedstill.protocol.wire_format import SCALE, Tensors, from_text
 
 LARGEST = 1e12  # number of examples, or of labels
@@ -75,6 +75,13 @@ def strange(tensors: Tensors) -> str | None:
         if scale and name.removesuffix(SCALE).endswith(SCALE):
             return f"{name} scales what is a scale"
     return None
+
+
+def require_finite_sent(tensors: Tensors, question: str) -> None:
+    """Refuse (DataError) to ask about what is no number: which is no node's fault."""
+    for fault in not_finite({"the server": tensors}).values():
+        told = f"what the method sends, {fault}: its networks at the server, or what they made, is not finite"
+        raise DataError(f"question {question!r}: {told}")
 
 
 def require_finite(pulls: Mapping[str, Tensors], question: str) -> None:
@@ -156,13 +163,8 @@ def _unlike(
         shape = tuple(answer[name].shape)
         if kind.common is not None and answer[name].dtype == torch.bool:
             return {node: f"{name} are {answer[name].dtype}"}
-        if kind.of != "scores":
-            continue
-        if rows is not None and shape[:1] != (rows,):
-            return {node: f"{name} are {shape}, for {rows} inputs"}
-        if outputs is not None and shape[1:] != outputs:
-            wanted = f"{outputs[0]} classes" if len(outputs) == 1 else f"outputs of shape {outputs}"
-            return {node: f"{name} are {shape}, for {wanted}"}
+        if kind.of == "scores" and (fault := misshapen_scores(name, shape, rows, outputs)):
+            return {node: fault}
     return {}
 
 

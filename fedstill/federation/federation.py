@@ -29,6 +29,7 @@ from fedstill.federation.answer_checks import (
     not_finite,
     oversized_gradients,
     require_finite,
+    require_finite_sent,
     strange,
     unlike_inputs,
 )
@@ -237,8 +238,13 @@ class Federation(Summed):
     def sound_answers(
         self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Mapping[str, Tensors]:
-        """The sound answers to one question, by node, as the nodes gave them."""
+        """The sound answers to one question, by node, as the nodes gave them.
+
+        Raises:
+            DataError: what is sent is not finite, which is no node's fault.
+        """
         declared = self.questions[question]
+        require_finite_sent(tensors, question)
         sent = Sent(question, number, self.link.coarsen(tensors, declared.sends), differentiable)
         there = tuple(name for name in asked if name not in self.out)
         if declared.sums:

@@ -96,8 +96,8 @@ def read(folder: Path) -> ServerRules:
     if not file.exists():
         return ServerRules()
     try:
-        return read_table(ServerRules, toml.parse(file.read_text(encoding="utf-8"), str(file)))
-    except (OSError, UnicodeDecodeError, FedstillError) as error:
+        return read_table(ServerRules, toml.read(file))
+    except FedstillError as error:
         raise FedstillError(f"{file}: {error}") from error
 
 

@@ -29,6 +29,7 @@ class OneShot(WeighsNodes, ABC):
 
     unit: ClassVar[Literal["epoch"]] = "epoch"
     one_round: ClassVar[bool] = True
+    batch_options: ClassVar[tuple[str, ...]] = ("batch",)
 
     tau: PositiveOrInf
     epochs: PositiveInt

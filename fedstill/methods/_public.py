@@ -167,11 +167,16 @@ def drawn(server: Server, most: int, t: int) -> torch.Tensor:
 def passes(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """One shuffled pass over ``count`` rows, in batches of nearly equal size, none above ``batch``.
 
+    Batch norm cannot learn from one row: where ``batch`` is 2 and ``count`` odd, one batch has 3.
+
     >>> sorted(len(rows) for rows in passes(10, 4, torch.Generator()))
     [3, 3, 4]
+    >>> sorted(len(rows) for rows in passes(5, 2, torch.Generator()))
+    [2, 3]
     """
     order = torch.randperm(count, generator=generator)
-    return torch.tensor_split(order, math.ceil(count / batch))
+    pieces = math.ceil(count / batch)
+    return torch.tensor_split(order, min(pieces, max(count // 2, 1)) if batch > 1 else pieces)
 
 
 def batches(

@@ -11,11 +11,12 @@ from torch import nn
 
 from fedstill.core.checkpoint import check_state
 from fedstill.core.compute import Compute, lay_out
-from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.errors import ArgumentError, DataError, NodeFault
 from fedstill.core.registry import check_named
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
 from fedstill.federation.federation import Answers, Federation
+from fedstill.protocol.kinds import INPUTS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
 from fedstill.tasks import Task
@@ -108,6 +109,7 @@ class Server:
                 question declares them.
 
         Raises:
+            DataError: inputs are not of the task's shape, or not float32 (token ids: int64).
             ArgumentError: ``begin`` asks. It runs before nodes have learned anything, and anew at each
                 resume: what it were told would leave again, and no training would be paid for.
         """
@@ -118,6 +120,14 @@ class Server:
         sent: dict[str, Any] = {
             name: each if name in values else torch.as_tensor(each) for name, each in inputs.items()
         }
+        kinds = self.federation.questions[question].sends if question in self.federation.questions else {}
+        dtype = torch.int64 if self.task.form == "texts" else torch.float32
+        for name in (name for name in sent if kinds.get(name) == INPUTS):
+            found, wanted = sent[name], tuple(self.shape)
+            if tuple(found.shape[1:]) != wanted or found.dtype != dtype:
+                told = f"{name} is {found.dtype} of shape {tuple(found.shape)}"
+                allowed = f"{dtype} of shape (B, {', '.join(map(str, wanted))})"
+                raise DataError(f"question {question!r}: {told}: expected {allowed}")
         return self.federation.ask(question, of=of, **sent)
 
     def ask_or_none(self, question: str, *, of: Sequence[str], **inputs: Any) -> Answers | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -23,6 +23,8 @@ Known = tuple[torch.Tensor, torch.Tensor]  # inputs (B, C, H, W) and their ensem
 @dataclass(frozen=True, kw_only=True)
 class StudentOptions(Method):
     """How S learns from ensembled answers about inputs that the server makes."""
+
+    batch_options: ClassVar[tuple[str, ...]] = ("batch", "student_batch")
 
     ensemble: Ensemble = "consensus"
     """How answers are ensembled: logits (Eq. 9), log_probs, probs, consensus, which listens to those who

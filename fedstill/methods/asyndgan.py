@@ -45,6 +45,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
     """AsynDGAN's options."""
 
     title: ClassVar[str] = "AsynDGAN"
+    batch_options: ClassVar[tuple[str, ...]] = ("student_batch",)
     paper: ClassVar[str] = "Chang et al., CVPR 2020"
     unit: ClassVar[Literal["step"]] = "step"
     before: ClassVar[None] = None

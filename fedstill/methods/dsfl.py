@@ -60,6 +60,7 @@ class DSFL(WeighsNodes):
     """DS-FL's options."""
 
     title: ClassVar[str] = "DS-FL"
+    batch_options: ClassVar[tuple[str, ...]] = ("distil_batch",)
     paper: ClassVar[str] = "Itahara et al., IEEE TMC 2023"
     before: ClassVar[Span | None] = None  # nodes learn in the rounds
     ensemble = "probs"  # no option: t_g is a mean of distributions

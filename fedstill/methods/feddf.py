@@ -52,6 +52,7 @@ class FedDF(CountsLabels, Averaging):
     """FedDF's options."""
 
     title: ClassVar[str] = "FedDF"
+    batch_options: ClassVar[tuple[str, ...]] = ("batch",)
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
 
     steps: NonNegativeInt = 50

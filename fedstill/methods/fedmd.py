@@ -56,6 +56,7 @@ class FedMD(WeighsNodes):
     """FedMD's options."""
 
     title: ClassVar[str] = "FedMD"
+    batch_options: ClassVar[tuple[str, ...]] = ("digest_batch",)
     paper: ClassVar[str] = "Li and Wang, NeurIPS 2019 workshop"
     ensemble = "logits"  # no option: f~ is the mean of class scores
 

@@ -11,7 +11,7 @@ from annotated_types import MinLen
 from fedstill.core import toml
 from fedstill.core.checked import Checked
 from fedstill.core.config_tables import read_table
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.user_functions import first_line
 
 FILES = (".skops", ".onnx")  # of models that are no torch modules
@@ -75,8 +75,8 @@ def read(name: str, folder: Path, whose: str) -> ModelConfig:
         return _anchored(ModelConfig(name=name), folder, whose)
     path = placed(name, folder, whose)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = toml.read_text(path)
+    except FedstillError as error:
         allowed = f"a file that says which model it is ({first_line(error)})"
         raise ArgumentError(whose, name, allowed) from error
     said = read_table(ModelConfig, toml.parse(text, str(path)), f"{path.name}: ")

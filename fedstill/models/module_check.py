@@ -96,6 +96,9 @@ def _check_kind(model: nn.Module, whose: str, trained: bool) -> None:
 
 def _check_tensors(model: nn.Module, trained: dict[str, nn.Parameter], whose: str) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_inference():
+            made = "was made in torch.inference_mode, and cannot be trained: expected one made outside it"
+            raise ModelError(f"{whose} {made}")
         if tensor.is_meta:
             raise ModelError(f"{whose} has no numbers in {name!r} (device meta): expected tensors with data")
         if tensor.is_complex():  # whose imaginary part would be lost

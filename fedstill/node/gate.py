@@ -20,7 +20,7 @@ from fedstill.node.summand import Adding
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, SOURCES, Kind
-from fedstill.protocol.questions import Question
+from fedstill.protocol.questions import Question, misshapen_scores
 from fedstill.protocol.run_description import Description
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 
@@ -43,6 +43,7 @@ class Gate:
         self.payer = node if payer is None else payer
         # All that the owner wants asked; None: whatever policy allows.
         self.approved: Description | None = None
+        self.outputs: tuple[int, ...] | None = None  # of one input, by the task; None: any
         self.budgets: Budgets | None = None  # privacy: what protects its releases, and pays for them
         self._written: dict[tuple[int, str], int] = {}  # the entry of what left last under a number and part
 
@@ -211,8 +212,9 @@ class Gate:
             adding: how they become a part of a sum, where the server is to see sums only.
 
         Raises:
-            QuestionRefused: a tensor of undeclared kind, numbers that cannot be added (without masks), more
-                bytes than the policy allows, or more privacy than the budget.
+            QuestionRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers
+                that cannot be added (without masks), more bytes than the policy allows, or more privacy than
+                the budget.
             OwnDataError: rows of another width than the question declares, where their price follows from it.
             AuditError: the log is in trouble, or cannot be written; nothing is released then.
         """
@@ -226,6 +228,8 @@ class Gate:
         if 0 < (approved := self._approved(asked.question, "rows")) < rows:
             rule = f"approved: {approved} inputs, and the answer is about {rows}"
             raise QuestionRefused(self.node, asked.question, rule)
+        if part == ANSWER:
+            self._check_scores(question, tensors, sent)
         noised, price, most, rule, stamp = self._protected(asked, part, tensors, question)
         finished = noised
         if part == ANSWER and question.finish is not None:
@@ -256,6 +260,17 @@ class Gate:
         if adding is not None:
             adding.keep(question, let_out)
         return {name: tensor.detach() for name, tensor in leaving.items()}
+
+    def _check_scores(self, question: Question, tensors: Tensors, sent: Tensors) -> None:
+        """Refuse scores that are not those of the task, one row for each input that was sent."""
+        kinds = question.kinds()
+        inputs = [len(sent[name]) for name, kind in question.sends.items() if kind == INPUTS and name in sent]
+        rows = inputs[0] if inputs else None
+        for name, tensor in tensors.items():
+            shape = tuple(tensor.shape)
+            fault = misshapen_scores(name, shape, rows, self.outputs) if kinds[name].of == "scores" else None
+            if fault is not None:
+                raise QuestionRefused(self.node, question.name, f"outputs: {fault}")
 
     def _charge(self, asked: Asked, entry: Entry, most: Price | None) -> int:
         """Write a release, after the training behind it; its entry's number.

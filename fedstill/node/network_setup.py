@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ModelError
+from fedstill.core.dataset import Form
+from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.seeds import torch_generator
 from fedstill.models.extractor_head import features, split
+from fedstill.models.module_check import needs_two
 from fedstill.node.local_training import predict
+from fedstill.protocol.local_config import LocalConfig
 
 
 def fitted(
@@ -41,6 +44,19 @@ def fitted(
     if not torch.allclose(whole, in_parts, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
         raise ModelError(f"{whose} cannot be split: allowed is a head that follows its extractor")
     return parts
+
+
+def check_local_batch(
+    model: nn.Module, local: LocalConfig, shape: tuple[int, ...], form: Form, whose: str
+) -> None:
+    """Refuse local training by single examples of a network that cannot learn from one.
+
+    Raises:
+        ArgumentError: naming the batch's option.
+    """
+    learns = any(own.requires_grad for own in model.parameters())
+    if local.batch == 1 and learns and needs_two(model, shape, form):
+        raise ArgumentError("nodes.local.batch", 1, f"2 or more, for the batch norm of {whose}")
 
 
 def architecture(model: nn.Module) -> str:

@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 
 from fedstill.core import deadline
 from fedstill.core.compute import as_laid_out, lay_out
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.recorded import draws
 from fedstill.models.copies import computed
 from fedstill.models.parameter_vector import load_vector, to_vector
@@ -222,6 +222,10 @@ class Group:
 
     def bench(self, role: str) -> Bench:
         """The group's networks of one role, computed as one."""
+        for node in self.nodes:
+            if role not in node.modules:
+                known = ", ".join(node.modules)
+                raise ArgumentError("the network's role", role, f"one of {known}, which node.add extends")
         if role not in self._benches or not self._benches[role].current():
             modules = [node.modules[role] for node in self.nodes]
             self._benches[role] = Bench(modules, self.nodes[0].frozen[role])
@@ -251,12 +255,21 @@ class Group:
 
         Raises:
             QuestionRefused: the network learns privately, and this step has no noise.
+            ArgumentError: the network has no optimiser now, or there is not one loss for each node.
         """
+        bench = self.bench(role)
+        if losses.ndim != 1 or not 0 < len(losses) <= len(self.nodes):
+            allowed = f"a vector of {len(self.nodes)}, one loss for each node"
+            raise ArgumentError("losses of nodes.step", tuple(losses.shape), allowed)
         for node in self.nodes:
             if role in node.private or "model" in node.private:
                 rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
                 raise QuestionRefused(node.name, "learn", rule)
-        self.bench(role).backward(losses)
+        for node in self.nodes[: len(losses)]:
+            if role not in node.optimisers:
+                allowed = "a network with an optimiser: a model has one in train_round alone, others have "
+                raise ArgumentError("nodes.step", role, f"{allowed}that of node.add")
+        bench.backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimisers[role].step()
 

@@ -66,11 +66,7 @@ def _table(folder: Path) -> dict[str, Any]:
         raise ArgumentError("the node's folder", os.fsencode(folder), allowed) from error
     if not path.is_file():
         raise FedstillError(f"{folder} has no {FILE}: `fedstill node init {folder}` writes one")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise FedstillError(f"{path} is no UTF-8 text") from error
-    return toml.parse(text, source=str(path))
+    return toml.read(path)
 
 
 def secret(folder: Path) -> int:

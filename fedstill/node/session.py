@@ -42,7 +42,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.message_limits import Sizes, limited
 from fedstill.node.network_limits import within_parameters
-from fedstill.node.network_setup import architecture, fitted
+from fedstill.node.network_setup import architecture, check_local_batch, fitted
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import Group
@@ -122,6 +122,8 @@ class Session:
             self.compute = compute = compute.suited(spec.shape, model, exact=method.exact)
             about = (compute, spec.shape, file.seed, f"model of {file.name}")
             network = fitted(model, *about, parted=method.needs().split, vocabulary=spec.vocabulary)
+            if method.learns:
+                check_local_batch(network, file.local, spec.shape, self.task.form, "model")
         except (QuestionRefused, TooLarge):  # what the plan asks for is too much
             raise
         except FedstillError as error:
@@ -130,6 +132,7 @@ class Session:
         held.callback(self.audit.close)
         gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
         gate.approved = self.approved
+        gate.outputs = self.task.outputs(spec.shape)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)

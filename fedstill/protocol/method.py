@@ -112,6 +112,8 @@ class Method(Registered):
         exact: whether ``engine.precision = "auto"`` is float32 for it, as it loses accuracy in bfloat16.
         longer: options by which a run asks more often, whichever of them it has.
         later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
+        batch_options: options that say of how many examples the student, or a node's model outside its local
+            training, learns in a step: batch norm needs two.
     """
 
     under: ClassVar[str] = "method"
@@ -124,6 +126,7 @@ class Method(Registered):
     exact: ClassVar[bool] = False
     longer: ClassVar[tuple[str, ...]] = ("rounds",)
     later: ClassVar[tuple[str, ...]] = ()
+    batch_options: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
     def lacks(kind: Any) -> str | None:

@@ -180,7 +180,7 @@ class Question:
         """
         return {name: from_text(t) if name in self.values else t for name, t in arrived.items()}
 
-    def give(self, answer: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+    def give(self, answer: object, nodes: int) -> dict[str, Any]:
         """What the handler gave for so many nodes, as it leaves: JSON values as text; a list, one a node, of
         what is apart.
 
@@ -189,6 +189,9 @@ class Question:
                 could tell what no mechanism has counted on; or not one part a node, so that a node's release
                 would be another's, or a piece of its own.
         """
+        if not isinstance(answer, Mapping):
+            found = type(answer).__name__
+            raise ArgumentError(f"what question {self.name} answers", found, "tensors by name, in a mapping")
         for name, given in answer.items():
             if name not in self.apart:
                 sound = isinstance(given, torch.Tensor) and given.shape[:1] == (nodes,)
@@ -341,3 +344,23 @@ class NodeSide:
         """The kinds of tensor that leave a node, each once, in alphabetical order."""
         kinds = [kind for question in self.questions.values() for kind in question.kinds().values()]
         return tuple(sorted(set(kinds)))
+
+
+def misshapen_scores(
+    name: str, shape: tuple[int, ...], rows: int | None, outputs: tuple[int, ...] | None
+) -> str | None:
+    """What is wrong with the shape of scores ``(B, ...)``, at a node's gate and at the server; None: nothing.
+
+    Args:
+        rows: how many inputs they are about; None: not known.
+        outputs: of the task for one input; None: not known.
+
+    >>> misshapen_scores("logits", (64, 4), 64, (3,))
+    'logits are (64, 4), for 3 classes'
+    """
+    if rows is not None and shape[:1] != (rows,):
+        return f"{name} are {shape}, for {rows} inputs"
+    if outputs is not None and shape[1:] != outputs:
+        wanted = f"{outputs[0]} classes" if len(outputs) == 1 else f"outputs of shape {outputs}"
+        return f"{name} are {shape}, for {wanted}"
+    return None

@@ -71,6 +71,7 @@ def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, 
         "fedstill": __version__,
         "name": config.name,
         "command": "",
+        "options": lasting(config),
         "data": {
             "name": data.name,
             "classes": list(data.classes),

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar
 import tomli_w
 from annotated_types import MinLen
 
+from fedstill.core.callers import by_caller
 from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import as_table, read_table, read_value
@@ -224,7 +225,8 @@ def load(target: str) -> RunConfig:
     """
     known = target.endswith(".toml") or any(f"-{name}".endswith(f"-{target}") for name in presets.names())
     if target in METHODS and not known:  # else presets with it are suggested
-        raise UnknownName("preset", target, presets.names(), meant=f"`demo --method.name {target}`")
+        typed, given = f"`demo --method.name {target}`", f'"demo" with {{"method.name": {target!r}}}'
+        raise UnknownName("preset", target, presets.names(), meant=by_caller(typed, given, given))
     return from_dict(presets.read(target, RunConfig))
 
 

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedstill.core.clock import Clock
 from fedstill.core.compute import Compute
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.json_text import finite
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records, holding
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
+from fedstill.models.module_check import needs_two
 from fedstill.models.parameter_vector import parameter_count
 from fedstill.node.audit_entries import ALL
 from fedstill.node.audit_log import FILE, AuditLog
@@ -64,6 +66,9 @@ class Run(ABC):
 
     def __init__(self, setting: Setting) -> None:
         method_name(setting.method)  # which refuses what is none
+        kind = type(setting.method)
+        if missing := kind.lacks(kind):
+            raise ArgumentError("method", kind.__name__, missing)
         self.setting, self.task = setting, setting.task
         self.method: Method = setting.method
         self.needs = self.method.needs()
@@ -81,6 +86,21 @@ class Run(ABC):
         self.records, self.bars, self.clock = Records(None), Bars(False), Clock()
         self.listeners = Listeners()
         self._made: Server | None = None
+
+    def check_batches(self, networks: Mapping[str, nn.Module]) -> None:
+        """Refuse a method's batches of one example where a network cannot learn from one.
+
+        Raises:
+            ArgumentError: naming the option, or the public data.
+        """
+        alone = [f"method.{name}" for name in self.method.batch_options if getattr(self.method, name) == 1]
+        needed = self.needs.public or self.needs.public_labels
+        if needed and self.method.batch_options and self.public is not None and len(self.public) == 1:
+            alone.append("public.name")
+        for whose, model in networks.items():
+            learns = any(own.requires_grad for own in model.parameters())
+            if alone and learns and needs_two(model, self.shape, self.task.form):
+                raise ArgumentError(alone[0], "1 example", f"2 or more, for the batch norm of the {whose}")
 
     @property
     def server(self) -> Server:

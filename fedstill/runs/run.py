@@ -14,16 +14,19 @@ from typing import Any
 
 import torch
 
+from fedstill.core import toml
+from fedstill.core.callers import by_caller
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.json_text import json_text
+from fedstill.core.object_runs import require_no_objects
 from fedstill.core.progress import PROGRESS, Noted
-from fedstill.core.run_writer import write_text
+from fedstill.core.run_writer import make_folder, require_same, write_text
 from fedstill.core.seeds import exclusive
 from fedstill.core.text_format import counted
 from fedstill.core.version import __version__
 from fedstill.data.config import check_measured_on_test
 from fedstill.runs.assemble import prepare
-from fedstill.runs.config import RunConfig, load_toml, to_dict, to_toml
+from fedstill.runs.config import RunConfig, lasting, load_toml, to_dict, to_toml
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.trained_models import TrainedModels
 from fedstill.track.listeners import Listeners
@@ -67,7 +70,7 @@ def run(
         config = _with_kit(config, Path(config.engine.startup_kit))
     listeners = Listeners(config.track, to_dict(config))
     made = None if config.engine.startup_kit else prepare(config)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     return _go(config, made, out, command, progress, trained, report, listeners)
 
@@ -138,13 +141,16 @@ def resume(
         ArgumentError: a kit for a run that is at no deployed federation.
     """
     if not (out / "config.toml").exists():
+        require_no_objects(out, "it goes on where distil is called again with the same arguments")
         raise RunFolderError(f"{out} holds no run to go on with: there is no config.toml in it")
     if (out / "result.json").exists():
         result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+        if "options" in result:
+            require_same(out, result["options"], lasting(load_toml(out / "config.toml")))
         return result
     config = load_toml(out / "config.toml")
     _require_engine(config)
-    first = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0]
+    first = toml.read_text(out / "config.toml").splitlines()[0]
     if startup_kit is not None:
         if not config.engine.startup_kit:
             raise ArgumentError("--startup-kit", str(startup_kit), "none, as this run began without one")
@@ -171,7 +177,7 @@ def _go(
         from fedstill.runs.deployed import submit
 
         figures = submit(config, out, bars, listeners)
-        result = {**figures, "command": command, **machine_and_date()}
+        result = {**figures, "command": command, "options": lasting(config), **machine_and_date()}
         write_text(out / "result.json", json_text(result) + "\n")
         listeners.close(result)
         note_failures(listeners, result, out)
@@ -201,7 +207,8 @@ def check_folder(out: Path) -> None:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         resumable = (out / "config.toml").exists()
-        how = f"go on with it (fedstill run --resume {out})" if resumable else "empty it"
+        again = by_caller(f"fedstill run --resume {out}", "the same options", f"fedstill run --resume {out}")
+        how = f"go on with it ({again})" if resumable else "empty it"
         raise RunFolderError(f"{out} holds another run or other files: choose another folder, or {how}")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedstill import models
+from fedstill.core.callers import by_caller, option_name
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
@@ -99,7 +100,7 @@ def check_method(method: Method, task: Task, public: Public | None) -> None:
     needs = method.needs()
     reason = refusal(needs, task)
     if reason is None and (needs.public or needs.public_labels) and public is None:
-        reason = "there is no public data: set public.name (from Python, public=)"
+        reason = f"there is no public data: set {option_name('public.name')}"
     if reason is None and needs.public_labels and public is not None and public.labels is None:
         reason = f"public data {public.name!r} have no labels of this task"
     if reason is not None:
@@ -180,7 +181,8 @@ def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: 
         if needs.trainable and frozen[node]:
             reasons.setdefault("its model is frozen, and every round trains it", []).append(node)
         elif needs.same_architecture and not alike[node]:
-            apart = "its model is not of the student's architecture, which student.model names"
+            named = by_caller(*2 * ("which student.model names",), "that is given as student=")
+            apart = f"its model is not of the architecture of the student, {named}"
             reasons.setdefault(apart, []).append(node)
     if reasons:
         (reason, nodes), *others = reasons.items()

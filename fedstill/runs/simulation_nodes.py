@@ -19,6 +19,7 @@ from fedstill.methods._server import Server
 from fedstill.models.copies import copied
 from fedstill.node import local_training
 from fedstill.node.gate import Gate
+from fedstill.node.network_setup import check_local_batch
 from fedstill.node.node import Node
 from fedstill.node.node_group import kind as kind_of
 from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
@@ -64,6 +65,8 @@ class Prepared(Run, ABC):
                 strict=True,
             )
         ]
+        for node in self.nodes:
+            node.gate.outputs = self.task.outputs(self.shape)
         student = kind_of(self.student)
         check_networks(
             self.method.title,
@@ -71,6 +74,12 @@ class Prepared(Run, ABC):
             {node.name: node.only_answers for node in self.nodes},
             {node.name: kind_of(node.model) == student for node in self.nodes},
         )
+        networks = {f"model of {node.name}": node.model for node in self.nodes}
+        self.check_batches({"student": self.student, **networks})
+        learning = networks if self.method.learns else {}
+        central = {} if setting.mark is None else {"centralized model": setting.mark}
+        for whose, model in {**learning, **central}.items():
+            check_local_batch(model, setting.local, self.shape, self.task.form, f"the {whose}")
         self.kinds = self._kinds()
         self.at_nodes = NodeSetting(
             self.task,

@@ -15,6 +15,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from fedstill.core.callers import by_caller
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, RunFolderError
 from fedstill.core.user_functions import first_line
 from fedstill.core.version import __version__
@@ -81,7 +82,8 @@ class StudentFile:
         """
         wanted = given or self.model
         if not given and own != wanted and wanted.partition(":")[0] not in MODELS.own:
-            mine = "one of the package's own, or a network that you name yourself: model=, or --model"
+            option = by_caller("--model", "model=", "model=")
+            mine = f"one of the package's own, or a network that you name yourself: {option}"
             raise ArgumentError("the student's model", wanted, mine)
         spec = self.known
         return build(wanted, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)

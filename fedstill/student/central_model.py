@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedstill.core.config_tables import as_table
+from fedstill.core.torch_defaults import torch_defaults
 from fedstill.data.input_spec import InputSpec
 from fedstill.runs.predictions import unit_of
 from fedstill.runs.student_file import StudentFile, read
@@ -100,6 +101,7 @@ class Portable(nn.Module):
         return torch.where(sound, outputs, torch.nan)
 
 
+@torch_defaults()
 def load(place: str | Path, model: nn.Module | str | None = None) -> CentralModel:
     """A run's student, with its preprocessing, in evaluation mode.
 

@@ -871,3 +871,9 @@ def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_ima
     assert plan.published("homogeneous", "centralised", "auc") is not None
     own = config.load(f"{PRESETS}/xray-centralised.toml")
     assert (own.split.findings, own.method.public) == (0, True)
+
+
+def test_an_unknown_key_of_a_setting_is_named(tmp_path: Path) -> None:
+    text = 'methods = ["fedkd"]\n[base]\nextends = "demo"\n[[settings]]\nlabel = "a"\n'
+    with pytest.raises(UnknownName, match="label"):
+        compare.read(a_file(tmp_path, text))

@@ -498,3 +498,18 @@ def test_label_maps_are_limited_as_inputs_are(maps: torch.Tensor, told: str) -> 
     gate(most_rows=4).inspect("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
     with pytest.raises(QuestionRefused, match=told):
         gate(most_rows=4).inspect("q", {"maps": maps}, sends, (1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [(torch.ones(2, 4), r"\(2, 4\), for 3 classes"), (torch.ones(5, 3), r"\(5, 3\), for 2 inputs")],
+)
+def test_scores_of_another_shape_than_the_tasks_do_not_leave(scores: torch.Tensor, said: str) -> None:
+    audit = AuditLog()
+    door = gate(audit)
+    door.outputs = (3,)
+    sent = {"x": torch.zeros(2, 5)}
+    with pytest.raises(QuestionRefused, match=rf"outputs: logits are {said}"):
+        release(door, tensors={**ANSWER, "logits": scores}, sent=sent)
+    assert not audit.sums.bytes
+    assert set(release(door, tensors=ANSWER, sent=sent)) == set(ANSWER)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -460,3 +460,17 @@ def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_priv
     with pytest.raises(QuestionRefused, match=f"its networks learn with DP-SGD, and here its {role} would"):
         group.step(role, losses)
     assert all(torch.equal(value, before[name]) for name, value in one.modules[role].state_dict().items())
+
+
+def test_a_step_outside_training_names_the_network_and_what_has_an_optimiser() -> None:
+    node = Node("clinic", TensorData(torch.zeros(2, 4), torch.zeros(2).long()), nn.Linear(4, 3), None, 0)  # type: ignore[arg-type]
+    group = Group([node])
+    losses = group.bench("model")(torch.zeros(1, 2, 4)).sum((1, 2))
+    with pytest.raises(ArgumentError, match=r"nodes\.step is 'model'.*optimiser"):
+        group.step("model", losses)
+    with pytest.raises(ArgumentError, match=r"role is 'critic'"):
+        group.step("critic", losses)
+    node.optimisers["model"] = torch.optim.SGD(node.model.parameters(), 0.1)
+    group.bench("model").train(True)
+    with pytest.raises(ArgumentError, match=r"losses of nodes\.step"):
+        group.step("model", group.bench("model")(torch.zeros(1, 2, 4)).sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,12 +17,13 @@ import torch
 from safetensors.torch import load_file
 
 from fedstill.cli import main as cli
-from fedstill.core.errors import DataError, MethodRefused
+from fedstill.core.errors import DataError, MethodRefused, RunFolderError
 from fedstill.core.run_writer import Records
 from fedstill.models import SmallCNN
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
+from fedstill.runs.run import resume
 from tests.audited import edit, entries
 from tests.forked import Command
 
@@ -336,3 +338,20 @@ def test_data_of_one_class_are_for_public_images_alone(tmp_path: Path) -> None:
     begun, _ = prepare(from_dict({**table, "public": {"name": name}}))
     assert begun.public is not None
     assert len(begun.public.inputs) == 24  # but for its test part
+
+
+def test_a_finished_run_notices_options_that_were_changed(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    text = (out / "config.toml").read_text()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert resume(out, progress=False) == result_of(finished)
+    (out / "config.toml").write_text(text.replace("\nseed = 0\n", "\nseed = 5\n", 1))
+    with pytest.raises(RunFolderError, match="seed = 0, and now it is 5"):
+        resume(out, progress=False)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {
+        **before,
+        "config.toml": (out / "config.toml").read_bytes(),
+    }
+    (out / "config.toml").write_text(text.replace('device = "cpu"', 'device = "meta"', 1))
+    assert resume(out, progress=False) == result_of(finished), "where it computes may be changed"

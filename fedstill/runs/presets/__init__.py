@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.core.toml import Table
 from fedstill.core.user_functions import is_path, look_in
 
-__all__ = ["Table", "describe", "filled", "names", "parse", "path", "read", "read_file", "text_of"]
+__all__ = ["Table", "describe", "filled", "names", "parse", "path", "read", "read_file"]
 
 FOLDER = Path(__file__).parent
 FEW = 9  # presets that are suggested at most
@@ -76,20 +76,7 @@ def read_file(file: Path, kind: type | None = None) -> Table:
     Raises:
         FedstillError: there is no such file, or it is not TOML.
     """
-    return {"name": file.stem, **parse(text_of(file), str(file), kind, file.parent)}
-
-
-def text_of(file: Path) -> str:
-    """What a file says.
-
-    Raises:
-        FedstillError: it cannot be read.
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise FedstillError(f"cannot read {str(file)!r}: {reason}") from error
+    return {"name": file.stem, **parse(toml.read_text(file), str(file), kind, file.parent)}
 
 
 def parse(text: str, source: str = "the text", kind: type | None = None, folder: Path | None = None) -> Table:
@@ -125,7 +112,7 @@ def filled(table: Table, kind: type | None, folder: Path | None, seen: tuple[str
         name = str(file.resolve()) if base.endswith(".toml") else base
         if name in seen:
             raise FedstillError(f"presets extend each other in a circle: {' -> '.join((*seen, name))}")
-        below = filled(toml.parse(text_of(file), str(file)), kind, file.parent, (*seen, name))
+        below = filled(toml.read(file), kind, file.parent, (*seen, name))
         below.pop("name", None)  # what differs from a preset is not that preset any more
     if plugins := [*below.get("plugins", []), *_beside(table, folder)]:
         table["plugins"] = list(dict.fromkeys([*plugins, *table.get("plugins", [])]))

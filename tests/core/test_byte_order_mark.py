@@ -1,0 +1,58 @@
+"""Files that an editor of Windows has begun with a byte order mark are read as any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedstill.compare import comparison_file
+from fedstill.core import toml
+from fedstill.core.errors import FedstillError
+from fedstill.data.tables import read_schema
+from fedstill.federation import server_rules
+from fedstill.models import model_config
+from fedstill.node import owner_folder
+from fedstill.runs.config import load
+
+SCHEMA = """\
+target = "sick"
+
+[[columns]]
+name = "age"
+range = [0, 100]
+
+[[columns]]
+name = "sick"
+type = "category"
+categories = ["no", "yes"]
+"""
+READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
+    "a run": ("run.toml", 'extends = "demo"\nseed = 7\n', lambda path: load(str(path)).seed),
+    "a comparison": ("study.toml", 'methods = ["fedkd"]\n[base]\nextends = "demo"\n', comparison_file.read),
+    "a schema": ("schema.toml", SCHEMA, read_schema),
+    "a model": ("forest.toml", 'name = "mlp"\n', lambda path: model_config.read(str(path), path.parent, "m")),
+    "a node": (owner_folder.FILE, 'name = "clinic"\n', lambda path: toml.read(path)),
+    "a server's rules": (
+        server_rules.FILE,
+        'modules = ["my_lab:Prox"]\n',
+        lambda path: server_rules.read(path.parent),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_byte_order_mark_changes_nothing(kind: str, tmp_path: Path) -> None:
+    name, text, read = READERS[kind]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    plain = read(tmp_path / name)
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read(tmp_path / name) == plain
+
+
+def test_a_file_of_two_bytes_a_letter_is_refused_with_its_name(tmp_path: Path) -> None:
+    """As PowerShell writes what is redirected."""
+    (tmp_path / "run.toml").write_text("seed = 1\n", encoding="utf-16")
+    with pytest.raises(FedstillError, match=r"run\.toml.*UTF-8"):
+        toml.read(tmp_path / "run.toml")

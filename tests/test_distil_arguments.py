@@ -1,0 +1,221 @@
+"""``distil`` with arguments that are none, under other torch defaults, and into folders that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedstill
+from fedstill.core.callers import called_from
+from fedstill.core.errors import (
+    ArgumentError,
+    DataError,
+    FedstillError,
+    MethodRefused,
+    ModelError,
+    QuestionRefused,
+    RunFolderError,
+)
+from tests.test_api import SHAPE, blobs, few
+
+WRONG: dict[str, list[Any]] = {
+    "data": [None, blobs(3, 1), {"a": blobs(3, 1)}],
+    "models": [None, nn.Flatten(), {"a": nn.Flatten()}],
+    "classes": [3.0, 0, -1, None, [], {"a": 0}, True],
+    "task": [3],
+    "local": [{"epochs": 1}],
+    "engine": ["cuda"],
+    "names": ["ab", [1, 2], ["a", " "]],
+    "policies": [fedstill.PolicyConfig(), [None, None]],
+    "privacies": [[1, 2], fedstill.DPSGD(epsilon=1.0)],
+    "mean": [0.5],
+    "std": ["x"],
+    "seed": ["x", 1.5, -1, None],
+    "vocabulary": ["x", -1],
+    "schema": [3],
+    "perceptual": [3],
+    "every": [-1, 1.5],
+    "link": [{}],
+    "track": ["tensorboard"],
+    "progress": ["x"],
+    "out": ["", 3, "\0", "a" * 300, "~no-such-user/run"],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_argument_of_another_kind_is_one_line_with_its_name(name: str) -> None:
+    for value in WRONG[name]:
+        with pytest.raises(ArgumentError) as caught:
+            fedstill.distil(**few(**{name: value}))
+        assert caught.value.name == name
+        assert "\n" not in str(caught.value)
+
+
+def student(**changes: Any) -> dict[str, torch.Tensor]:
+    outcome = fedstill.distil(**few(method="fedkd", public=blobs(20, 5)[0], **changes))
+    assert outcome.student is not None
+    return outcome.student.state_dict()
+
+
+def within(context: Callable[[], Any]) -> dict[str, torch.Tensor]:
+    given = few(method="fedkd", public=blobs(20, 5)[0])
+    with context():
+        outcome = fedstill.distil(**given)
+    assert outcome.student is not None
+    return outcome.student.state_dict()
+
+
+class OtherDefaults:
+    """A notebook's own default dtype and device."""
+
+    def __enter__(self) -> None:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+
+    def __exit__(self, *_: object) -> None:
+        assert torch.get_default_dtype() == torch.float64
+        assert torch.get_default_device() == torch.device("meta")
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, OtherDefaults])
+def test_the_callers_torch_defaults_change_nothing(context: Callable[[], Any]) -> None:
+    plain, other = student(), within(context)
+    assert all(torch.equal(value, other[name]) for name, value in plain.items())
+
+
+def test_a_model_made_in_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        given = few()
+    with pytest.raises(ModelError, match="inference_mode"):
+        fedstill.distil(**given)
+
+
+@pytest.mark.parametrize("below", ["file/run", "/proc/none/run"])
+def test_a_folder_that_cannot_be_made_is_one_line(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for call in (
+        lambda out: fedstill.distil(**few(out=out)),
+        lambda out: fedstill.run_preset("demo", {"method.steps": 2}, out=out),
+    ):
+        with pytest.raises(RunFolderError, match=r"^out: the folder"):
+            call(tmp_path / below)
+
+
+# --- batch norm ------------------------------------------------------------------------------------
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+ONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "local": ("local.batch", {"local": fedstill.LocalConfig(epochs=1, batch=1)}),
+    "question": ("method.batch", {"method": fedstill.FedIOD(steps=2, batch=1)}),
+    "student": ("method.student_batch", {"method": fedstill.FedIOD(steps=2, student_batch=1)}),
+    "passes": ("method.batch", {"method": fedstill.FedKD(batch=1), "public": blobs(5, 5)[0]}),
+    "digest": ("method.digest_batch", {"method": fedstill.FedMD(digest_batch=1), "public": blobs(5, 5)}),
+    "public": ("public", {"method": fedstill.FedKD(), "public": blobs(1, 5)[0]}),
+}
+
+
+@pytest.mark.parametrize("case", ONE)
+def test_batch_norm_and_a_batch_of_one_is_said_before_training(case: str) -> None:
+    name, changes = ONE[case]
+    with pytest.raises(ArgumentError, match="batch norm") as caught:
+        fedstill.distil(**few(models=[normed(), normed()], student=normed(), **changes))
+    assert caught.value.name == name
+    fedstill.distil(**few(**{"engine": fedstill.EngineConfig(name="one-by-one"), **changes}))  # without norm
+
+
+def test_a_last_batch_is_not_of_one_example() -> None:
+    """Of five public examples in batches of two."""
+    method = fedstill.FedKD(batch=2, epochs=1)
+    given = few(models=[normed(), normed()], student=normed(), method=method, public=blobs(5, 5)[0])
+    assert fedstill.distil(**given).student is not None
+
+
+def test_a_node_with_one_record_trains_batch_norm() -> None:
+    given = few(data=[blobs(1, 1), blobs(60, 2)], models=[normed(), normed()], student=normed())
+    assert fedstill.distil(**given).student is not None
+
+
+# --- in the caller's terms -------------------------------------------------------------------------
+
+
+def of_distil(**changes: Any) -> str:
+    with pytest.raises(FedstillError) as caught:
+        fedstill.distil(**few(**changes))
+    return str(caught.value)
+
+
+def test_distil_gives_advice_in_its_own_arguments() -> None:
+    for changes, said in (
+        ({"method": "fedavg"}, "policies=[fedstill.PolicyConfig(outputs_only=False), ...]"),
+        ({"method": "fedkd"}, "set public"),
+        (
+            {
+                "method": "fedavg",
+                "models": [normed(), normed()],
+                "policies": [fedstill.PolicyConfig(outputs_only=False)] * 2,
+            },
+            "student=",
+        ),
+    ):
+        told = of_distil(**changes)
+        assert said in told
+        assert "--" not in told
+        assert "student.model" not in told
+
+
+def test_run_preset_gives_advice_in_options(tmp_path: Path) -> None:
+    with pytest.raises(QuestionRefused) as caught:
+        fedstill.run_preset("demo", {"method.name": "fedavg"}, out=tmp_path / "run")
+    assert '{"nodes.policy.outputs_only": False}' in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
+def test_terms_are_the_command_lines_again_after_a_call() -> None:
+    with pytest.raises(MethodRefused):
+        fedstill.distil(**few(method="fedkd"))
+    assert "--nodes.policy.outputs_only false" in str(QuestionRefused("a", "b", "outputs_only: none"))
+    with called_from("distil"):
+        assert ArgumentError("nodes.local.batch", 1, "2").name == "local.batch"
+    assert ArgumentError("nodes.local.batch", 1, "2").name == "nodes.local.batch"
+
+
+# --- the folder of such a run ----------------------------------------------------------------------
+
+
+def test_the_folder_of_a_run_from_python_serves_or_says_what_it_lacks(tmp_path: Path) -> None:
+    from fedstill.attacks.rerun import replay
+    from fedstill.report.model_card import model_card
+    from fedstill.runs.run import resume
+
+    out = tmp_path / "run"
+    fedstill.distil(**few(out=out, classes=3))
+    assert "0, 1 and 2" in model_card(out, "images", "")
+    assert fedstill.load(out).classes == ("0", "1", "2")
+    with pytest.raises(RunFolderError, match=r"fedstill\.distil.*same arguments"):
+        resume(out, progress=False)
+    with pytest.raises(RunFolderError, match=r"fedstill\.distil.*run_preset"):
+        replay(out)
+
+
+# --- whose fault it is -----------------------------------------------------------------------------
+
+
+def test_inputs_that_the_server_made_of_nan_are_no_nodes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedstill.models.generator import Generator
+
+    monkeypatch.setattr(Generator, "forward", lambda self, w: torch.full((len(w), *SHAPE), torch.nan))
+    for link in (fedstill.LinkConfig(), fedstill.LinkConfig(quorum=0.5)):
+        with pytest.raises(DataError, match="what the method sends") as caught:
+            fedstill.distil(**few(link=link))
+        assert "node-" not in str(caught.value)
