@@ -8,7 +8,6 @@ from fedstill.cli.arguments import Given
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.text_format import counted
 
-TABLES = (".csv", ".parquet")
 SHOWN = 8  # categories of a column that are printed
 
 
@@ -23,11 +22,11 @@ def schema(given: Given) -> None:
 
     from fedstill.core.run_writer import write_text
     from fedstill.data.schema_draft import draft, nearly_equal, seen_once
-    from fedstill.data.tables import cells_of, schema_text
+    from fedstill.data.tables import ENDINGS, cells_of, schema_text, table_ending
 
     for file in files:
-        if file.suffix not in TABLES:
-            raise ArgumentError("fedstill schema", str(file), f"a {' or '.join(TABLES)} file")
+        if not table_ending(file):
+            raise ArgumentError("fedstill schema", str(file), f"a {' or '.join(ENDINGS)} file")
     read = [cells_of(file) for file in files]
     tables = [table for table, _ in read]
     for file, table in zip(files, tables, strict=True):

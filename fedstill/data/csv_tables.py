@@ -47,9 +47,10 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """
     begins = 1  # the line on which the row that is read begins: a quoted cell may have several
     try:
-        opened = gzip.open if path.suffix == ".gz" else open
+        endings = [suffix.lower() for suffix in path.suffixes]
+        opened = gzip.open if endings[-1:] == [".gz"] else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, delimiter="\t" if ".tsv" in path.suffixes else ",", strict=True)
+            reader = csv.reader(stream, delimiter="\t" if ".tsv" in endings else ",", strict=True)
             header = [plain(cell) for cell in next(reader, [])]
             if len(header) == 1 and ";" in header[0]:
                 first = [cell.strip() for cell in ",".join(next(reader, [])).split(";")]

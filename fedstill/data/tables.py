@@ -31,6 +31,7 @@ from fedstill.data.stratified_sampling import Ints
 
 SCHEMA = "schema.toml"
 Floats = npt.NDArray[np.float64]
+ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", SUFFIX)
 MOST_FAULTS = 5  # columns with wrong cells that an error names
 Where = Callable[[int], str]  # in which file and line a row stands
 
@@ -230,7 +231,16 @@ def cells_of(path: Path) -> tuple[dict[str, list[str]], Where]:
     Raises:
         DataError: it cannot be read.
     """
-    return _parquet(path) if path.suffix == SUFFIX else _csv(path)
+    return _parquet(path) if table_ending(path) == SUFFIX else _csv(path)
+
+
+def table_ending(file: Path) -> str:
+    """The ending that makes a file a table, in lower case; empty: it is none.
+
+    >>> table_ending(Path("St. Mary.CSV.gz")), table_ending(Path("schema.toml"))
+    ('.csv.gz', '')
+    """
+    return next((ending for ending in ENDINGS if file.name.lower().endswith(ending)), "")
 
 
 def _csv(path: Path) -> tuple[dict[str, list[str]], Where]:
@@ -251,26 +261,34 @@ def read_folder(path: Path, schema: Schema) -> TableRows:
     """The rows of all csv and Parquet files of a folder, each a site by its name.
 
     Raises:
-        DataError: there are none, or two of one site, or as :func:`read_rows`; some with a column ``split``
-            and some without.
+        DataError: there are none, or two of one site, or as :func:`read_rows`; some with a column ``split``,
+            ``patient`` or ``site``, and some without.
     """
-    files = sorted(file for file in path.iterdir() if file.suffix in (".csv", SUFFIX))
+    seen = (file for file in path.iterdir() if not file.name.startswith("."))
+    files = sorted(file for file in seen if table_ending(file))
     if not files:
         raise DataError(f"{path}: has no csv or Parquet file: allowed is one for each site")
-    sites = [plain(file.stem) for file in files]
+    sites = [plain(file.name[: -len(table_ending(file))]) for file in files]
     if twice := named_twice(sites):
         two = " and ".join(ascii(file.name) for file, site in zip(files, sites, strict=True) if site == twice)
         raise DataError(f"{path}: has {two}: allowed is one file for each site")
     parts = [read_rows(file, schema) for file in files]
     tests = [part.test for part in parts if part.test is not None]
-    if 0 < len(tests) < len(parts):
-        without = next(file for file, part in zip(files, parts, strict=True) if part.test is None)
-        raise DataError(f"{without}: has no column 'split': allowed is one in all files or in none")
+    _require_in_all("split", files, [part.test is not None for part in parts])
+    for heeded in ("patient", "site"):  # by which rows are kept together
+        _require_in_all(heeded, files, [heeded in part.columns for part in parts])
     in_all = [key for key in parts[0].columns if all(key in part.columns for part in parts)]
     columns = {key: np.concatenate([part.columns[key] for part in parts]) for key in in_all}
     columns["site"] = np.repeat(sites, [len(part.data) for part in parts])
     data = TensorData.joined([part.data for part in parts])
     return TableRows(schema, data, np.concatenate(tests) if tests else None, columns)
+
+
+def _require_in_all(column: str, files: Sequence[Path], found: Sequence[bool]) -> None:
+    """Refuse a column that some files have and others have not, which would be lost."""
+    if any(found) and not all(found):
+        told = f"has no column {column!r}, which {files[found.index(True)].name} has"
+        raise DataError(f"{files[found.index(False)]}: {told} (expected in all files or in none)")
 
 
 def is_frame(given: Any) -> bool:

@@ -43,7 +43,8 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
     if place is None:
         raise DataError(f"data {name!r}: there is no {listed(places)}: look at the path, or set data.root")
     suffixes = tuple(f".{form}" for form in SERVING[targets] if form not in ("folder", "nifti"))
-    if place.is_file() and targets != "texts" and place.suffix not in suffixes:
+    known = bool(tables.table_ending(place)) if ".parquet" in suffixes else place.suffix in suffixes
+    if place.is_file() and targets != "texts" and not known:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         tabular = targets == "class" and place.suffix == ".parquet"
         other = f"; {TABULAR}" if tabular else ""
