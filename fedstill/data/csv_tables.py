@@ -27,7 +27,7 @@ from fedstill.core.names import (
 from fedstill.core.text_format import clip
 from fedstill.core.user_functions import first_line
 from fedstill.data.image_files import stacked
-from fedstill.data.raw import Images, Raw, by_name
+from fedstill.data.raw import Images, Raw, by_name, require_full_scale
 from fedstill.data.stratified_sampling import Ints
 
 CASES = "cases.csv"
@@ -248,8 +248,7 @@ def pixel_images(
     if len(bad):
         told = f"{len(bad)} examples hold NaN or values outside 0..{WHITE}"
         raise DataError(f"{path}: {told}, the first is example {bad[0]}")
-    if 0 < table.max() <= 1:
-        raise DataError(f"{path}: no value is above 1: allowed are pixels from 0 to {WHITE}")
+    require_full_scale(table, str(path))
     return (table / np.float32(WHITE)).reshape(-1, *shape)
 
 

@@ -239,6 +239,7 @@ def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
             raise DataError(f"{path}: {told} with 1 to 4 channels, and H and W above 4")
         images = images.transpose(0, 3, 1, 2) if last else images
     if images.dtype == np.uint8:
+        require_full_scale(images, str(path))
         return images
     bad = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
     if len(bad):
@@ -247,6 +248,17 @@ def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
         told = f"{len(bad)} images are no pictures, the first is image {bad[0]}, which has {what}"
         raise DataError(f"{path}: {told}: allowed are numbers from 0 to 1, or bytes (uint8)")
     return images.astype(np.float32)
+
+
+def require_full_scale(pixels: npt.NDArray[Any], what: str) -> None:
+    """Refuse pixels from 0 to 255 of which none is above 1: binary ones, or ones already divided by 255.
+
+    Raises:
+        DataError: there are no others.
+    """
+    if 0 < pixels.max(initial=0) <= 1:
+        hint = "of pictures of 0 and 1, times 255"
+        raise DataError(f"{what}: no pixel is above 1 (expected pixels from 0 to 255; {hint})")
 
 
 def need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:

@@ -10,9 +10,10 @@ from PIL import Image
 
 from fedstill.core.errors import DataError
 from fedstill.data import load, named, node_data
+from fedstill.data.csv_tables import pixel_images
 from fedstill.data.image_folders import read_folder
 from fedstill.data.node_data_config import PrivateConfig
-from fedstill.data.raw import Raw
+from fedstill.data.raw import Raw, from_arrays
 from fedstill.data.user_data import read
 from fedstill.tasks.multi_label import MultiLabelConfig
 
@@ -367,3 +368,15 @@ def test_refuses_parts_that_do_not_belong_together(
 ) -> None:
     with pytest.raises(DataError, match=rf"odd\.npz: {said} is of shape"):
         load(named(str(medmnist(tmp_path / "odd.npz", **changes))))
+
+
+def test_rejects_bytes_of_0_and_1_as_a_csv_of_pixels_is() -> None:
+    binary = np.eye(8, dtype=np.uint8)[None].repeat(2, axis=0)
+    for pixels in (binary, binary * np.float32(0.5)):
+        with pytest.raises(DataError, match="here: no pixel is above 1"):
+            pixel_images(pixels.reshape(2, 64).astype(np.float32), Path("here"), ())
+    with pytest.raises(DataError, match="here: no pixel is above 1"):
+        from_arrays(Path("here"), {"images": binary, "labels": np.array([0, 1])}, "class")
+    for sound in (binary * np.uint8(255), binary * np.uint8(0), binary.astype(np.float32)):
+        raw = from_arrays(Path("here"), {"images": sound, "labels": np.array([0, 1])}, "class")
+        assert np.array_equal(raw.images[:, 0], sound)
