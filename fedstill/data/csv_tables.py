@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from fedstill.core.names import (
     plain,
     unknown_name,
 )
+from fedstill.core.table_schema import EMPTY
 from fedstill.core.text_format import clip
 from fedstill.core.user_functions import first_line
 from fedstill.data.image_files import stacked
@@ -148,7 +150,7 @@ def _listed(header: Sequence[str]) -> str:
 
 KNOWN = ("patient", "site", "split")
 WHITE = 255  # of pixels; black is 0
-NOTHING = "No Finding"
+NOTHING = "No Finding"  # in whatever case
 _VALUES = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": -1}
 
 
@@ -293,9 +295,16 @@ def read_findings(
 
 
 def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tuple[Ints, tuple[str, ...]]:
-    sets = [{plain(part) for part in cell.split("|")} - {NOTHING, ""} for cell in cells]
+    parts = [{plain(part) for part in cell.split("|")} for cell in cells]
+    sets = [{part for part in of if part.lower() not in ("", NOTHING.lower())} for of in parts]
     met = ordered(set().union(*sets))
     names = class_names(classes, "classes") or tuple(met)
+    for each in (each for each in met if each not in classes):
+        if each.lower() in EMPTY:
+            raise DataError(f"{path}: has a finding {each!r} (expected a name, or {NOTHING!r} for none)")
+        known = [part in met for part in re.split(" *[;,] *", each)]
+        if len(known) > 1 and (all(known) or (";" in each and any(known))):  # "Fracture, old" is one
+            raise DataError(f"{path}: has {each!r} as one finding (expected '|' between findings)")
     unknown = next((each for each in met if each not in names), None)
     if unknown is not None:
         raise DataError(f"{path}: has a finding {unknown_name(unknown, names)}")

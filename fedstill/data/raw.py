@@ -28,6 +28,7 @@ from fedstill.core.names import (
     unknown_name,
     without_point,
 )
+from fedstill.core.table_schema import EMPTY
 from fedstill.core.text_format import more_such
 from fedstill.core.user_functions import first_line
 from fedstill.data.images import mask_classes
@@ -179,13 +180,14 @@ def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tup
             all are whole numbers, 1.0 is 1.
 
     Raises:
-        DataError: a label that is empty, or none of the classes.
+        DataError: a label that is empty or stands for nothing (``nan``, ``NA``, ``none``) and is none of
+            ``classes``, or another that is none of them.
 
     >>> by_name(["10", "9.0", "9"], "here")
     (array([1, 0, 0]), ('9', '10'))
     """
     labels = [plain(each) for each in names]
-    missing = {"", "nan", "<na>"} - {each.lower() for each in classes}  # as numpy and pandas write it
+    missing = {*EMPTY} - {each.lower() for each in classes}
     classes = class_names(classes, f"{what}: classes")
     if not classes:
         whole = {each: without_point(each) for each in set(labels)}
@@ -196,7 +198,8 @@ def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tup
     for row, each in enumerate(labels):
         if each.lower() in missing:
             found = repr(each) if each else "empty"
-            raise DataError(f"{what}: the label of example {row} is {found}: allowed is the name of a class")
+            allowed = "the name of a class, which is none of those that stand for an empty cell"
+            raise DataError(f"{what}: the label of example {row} is {found} (expected {allowed})")
         if each not in place:
             raise DataError(f"{what}: the label of example {row} is {unknown_name(each, classes)}")
     return np.array([place[each] for each in labels], dtype=np.int64), tuple(classes)

@@ -20,7 +20,7 @@ from fedstill.data.instance_images import Picture, whose
 from fedstill.data.new_data import Reading, measured
 from fedstill.data.node_data import load as load_node
 from fedstill.data.node_data_config import PrivateConfig
-from fedstill.data.raw import from_arrays
+from fedstill.data.raw import Raw, from_arrays
 from fedstill.data.splits import ByColumn
 from fedstill.data.tables import cells_of, encoded
 from fedstill.data.tables import read_folder as read_tables
@@ -263,11 +263,40 @@ def test_a_node_and_new_data_may_lack_classes_that_the_run_has(tmp_path: Path) -
     assert set(measured(path, spec, Reading()).targets.tolist()) == {1, 3}
 
 
-@pytest.mark.parametrize("label", ["", "nan", "\u200b"])
+@pytest.mark.parametrize("label", ["", "nan", "\u200b", "NA", "n/a", "None", "NULL"])
 def test_a_label_that_is_missing_is_no_class(label: str) -> None:
     arrays = {"images": PIXELS[:2], "labels": np.array(["a", label])}
     with pytest.raises(DataError, match="label of example 1 is"):
         from_arrays(Path("x"), arrays, "class")
+
+
+def test_a_class_may_be_called_none_where_classes_say_so() -> None:
+    arrays = {
+        "images": PIXELS[:2],
+        "labels": np.array(["mild", "none"]),
+        "classes": np.array(["none", "mild"]),
+    }
+    assert from_arrays(Path("x"), arrays, "class").labels.tolist() == [1, 0]
+
+
+def findings(folder: Path, *cells: str) -> Raw:
+    for row in range(len(cells)):
+        png(folder / f"{row}.png", row)
+    lines = [f'{row}.png,"{cell}"\n' for row, cell in enumerate(cells)]
+    (folder / "mine.csv").write_text("image,label\n" + "".join(lines))
+    return read_findings(folder / "mine.csv", Columns("label"))
+
+
+@pytest.mark.parametrize("cells", [("Mass", "nan"), ("Mass", "NA|Mass"), ("a", "b", "a, b"), ("a", "a;b")])
+def test_rejects_findings_that_are_nothing_or_several(tmp_path: Path, cells: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match=r"mine\.csv: has "):
+        findings(tmp_path, *cells)
+
+
+def test_no_finding_is_none_in_whatever_case(tmp_path: Path) -> None:
+    read = findings(tmp_path, "Fracture", "No finding", "", "Fracture, old")
+    assert read.classes == ("Fracture", "Fracture, old")
+    assert read.labels.tolist() == [[1, 0], [0, 0], [0, 0], [0, 1]]
 
 
 def test_classes_of_whole_numbers_have_no_point() -> None:
