@@ -96,6 +96,8 @@ def _check_kind(model: nn.Module, whose: str, trained: bool) -> None:
 
 def _check_tensors(model: nn.Module, trained: dict[str, nn.Parameter], whose: str) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):  # a lazy layer: it gets its size below
+            continue
         if tensor.is_inference():
             made = "was made in torch.inference_mode, and cannot be trained: expected one made outside it"
             raise ModelError(f"{whose} {made}")

@@ -47,6 +47,7 @@ class Result:
     fedstill: str | None = None
     name: str | None = None
     command: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
     machine: str | None = None
     date: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)

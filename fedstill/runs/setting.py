@@ -181,8 +181,8 @@ def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: 
         if needs.trainable and frozen[node]:
             reasons.setdefault("its model is frozen, and every round trains it", []).append(node)
         elif needs.same_architecture and not alike[node]:
-            named = by_caller(*2 * ("which student.model names",), "that is given as student=")
-            apart = f"its model is not of the architecture of the student, {named}"
+            named = by_caller(*2 * ("which student.model names",), "that of student=")
+            apart = f"its model is not of the student's architecture, {named}"
             reasons.setdefault(apart, []).append(node)
     if reasons:
         (reason, nodes), *others = reasons.items()
