@@ -503,22 +503,6 @@ def test_methods_that_average_take_networks_with_older_norms(norm: Any, method: 
     assert outcome.student is not None
 
 
-def test_a_hook_is_of_its_own_network_in_a_stacked_call() -> None:
-    """A stacked call runs the hooks of the first network for all of them."""
-
-    def ensemble(engine: Any) -> Any:
-        torch.manual_seed(0)
-        models = [MLP(SHAPE, 3, 8), MLP(SHAPE, 3, 8)]
-        models[0].register_forward_hook(lambda module, given, out: out * 0)
-        local = fedstill.LocalConfig(epochs=20, batch=16)
-        outcome = fedstill.distil(
-            **few(models=models, local=local, engine=fedstill.EngineConfig(name=engine), method="ensemble")
-        )
-        return outcome.figures["ensemble"]["accuracy"]
-
-    assert ensemble("stacked") == ensemble("one-by-one")
-
-
 def test_a_scripted_model_may_only_answer() -> None:
     torch.manual_seed(0)
     model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).requires_grad_(False))

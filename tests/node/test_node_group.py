@@ -474,3 +474,20 @@ def test_a_step_outside_training_names_the_network_and_what_has_an_optimiser() -
     group.bench("model").train(True)
     with pytest.raises(ArgumentError, match=r"losses of nodes\.step"):
         group.step("model", group.bench("model")(torch.zeros(1, 2, 4)).sum())
+
+
+def test_networks_with_hooks_are_not_stacked() -> None:
+    """A stacked call runs the hooks of the first network for all of them."""
+    data = TensorData(torch.zeros(2, 4), torch.zeros(2).long())
+
+    def nodes(hooked: int) -> list[Node]:
+        made = [Node(name, data, nn.Linear(4, 3), None, 0) for name in "abc"]  # type: ignore[arg-type]
+        for node in made[:hooked]:
+            node.model.register_forward_hook(lambda module, given, out: out * 0)
+        return made
+
+    def groups(hooked: int) -> list[list[str]]:
+        return sorted([node.name for node in group] for group in alike(nodes(hooked)))
+
+    assert groups(1) == [["a"], ["b", "c"]]
+    assert groups(0) == [["a", "b", "c"]]
