@@ -14,7 +14,7 @@ import torch
 
 from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalised
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import alike_note, difference, plain
+from fedstill.core.names import alike_note, plain
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig
 from fedstill.data.images import resized, resized_maps
@@ -24,6 +24,7 @@ from fedstill.data.stratified_sampling import (
     drawn_units,
     labels_of,
     numbered,
+    require_heeded,
     require_told,
     require_units,
     strata,
@@ -103,7 +104,7 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
     for column in source.columns.keys() & {source.unit, SITE}:
         require = require_units if column == PATIENT else require_told
         require(column, source.columns[column], source.name)
-    _check_columns(source)
+    require_heeded(source.columns, source.name)
     rows = np.arange(len(source.targets))
     own = source.columns[source.unit] if source.unit else rows
     units = own if source.units is None else source.units
@@ -141,15 +142,6 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         test_names=tuple(map(str, (rows if source.names is None else source.names)[measured].tolist())),
         unit=source.unit,
     )
-
-
-def _check_columns(source: Source) -> None:
-    """Refuse a column that is not heeded, though its name is nearly one that would be."""
-    for column in source.columns:
-        for heeded in (PATIENT, "split"):
-            if how := difference(column, heeded):
-                told = f"column {column!a} differs from {heeded!r} by {how} alone, and is not heeded"
-                raise DataError(f"{source.name}: {told}: allowed is {heeded!r}, or another name")
 
 
 def _alike(source: Source) -> list[str]:

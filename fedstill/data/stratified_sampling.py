@@ -200,6 +200,19 @@ def require_units(name: str, column: Column, what: str = "") -> None:
         raise DataError(f"{where}, which differ by {difference(one, other)} alone: {allowed}")
 
 
+def require_heeded(columns: Iterable[str], what: str) -> None:
+    """Refuse a column that is not heeded, though its name is nearly one that would be.
+
+    Raises:
+        DataError: a name that differs from ``patient`` or ``split`` by case or width alone.
+    """
+    for column in columns:
+        for heeded in ("patient", "split"):
+            if how := difference(column, heeded):
+                told = f"column {column!a} differs from {heeded!r} by {how} alone, and is not heeded"
+                raise DataError(f"{what}: {told}: allowed is {heeded!r}, or another name")
+
+
 def numbered(names: Iterable[object]) -> torch.Tensor:
     """Names as numbers, ``(N,)`` int64: hashes, so that a group's number depends on no other group.
 

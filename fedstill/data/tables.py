@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from fedstill.core.text_format import clip, more_such
 from fedstill.data.csv_tables import rows, told_part
 from fedstill.data.parquet_tables import SUFFIX, read_parquet
 from fedstill.data.row_features import RowFeatures
-from fedstill.data.stratified_sampling import Ints
+from fedstill.data.stratified_sampling import Ints, numbered, require_heeded, require_units
 
 SCHEMA = "schema.toml"
 Floats = npt.NDArray[np.float64]
@@ -297,13 +297,22 @@ def is_frame(given: Any) -> bool:
 
 
 def of_frame(frame: Any, schema: Schema, what: str) -> TensorData:
-    """The rows of a DataFrame.
+    """The rows of a DataFrame; of one patient's, by a column ``patient``, each group is protected as one.
 
     Raises:
-        DataError: it breaks the schema.
+        DataError: it breaks the schema, or has a patient without a name or in two spellings.
     """
     cells = {str(column): list(frame[column]) for column in frame.columns}
-    return encoded(cells, schema, what, lambda row: f"{what}, row {row}")
+    data = encoded(cells, schema, what, lambda row: f"{what}, row {row}")
+    beside = {plain(key): column for key, column in cells.items()}
+    for column in schema.columns:
+        beside.pop(column.name, None)
+    require_heeded(beside, what)
+    if "patient" not in beside:
+        return data
+    patients = np.array([name_of(cell) for cell in beside["patient"]], dtype=np.str_)
+    require_units("patient", patients, what)
+    return replace(data, groups=numbered(patients.tolist()))
 
 
 def check_rows(inputs: torch.Tensor, schema: Schema, what: str) -> None:

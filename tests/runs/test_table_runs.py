@@ -13,7 +13,7 @@ from fedstill.cli import main as cli
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import named
 from fedstill.data.loader import load
-from fedstill.data.tables import check_rows
+from fedstill.data.tables import check_rows, of_frame
 from fedstill.models import MLP, Linear
 from fedstill.tasks.classification import TabularConfig
 from tests.runs.small_run import result_of, small_run
@@ -180,6 +180,30 @@ def test_distil_takes_features_and_data_frames_alike() -> None:
             fedstill.distil(data, models, Linear((1,), 2), test, COLUMNS.classes, schema=COLUMNS, **QUICK)
         )
     assert outcomes[0].figures["accuracy"] == outcomes[1].figures["accuracy"] > 90
+
+
+def test_a_column_patient_of_a_data_frame_groups_its_rows() -> None:
+    whose = Frame(frame(0), patient=["a", "a ", *"bbbb", *range(54)])
+    groups = of_frame(whose, COLUMNS, "data[0]").groups
+    assert groups is not None
+    assert len(set(groups.tolist())) == 56
+    assert groups[0] == groups[1]
+    models = [Linear((1,), 2) for _ in range(2)]
+    how: dict[str, Any] = {
+        **QUICK,
+        "schema": COLUMNS,
+        "privacies": [fedstill.DPSGD(epsilon=5.0, group_size=4)] * 2,
+    }
+    outcome = fedstill.distil([whose, whose], models, Linear((1,), 2), frame(5), COLUMNS.classes, **how)
+    assert outcome.figures["privacy"]["nodes"][0]["epsilon"] <= 5
+
+
+@pytest.mark.parametrize(
+    "column", [{"Patient": ["a"] * 60}, {"patient": [None] * 60}, {"patient": ["a", "A"] * 30}]
+)
+def test_rejects_patients_of_a_data_frame_that_are_not_known(column: dict[str, list[Any]]) -> None:
+    with pytest.raises(DataError, match=r"data\[0\].*'[Pp]atient'"):
+        of_frame(Frame(frame(0), **column), COLUMNS, "data[0]")
 
 
 def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> None:
