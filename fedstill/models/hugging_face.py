@@ -128,12 +128,20 @@ def _of_tokens(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.
             f"model {spec!r} knows {known} tokens and the data have {vocabulary}: "
             f"allowed is data.vocabulary = {spec!r}, its own tokens"
         )
-    most = int(getattr(model.config, "max_position_embeddings", 0) or length)
+    most = int(getattr(model.config, "max_position_embeddings", 0) or length) - _before_first_position(model)
     if most < length:
         raise ModelError(
             f"model {spec!r} takes {most} tokens and texts have {length}: allowed is data.length = {most}"
         )
     return adapted(model)
+
+
+def _before_first_position(model: nn.Module) -> int:
+    """How many places of its position embedding no token has: of RoBERTa's, those up to the padding's id."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
 
 
 def tokenize(where: str, texts: Sequence[str], length: int) -> tuple[torch.Tensor, int]:

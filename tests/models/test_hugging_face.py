@@ -68,6 +68,18 @@ def test_a_head_of_other_classes_gives_way_to_a_new_one_from_the_seed(tmp_path: 
         assert torch.equal(value, body[name])
 
 
+def test_roberta_takes_texts_as_long_as_the_positions_that_its_tokens_have(tmp_path: Path) -> None:
+    config = transformers.RobertaConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=12, num_labels=2,
+    )  # fmt: skip
+    transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    model = build(f"hf:{tmp_path}", length=10, vocabulary=20).eval()
+    assert model(torch.full((1, 10), 5)).shape == (1, 2)
+    with pytest.raises(ModelError, match=r"takes 10 tokens and texts have 11: allowed is data\.length = 10"):
+        build(f"hf:{tmp_path}", length=11, vocabulary=20)
+
+
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="safetensors"):
         build(save(tmp_path, safe=False))
