@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedstill.core.dataset import Cases, Column, TensorData
-from fedstill.core.errors import DataError
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import plain
 from fedstill.data import text_data
 from fedstill.data.config import DATA, named
@@ -161,6 +161,8 @@ def unlabelled(name: str, spec: InputSpec, how: Reading) -> tuple[list[str], Any
         DataError: there is no such file, or it cannot be used.
     """
     place, what, form = Path(how.root, name).expanduser(), f"data {name!r}", spec.task.makes.form
+    if not name:
+        raise ArgumentError("data", name, "a path to a file or folder")
     if not place.exists():
         raise DataError(f"{what}: there is no {place}")
     if form == "rows":

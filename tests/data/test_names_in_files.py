@@ -17,7 +17,7 @@ from fedstill.data.csv_tables import Columns, read_findings
 from fedstill.data.image_folders import map_files, read_folder
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.instance_images import Picture, whose
-from fedstill.data.new_data import Reading, measured
+from fedstill.data.new_data import Reading, measured, unlabelled
 from fedstill.data.node_data import load as load_node
 from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.raw import Raw, from_arrays
@@ -277,6 +277,12 @@ def test_a_class_may_be_called_none_where_classes_say_so() -> None:
         "classes": np.array(["none", "mild"]),
     }
     assert from_arrays(Path("x"), arrays, "class").labels.tolist() == [1, 0]
+
+
+def test_an_empty_path_is_not_this_folder() -> None:
+    spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
+    with pytest.raises(ArgumentError, match="data"):
+        unlabelled("", spec, Reading())
 
 
 def findings(folder: Path, *cells: str) -> Raw:
