@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,15 @@ def distil(
     if engine is not None and engine.name in REHEARSED:
         allowed = "auto, stacked or one-by-one: objects of this process; other engines run configurations"
         raise ArgumentError("engine.name", engine.name, allowed)
+    wholes: dict[str, Any] = {"seed": seed, "every": every}  # callers need not heed types
+    for option, whole in wholes.items():
+        count = type(whole) is not bool and isinstance(whole, int | np.integer) and whole >= 0
+        if not count and not (option == "every" and whole is None):
+            raise ArgumentError(option, whole, "a whole number from 0")
+    by_channel: dict[str, Any] = {"mean": mean, "std": std}
+    for option, numbers in by_channel.items():
+        if not isinstance(numbers, Sequence) or not all(isinstance(each, Real) for each in numbers):
+            raise ArgumentError(option, numbers, "a tuple of numbers, one for each channel")
     config = TASKS[task]() if isinstance(task, str) else task
     if isinstance(classes, str):
         raise ArgumentError("classes", classes, "how many there are, or a list of their names")

@@ -53,6 +53,22 @@ def few(**changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("seed", "a"),
+        ("seed", 1.5),
+        ("seed", True),
+        ("seed", -1),
+        ("every", -1),
+        ("mean", 0.5),
+    ],
+)
+def test_rejects_numbers_of_another_kind(option: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=rf"{option}.*{value}"):
+        fedstill.distil(**few(**{option: value}))
+
+
 # --- data ----------------------------------------------------------------------------------------
 
 
