@@ -218,6 +218,10 @@ class Host:
             case Introduce():
                 return None, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
             case Meet():
+                for name, card in tensors.items():
+                    if card.dtype != torch.uint8 or card.ndim != 1:
+                        found = f"{card.dtype} {tuple(card.shape)}"
+                        raise ArgumentError(f"card of {name}", found, "bytes: uint8, (N,)")
                 masks.meet({name: card.numpy().tobytes() for name, card in tensors.items()})
                 return None, {}
             case Agree():

@@ -57,7 +57,7 @@ class MaskedHandler(RequestHandler):
             rule = f"sums: gradients of {', '.join(question.sums)}, and of nothing else"
             raise QuestionRefused(self.group.nodes[0].name, question.name, rule)
         if any(scale_of(refine(pull)) != 1.0 for pull in pulls):
-            rule = "sums: gradients pulled back at a scale of 1, the largest from a half to 1"
+            rule = "sums: gradients pulled back at a scale of 1, the largest from a half to below 1"
             raise QuestionRefused(self.group.nodes[0].name, question.name, rule)
         (node,) = self.group.nodes
         # Before anything is computed: what comes of that would else be told, by which refusal comes.

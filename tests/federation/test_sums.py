@@ -329,7 +329,7 @@ def test_gradients_pulled_back_at_another_scale_are_refused(tmp_path: Path) -> N
         told, tensors = unpack(message)
         return serve(pack(told, {name: 4.0 * tensor for name, tensor in tensors.items()}))
 
-    with pytest.raises(FedstillError, match="at a scale of 1, the largest from a half to 1"):
+    with pytest.raises(FedstillError, match="at a scale of 1, the largest from a half"):
         Four(summed("fediod"), tmp_path / "away", scaled).live().run()
 
 
@@ -470,3 +470,18 @@ def test_rejects_a_second_run_that_counts_the_servers_labels_as_well(tmp_path: P
     )
     with pytest.raises(FedstillError, match="counts differ from those of its earlier sums"):
         live.run()
+
+
+@pytest.mark.parametrize("bent", [torch.zeros(9, dtype=torch.bfloat16), torch.zeros(3, 3, dtype=torch.uint8)])
+def test_a_card_that_is_no_bytes_is_the_servers_fault(bent: torch.Tensor, tmp_path: Path) -> None:
+    errors: list[dict[str, Any]] = []
+
+    def shows(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+        if header["do"] == "meet" and node == "node-0":
+            told, cards = unpack(message)
+            errors.append(unpack(serve(pack(told, {**cards, "node-1": bent})))[0]["error"])
+        return serve(message)
+
+    Four(summed("fedkd"), tmp_path / "away", shows).live().run()
+    assert errors
+    assert "card of node-1" in str(errors[0])
