@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from fedstill.core.names import class_names
 from fedstill.core.object_runs import OBJECTS
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import folder_of, make_folder, write_text
-from fedstill.core.seeds import exclusive
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.torch_defaults import torch_defaults
 from fedstill.data import hugging_face
@@ -77,7 +75,6 @@ class Outcome:
 
 
 @called_from("distil")
-@exclusive
 @torch_defaults()
 def distil(
     data: Sequence[Examples],
@@ -182,18 +179,12 @@ def distil(
     if engine is not None and engine.name in REHEARSED:
         allowed = "auto, stacked or one-by-one: objects of this process; other engines run configurations"
         raise ArgumentError("engine.name", engine.name, allowed)
-    wholes: dict[str, Any] = {"seed": seed, "every": every}  # callers need not heed types
-    for option, whole in wholes.items():
-        count = type(whole) is not bool and isinstance(whole, int | np.integer) and whole >= 0
-        if not count and not (option == "every" and whole is None):
-            raise ArgumentError(option, whole, "a whole number from 0")
-    by_channel: dict[str, Any] = {"mean": mean, "std": std}
-    for option, numbers in by_channel.items():
-        if not isinstance(numbers, Sequence) or not all(isinstance(each, Real) for each in numbers):
-            raise ArgumentError(option, numbers, "a tuple of numbers, one for each channel")
+    seed, every = (
+        int(seed),
+        None if every is None else int(every),
+    )  # numpy's as Python's: they are written down
+    mean, std = tuple(map(float, mean)), tuple(map(float, std))
     config = TASKS[task]() if isinstance(task, str) else task
-    if isinstance(classes, str):
-        raise ArgumentError("classes", classes, "how many there are, or a list of their names")
     columns = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
     known = _class_names(classes, columns)
     learned = config.make(known if isinstance(classes, Sequence) else int(classes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 Caller = Literal["command line", "options", "distil"]
@@ -28,24 +29,23 @@ FIELDS = {
     "engine": ("engine", "engine=fedstill.EngineConfig({})"),
 }
 
-_caller: Caller = "command line"
+_caller: ContextVar[Caller] = ContextVar("caller", default="command line")  # of each thread its own
 
 
 @contextmanager
 def called_from(caller: Caller) -> Iterator[None]:
     """Put errors that are raised in the block in a caller's terms: ``options`` is a mapping of dotted names,
     as ``fedstill.run_preset`` takes one."""
-    global _caller
-    before, _caller = _caller, caller
+    before = _caller.set(caller)
     try:
         yield
     finally:
-        _caller = before
+        _caller.reset(before)
 
 
 def by_caller(command_line: str, options: str, distil: str) -> str:
     """The one of three texts that is in the caller's terms."""
-    return {"command line": command_line, "options": options, "distil": distil}[_caller]
+    return {"command line": command_line, "options": options, "distil": distil}[_caller.get()]
 
 
 def option_name(name: str) -> str:
@@ -57,7 +57,7 @@ def option_name(name: str) -> str:
     ...     option_name("nodes.local.batch"), option_name("student.model"), option_name("method.tau")
     ('local.batch', 'student', 'method.tau')
     """
-    if _caller != "distil":
+    if _caller.get() != "distil":
         return name
     for prefix, (argument, _) in FIELDS.items():
         if name.startswith(f"{prefix}."):
@@ -77,9 +77,9 @@ def option_set(name: str, value: object) -> str:
     ...     option_set("nodes.policy.outputs_only", False)
     'policies=[fedstill.PolicyConfig(outputs_only=False), ...]'
     """
-    if _caller == "command line":
+    if _caller.get() == "command line":
         return f"--{name} {str(value).lower() if isinstance(value, bool) else value}"
-    if _caller == "options":
+    if _caller.get() == "options":
         return f'{{"{name}": {value!r}}}'
     prefix, _, field = name.rpartition(".")
     if prefix in FIELDS:

@@ -7,19 +7,14 @@ examples again, and engines that compute nodes in another order draw the same nu
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def derive(seed: int, *names: str | int) -> int:
@@ -85,19 +80,15 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
                 watch.drawn = True
 
 
-def exclusive(call: Callable[P, T]) -> Callable[P, T]:
-    """Let one thread of this process at a time run a function; others wait.
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one thread of this process at a time into the block; others wait.
 
-    For whole runs: torch's global generator and number of threads belong to the process, so that two runs at
-    once would change each other's draws.
+    For whole runs: torch's global generator, number of threads and default dtype belong to the process, so
+    that two runs at once would change each other's draws.
     """
-
-    @functools.wraps(call)
-    def waiting(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _run:
-            return call(*args, **kwargs)
-
-    return waiting
+    with _run:
+        yield
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
+
+from fedstill.core.seeds import alone
 
 
 @contextmanager
@@ -13,7 +15,7 @@ def torch_defaults() -> Iterator[None]:
     """Compute with gradients, float32 and tensors on the CPU where nothing else is said.
 
     A caller may be inside ``torch.no_grad`` or ``torch.inference_mode``, or have set another default dtype or
-    device; all of it is restored.
+    device; all of it is restored. The dtype is one for all threads, which wait for each other.
 
     >>> torch.set_default_dtype(torch.float64)
     >>> with torch.no_grad(), torch_defaults():
@@ -23,10 +25,10 @@ def torch_defaults() -> Iterator[None]:
     torch.float64
     >>> torch.set_default_dtype(torch.float32)
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    with alone(), torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        stack.callback(torch.set_default_dtype, before)
+        if torch.get_default_device().type != "cpu":  # as a context it costs a hook at each call
+            stack.enter_context(torch.device("cpu"))
+        yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from threading import Barrier, Event, local
 from typing import Any, TypeVar
 
@@ -75,7 +76,7 @@ class Workers:
         pool, futures = self._threads(), dict[int, Future[R]]()
         try:
             for place, item in items.items():
-                futures[place] = pool.submit(how, work, item, end)
+                futures[place] = pool.submit(copy_context().run, how, work, item, end)
             wait(futures.values())
         except BaseException:
             end.set()

@@ -167,11 +167,6 @@ class Method(Registered):
         """
         return {}
 
-    @property
-    def adds(self) -> str:
-        """Statistic of a model's outputs that enters a sum over nodes, as far as options choose it."""
-        return ""
-
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
         """What a run should be told: what is switched off here, and why."""
         return ()
@@ -185,7 +180,6 @@ class Method(Registered):
             look=(lambda nodes, x, z: self.look(nodes, x, z, at)) if looks else None,
             first=self.before,
             learns=self.learns,
-            adds=self.adds if at.sums else "",
             notes=(*self.notes(at), *((SUMMED,) if at.sums else ())),
         )
 

@@ -24,6 +24,7 @@ from fedstill.tasks import Task
 T = TypeVar("T")
 Handler = Callable[..., Mapping[str, torch.Tensor]]
 CLOSED: WeakSet[Handler] = WeakSet()  # functions that answer questions declared as closed
+COUNTS = (LABEL_COUNTS, DATA_SIZES)  # what weights are, and so no statistic of a response
 WEIGHTS = {"mean": DATA_SIZES, "size": DATA_SIZES, "counts": LABEL_COUNTS}  # what weights, summed, are
 
 
@@ -108,7 +109,7 @@ class Question:
             raise ArgumentError(f"question {self.name}", sorted(strange), "parts that it sends or releases")
         if self.sums and (self.sums.keys() != self.releases.keys() or self.apart):
             raise ArgumentError(f"sums of question {self.name}", [*self.sums], "all parts of its answer")
-        statistics = [name for name in self.sums if self.releases[name].of != "counts"]
+        statistics = [name for name in self.sums if self.releases[name] not in COUNTS]
         if len(statistics) > 1:
             expected = "one statistic besides counts: several reveal what single nodes responded"
             raise ArgumentError(f"sums of question {self.name}", statistics, expected)
@@ -122,7 +123,7 @@ class Question:
     def weighting(self) -> tuple[Kind, Added] | None:
         """Kind of the one statistic that enters a sum, and how it is weighted; None for counts, or no sum."""
         for name, how in self.sums.items():
-            if self.releases[name].of != "counts":
+            if self.releases[name] not in COUNTS:
                 return self.releases[name], how
         return None
 
@@ -289,8 +290,8 @@ class NodeSide:
         first: the part of the local training that is done before the first question; None is nothing, and so
             it is where nothing learns.
         learns: whether the nodes' own models are trained at all, then or later.
-        adds: the statistic of a model's outputs that enters a sum where the server sees sums only, as far as
-            options choose it.
+        adds: which method, with which options, names the statistic that enters a sum: of a stranger's method,
+            any option may choose it.
         notes: what a run should be told of it: what is switched off here, and why.
     """
 
@@ -331,9 +332,11 @@ class NodeSide:
         if asked.weighting is None:
             return {}
         kind, how = asked.weighting
-        statistic = f"{kind} of {self.adds}" if self.adds and kind.output else str(kind)
+        chosen = self.adds and (kind.output or kind.package)
+        statistic = f"{kind} of {self.adds}" if chosen else str(kind)
         noised = f" of run {run!r}" if run and how in ("size", "counts") else ""
-        return {"outputs" if kind.output else str(kind): f"{statistic} by {how}{noised}"}
+        # What a stranger's method calls records may be a function of the outputs, too.
+        return {"outputs" if kind.output or kind.package else str(kind): f"{statistic} by {how}{noised}"}
 
     def travels(self) -> tuple[Kind, ...]:
         """All kinds of tensor that go down or leave, each once, in alphabetical order."""

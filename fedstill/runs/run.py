@@ -21,7 +21,6 @@ from fedstill.core.json_text import json_text
 from fedstill.core.object_runs import require_no_objects
 from fedstill.core.progress import PROGRESS, Noted
 from fedstill.core.run_writer import make_folder, require_same, write_text
-from fedstill.core.seeds import exclusive
 from fedstill.core.text_format import counted
 from fedstill.core.version import __version__
 from fedstill.data.config import check_measured_on_test
@@ -38,7 +37,6 @@ COMMAND = "# Made by: "  # the first line of a run's config.toml, with the comma
 Report = Callable[[Path], object]  # writes the report of a run's folder, as far as the run has come
 
 
-@exclusive
 def run(
     config: RunConfig,
     out: Path,
@@ -121,7 +119,6 @@ def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
     return replace(config, engine=replace(config.engine, startup_kit=str(kit.resolve())))
 
 
-@exclusive
 def resume(
     out: Path,
     *,

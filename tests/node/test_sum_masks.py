@@ -449,6 +449,7 @@ TRAPS = [  # statistics of one response that a server could name
     ("logits", "probs", "size"),
     ("critic", "log_probs", "size"),
     ("my_lab: entropies", "", "size"),
+    ("my_lab: records", "", "size"),
 ]
 Trap = tuple[str, str, str]
 
@@ -470,7 +471,8 @@ def statistic(trap: Trap, z: torch.Tensor) -> torch.Tensor:
 def side_of(trap: Trap, name: str) -> NodeSide:
     kind, adds, how = trap
     package, _, plain = kind.rpartition(": ")
-    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or Kind(plain, of="scores").at(package)
+    of: Any = "records" if plain == "records" else "scores"
+    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or Kind(plain, of=of).at(package)
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
     asked = Question(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
     return NodeSide({name: asked}, adds=adds)
