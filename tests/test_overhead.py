@@ -20,9 +20,9 @@ def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_question_costs_no_more_than_it_did(overhead: Any) -> None:
-    """Counts of ``python benchmarks/overhead.py`` on 2026-11-24, and a tenth for other versions of Python."""
+    """Counts of ``python benchmarks/overhead.py`` on 2026-11-29, and a tenth for other versions of Python."""
     counts = overhead.counts_a_node()
-    assert counts.calls <= 1.1 * 545, "Python functions called for one node more"
+    assert counts.calls <= 1.1 * 606, "Python functions called for one node more"
     assert counts.operations <= 1.1 * 59, "operations of torch for one node more"
     assert counts.copied <= 0.05, "of the question's bytes copied for one node more"
 
