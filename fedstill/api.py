@@ -185,6 +185,9 @@ def distil(
     )  # numpy's as Python's: they are written down
     mean, std = tuple(map(float, mean)), tuple(map(float, std))
     config = TASKS[task]() if isinstance(task, str) else task
+    if not isinstance(classes, Sequence):
+        given = {f"data[{index}]": examples for index, examples in enumerate(data)}
+        hugging_face.require_one_order({**given, "test": test})
     columns = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
     known = _class_names(classes, columns)
     learned = config.make(known if isinstance(classes, Sequence) else int(classes))

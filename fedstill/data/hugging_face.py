@@ -5,7 +5,7 @@ Nothing of it is imported here: whoever gives such an object has it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,28 @@ def label_numbers(
     within = (labels >= 0) & (labels < len(known))  # others, as -1 for unlabelled, are refused later
     numbers = np.array([classes.index(each) for each in known], dtype=np.int64)
     return np.where(within, numbers[np.where(within, labels, 0)], labels)
+
+
+def require_one_order(parts: Mapping[str, Any]) -> None:
+    """Refuse parts that number their classes differently, where no list of classes says how.
+
+    Args:
+        parts: what was given, by the argument's name; only Hugging Face data sets count.
+
+    Raises:
+        DataError: naming the first two of them whose label names differ.
+    """
+    first, known = "", None
+    for what, data in parts.items():
+        if not is_data_set(data):
+            continue
+        kinds = [each for each in data.features.values() if type(each).__name__ == "ClassLabel"]
+        named = getattr(kinds[0], "names", None) if len(kinds) == 1 else None
+        names = tuple(map(plain, named)) if named else None
+        if names is not None and known is not None and names != known:
+            told = f"labels are called {', '.join(names[:5])}, and those of {first} {', '.join(known[:5])}"
+            raise DataError(f"{what}: {told} (expected one order, or classes= a list of the names)")
+        first, known = (what, names) if known is None and names is not None else (first, known)
 
 
 def _one(what: str, role: str, *choices: set[str]) -> str:

@@ -105,6 +105,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
     >>> raw.images.shape, raw.labels.tolist(), raw.classes, raw.columns["site"].tolist()
     ((2, 1, 8, 4), [1, 0], ('cat', 'dog'), [7, 9])
     """
+    arrays = _by_plain_name(path, arrays)
     images = image_array(path, arrays)
     count = len(images)
     if count == 0:
@@ -303,7 +304,13 @@ def read_npz(path: Path) -> dict[str, Column]:
         raise DataError(
             f"{what} cannot be read ({unknown if 'pickle' in str(error) else first_line(error)})"
         ) from error
+    arrays = _by_plain_name(path, arrays)
     return _medmnist(path, arrays) if "train_images" in arrays else arrays
+
+
+def _by_plain_name(path: Path, arrays: Mapping[str, Column]) -> dict[str, Column]:
+    """Arrays by the one form of their names: ``"split "`` is the split, and passed over it would be lost."""
+    return dict(zip(class_names(arrays, f"{path}: arrays"), arrays.values(), strict=True))
 
 
 def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedstill
 from fedstill.core.errors import DataError
-from fedstill.data.hugging_face import tensors
+from fedstill.data.hugging_face import require_one_order, tensors
 from fedstill.data.python_examples import inputs_and_targets
 from fedstill.models import MLP
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
@@ -164,3 +164,16 @@ def test_distil_takes_them() -> None:
     quick: dict[str, Any] = {"method": fedstill.FedIOD(steps=2), "local": fedstill.LocalConfig(epochs=1)}
     outcome = fedstill.distil([pictures(), pictures(4)], models, MLP((1, 8, 8), 2), pictures(), 2, **quick)
     assert [node["examples"] for node in outcome.figures["nodes"]] == [6, 4]
+
+
+def test_rejects_data_sets_that_number_their_classes_differently() -> None:
+    def named(*names: str) -> Dataset:
+        feature = ClassLabel()
+        feature.names = list(names)  # type: ignore[attr-defined]
+        return Dataset({"scan": Image(), "kind": feature}, [])
+
+    require_one_order(
+        {"data[0]": named("cat", "dog"), "data[1]": pictures(), "test": named("cat", "dog\u200b")}
+    )
+    with pytest.raises(DataError, match=r"data\[1\].*data\[0\]"):
+        require_one_order({"data[0]": named("cat", "dog"), "data[1]": named("dog", "cat")})

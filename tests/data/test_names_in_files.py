@@ -317,3 +317,19 @@ def test_classes_of_a_spec_and_of_a_node_are_in_one_form_and_differ() -> None:
         InputSpec(ClassificationConfig(), (PARTED, COMPOSED), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match=r"data\.classes"):
         PrivateConfig(classes=("a", "a "))
+
+
+def test_arrays_count_by_the_one_form_of_their_names(tmp_path: Path) -> None:
+    """Passed over, the official test part, the names of classes and patients would be lost."""
+    images, labels = np.zeros((4, 8, 8), np.float32), np.array([0, 1, 0, 1])
+    split, patient = np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "c"])
+    given = {"images": images, "labels": labels, "split ": split, "classes\u200b": np.array(["cat", "dog"])}
+    raw = from_arrays(tmp_path, {**given, " patient": patient}, "class")
+    assert raw.test is not None
+    assert raw.test.tolist() == split.tolist()
+    assert raw.classes == ("cat", "dog")
+    assert raw.columns["patient"].tolist() == patient.tolist()
+    with pytest.raises(DataError, match="patient"):
+        from_arrays(tmp_path, {**given, "patient ": patient[:3]}, "class")
+    with pytest.raises(DataError, match="one name"):
+        from_arrays(tmp_path, {**given, "split": split}, "class")
