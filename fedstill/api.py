@@ -57,7 +57,7 @@ Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dat
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a federation gave; printed, it is a summary of a few lines.
+    """Result of a federation; printed, it is a summary of a few lines.
 
     Args:
         student: the central model, the module that was given; None where the method has none, as those whose

@@ -28,7 +28,7 @@ from fedstill.runs.config import RunConfig, from_dict, load, to_dict
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What a comparison came to; printed, it is a line for each method.
+    """Results of a comparison; printed, they are a line for each method.
 
     Args:
         folder: with ``compare.csv``, a line a method, setting and seed, and ``compare.html``.

@@ -135,7 +135,7 @@ def test_batch_norm_and_a_batch_of_one_is_said_before_training(case: str) -> Non
 
 
 def test_a_last_batch_is_not_of_one_example() -> None:
-    """Of five public examples in batches of two."""
+    """Five public examples in batches of two have no last batch of one."""
     method = fedstill.FedKD(batch=2, epochs=1)
     given = few(models=[normed(), normed()], student=normed(), method=method, public=blobs(5, 5)[0])
     assert fedstill.distil(**given).student is not None

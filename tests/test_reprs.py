@@ -1,4 +1,4 @@
-"""What Python's prompt and a notebook show of what the public functions give and take: a few lines."""
+"""Representations of public objects in Python's prompt and notebooks: a few lines."""
 
 from __future__ import annotations
 

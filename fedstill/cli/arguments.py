@@ -69,7 +69,7 @@ class Given:
 
     @property
     def bars(self) -> bool:
-        """Whether progress is shown on standard error: unless ``--quiet`` is given."""
+        """Return whether progress is shown on standard error: unless ``--quiet`` is given."""
         return "--quiet" not in self
 
 

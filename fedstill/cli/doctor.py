@@ -119,7 +119,7 @@ def _unusable(name: str) -> str:
 
 
 def _told(names: Sequence[str], broken: Mapping[str, str]) -> str:
-    """Which modules are missing, and which are there and cannot be imported."""
+    """Return the modules that are missing, and those that are there and cannot be imported."""
     there = [f"{name} cannot be imported ({broken[name]})" for name in names if name in broken]
     gone = [name for name in names if name not in broken]
     return "; ".join([*([f"missing: {', '.join(gone)}"] if gone else []), *there])

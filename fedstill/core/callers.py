@@ -49,7 +49,7 @@ def by_caller(command_line: str, options: str, distil: str) -> str:
 
 
 def option_name(name: str) -> str:
-    """What the caller calls an option.
+    """Return an option's name in the caller's terms.
 
     >>> option_name("nodes.local.batch")
     'nodes.local.batch'
@@ -66,7 +66,7 @@ def option_name(name: str) -> str:
 
 
 def option_set(name: str, value: object) -> str:
-    """How the caller gives an option a value.
+    """Return the text by which the caller gives an option a value.
 
     >>> option_set("nodes.policy.outputs_only", False)
     '--nodes.policy.outputs_only false'

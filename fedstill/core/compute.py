@@ -211,7 +211,7 @@ def _gains(shape: Sequence[int], network: torch.nn.Module) -> bool:
 
 
 def _too_small(shape: Sequence[int], network: torch.nn.Module) -> bool:
-    """Whether a network's convolutions are so small that threads gain nothing."""
+    """Return whether a network's convolutions are too small to gain from threads."""
     small = len(shape) == 3 and min(shape[1:]) < 16
     weights = sum(parameter.numel() for parameter in network.parameters())
     return small and weights < 1_000_000 and any(isinstance(each, CONVOLUTIONS) for each in network.modules())

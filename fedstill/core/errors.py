@@ -177,7 +177,7 @@ def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
 
 
 def _set(field: str, value: object, typed: str = "") -> str:
-    """How the caller gives a field of the policy a value; ``typed``: on a command line."""
+    """Return the text by which the caller sets a field of the policy; ``typed``: on a command line."""
     name = f"nodes.policy.{field}"
     said = option_set(name, value)
     return by_caller(f"--{name} {typed}", said, said) if typed else said

@@ -44,7 +44,7 @@ def plain(text: str) -> str:
 
 
 def _is_hidden(sign: str) -> bool:
-    """Whether a character is invisible and no blank."""
+    """Return whether a character is invisible and no blank."""
     kind = unicodedata.category(sign)
     return (kind == "Cf" and sign not in _VISIBLE) or (kind == "Cc" and not sign.isspace())
 
@@ -104,7 +104,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def difference(one: str, other: str) -> str:
-    """What alone sets two names apart: case, width or the form of a number; empty: more than that.
+    """Return the one difference between two names: case, width or number form; empty for any other.
 
     >>> difference("Ward", "ward"), difference("\\uff21", "A"), difference("01", "1.0")
     ('case', 'width', 'the form of a number')
@@ -156,7 +156,7 @@ def unknown_name(text: str, known: Sequence[str]) -> str:
 
 
 def alike_note(what: str, names: Sequence[str]) -> str:
-    """What is to be said of names that are nearly equal and yet count as different; empty: nothing.
+    """Return a note on names that are nearly equal and yet count as different, or an empty text.
 
     >>> alike_note("classes", ["cat", "Cat"])
     "classes 'cat' and 'Cat' differ by case alone, and count as two"
@@ -213,5 +213,5 @@ def count_of(text: str) -> int | None:
 
 
 def has_decimal_comma(text: str) -> bool:
-    """Whether a text is a number whose decimal point is a comma, as ``3,14``."""
+    """Return whether a text is a number with a decimal comma, such as ``3,14``."""
     return re.fullmatch(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?", text) is not None

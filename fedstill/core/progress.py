@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one bar a phase, or lines; time left, the main figure so far."""
+"""Progress of a run: one bar a phase, or lines, with the time left and the main metric so far."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class SchemaColumn:
         return (*own, *([f"{self.name}: missing"] if self.missing else []))
 
     def place(self, text: str) -> int | None:
-        """Which of its categories a cell's text is, from 0, where 1.0 is 1; None: none of them."""
+        """Return the index of a cell's category, from 0, where 1.0 is 1; None if it is none of them."""
         if text in self.categories:
             return self.categories.index(text)
         whole = without_point(text)

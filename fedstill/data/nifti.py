@@ -183,7 +183,7 @@ def _stem(file: Path) -> str | None:
 
 
 def has_volumes(folder: Path) -> bool:
-    """Whether a NIfTI file lies in a folder or below it."""
+    """Return whether a NIfTI file lies in a folder or below it."""
     return any(_stem(file) is not None for file in folder.rglob("*"))
 
 
@@ -222,7 +222,7 @@ def _stored(file: Path) -> Stored:
 
 
 def _affine(image: Any, header: Any, file: Path) -> Affine:
-    """Where voxels lie, by the sform where there is one; a DataError where a header contradicts itself."""
+    """Return the affine, by the sform where there is one; a DataError if a header contradicts itself."""
     sform, qform = image.get_sform(coded=True)[0], image.get_qform(coded=True)[0]
     pixdim = np.asarray(header["pixdim"], dtype=np.float64)[1:4]
     if sform is None and not (np.isfinite(pixdim) & (pixdim > 0)).all():

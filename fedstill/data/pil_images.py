@@ -19,12 +19,12 @@ _ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 
 
 def is_image(value: Any) -> bool:
-    """Whether a value is an image of PIL."""
+    """Return whether a value is a PIL image."""
     return hasattr(value, "convert") and hasattr(value, "getbands")
 
 
 def holds_images(values: Any) -> bool:
-    """Whether a value is a list in which images of PIL are."""
+    """Return whether a value is a list that holds PIL images."""
     return isinstance(values, list | tuple) and any(map(is_image, values))
 
 
@@ -105,7 +105,7 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # of EXIF's orientations: P
 
 
 def turn_of(image: Any) -> int:
-    """How a camera was held, 1 to 8 as EXIF counts; 1, upright, where a file says nothing that can be read.
+    """Return the EXIF orientation, 1 to 8; 1, upright, where a file has none that can be read.
 
     PIL turns a TIFF itself.
     """

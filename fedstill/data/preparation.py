@@ -145,7 +145,7 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
 
 
 def _alike(source: Source) -> list[str]:
-    """What is to be said of classes and sites whose names are nearly equal."""
+    """Return notes on classes and sites whose names are nearly equal."""
     sites = [] if source.sites is None else [str(site) for site in np.unique(source.sites)]
     return [alike_note("classes", source.classes), alike_note("sites", sites)]
 

@@ -79,7 +79,7 @@ def target_tensor(targets: Any, what: str) -> torch.Tensor:
 
 
 def _is_example(value: Any) -> bool:
-    """Whether a value is an example, and not all inputs or all targets: a list of two may hold either."""
+    """Return whether a value is one example: a list of two may also hold all inputs and all targets."""
     if isinstance(value, Mapping):
         return True
     pair = isinstance(value, tuple | list) and len(value) == 2

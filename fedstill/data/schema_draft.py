@@ -93,7 +93,7 @@ def seen_once(schema: Schema, cells: Mapping[str, Sequence[str]]) -> dict[str, l
 
 
 def nearly_equal(schema: Schema) -> list[str]:
-    """What is to be said of categories that differ by case, width or the form of a number alone.
+    """Return a note on categories that differ by case, width or number form alone.
 
     >>> cells = {"ward": ["a", "A", "b"], "ill": ["y", "n", "y"]}
     >>> nearly_equal(draft(cells, "ill")[0])

@@ -83,7 +83,7 @@ class WeighsNodes(CountsLabels, LogitAnswers):
         return {"logits": z}
 
     def summed(self, at: NodeSetting) -> Mapping[str, Added]:
-        """How logits are summed where the server sees sums only; raises as :meth:`require_sums`."""
+        """Return how logits are summed where the server sees sums only; raises as :meth:`require_sums`."""
         return self.require_sums("counts" if self.by_counts else "mean")
 
     def gather(self, server: Server, state: Any) -> None:

@@ -137,7 +137,7 @@ def _of_tokens(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.
 
 
 def _before_first_position(model: nn.Module) -> int:
-    """How many places of its position embedding no token has: of RoBERTa's, those up to the padding's id."""
+    """Return the number of positions that no token has: RoBERTa's, up to the padding's id."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1

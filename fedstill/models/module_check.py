@@ -58,7 +58,7 @@ def check(
 
 
 def needs_two(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> bool:
-    """Whether a network cannot be trained on one example, as batch norm over a single value cannot.
+    """Return whether a network needs two examples to train, as batch norm over a single value does.
 
     >>> needs_two(nn.BatchNorm1d(4), (4,), "rows"), needs_two(nn.BatchNorm2d(1), (1, 8, 8))
     (True, False)

@@ -34,7 +34,7 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
 
 
 def kind(module: nn.Module) -> tuple[Any, ...]:
-    """What must be equal for two modules to be of one architecture, so that their parameters can be averaged.
+    """Key that two modules share if they are of one architecture, so that their parameters can be averaged.
 
     As :func:`signature`, but attributes count by what they hold and not by where that lies in memory:
     tensors by their numbers, functions by their names, other objects by their class. A tensor that
@@ -87,7 +87,7 @@ def _content(value: Any) -> str:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether a network has hooks, which a stacked call would run as the first network's for all of them.
+    """Return whether a network has hooks: a stacked call would run the first network's for all.
 
     >>> hooked(nn.Linear(2, 3)), hooked(torch.nn.utils.spectral_norm(nn.Linear(2, 3)))
     (False, True)

@@ -41,7 +41,7 @@ UNPROVEN = "none"  # what names a server without a proven identity
 
 @dataclass(frozen=True)
 class Request:
-    """What one server asks for, and the owner's decision.
+    """Request of one server, and the owner's decision.
 
     Args:
         description: the run's, as canonical text.

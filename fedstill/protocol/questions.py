@@ -129,7 +129,7 @@ class Question:
 
     @property
     def sums_outputs(self) -> bool:
-        """Whether outputs of the nodes' networks enter a sum."""
+        """Return whether outputs of the nodes' networks enter a sum."""
         return self.weighting is not None and self.weighting[0].output
 
     def objection_to(self, optimiser: str) -> str | None:
@@ -352,7 +352,7 @@ class NodeSide:
 def misshapen_scores(
     name: str, shape: tuple[int, ...], rows: int | None, outputs: tuple[int, ...] | None
 ) -> str | None:
-    """What is wrong with the shape of scores ``(B, ...)``, at a node's gate and at the server; None: nothing.
+    """Return the fault in the shape of scores ``(B, ...)``, at a node's gate and at the server, or None.
 
     Args:
         rows: how many inputs they are about; None: not known.

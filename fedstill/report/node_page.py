@@ -84,7 +84,7 @@ def _asking(waiting: Sequence[Request], folder: Path) -> Section:
 
 
 def _command(request: Request, folder: Path) -> str:
-    """What approves a request, and no other server's of the same description."""
+    """Return the command that approves this request, and no other server's of the same description."""
     words = ["fedstill", "node", "approve", str(folder), request.sha256[:APPROVES]]
     return shlex.join([*words, "--server", digits(request.server) or UNPROVEN])
 

@@ -17,7 +17,7 @@ LONGEST = 110  # characters of a line
 
 
 def run_summary(figures: Mapping[str, Any], folder: Path | None) -> str:
-    """What a run came to, in five lines: what each model reached, bytes, privacy, and where its files are."""
+    """Summary of a run in five lines: metrics of each model, bytes, privacy, and the folder of its files."""
     result = Result.of(figures)
     metric = in_a_sentence(result.metric.title)
     reached = ", ".join(
@@ -40,7 +40,7 @@ def run_summary(figures: Mapping[str, Any], folder: Path | None) -> str:
 def comparison_summary(
     results: Mapping[str, Mapping[str, Any]], not_run: Mapping[str, str], folder: Path
 ) -> str:
-    """What a comparison came to: a line for each method and setting, with its mean over seeds."""
+    """Summary of a comparison: a line for each method and setting, with its mean over seeds."""
     runs: dict[str, list[Result]] = {}
     for name, record in results.items():
         runs.setdefault(name.rpartition("-seed")[0], []).append(Result.of(record))

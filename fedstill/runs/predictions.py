@@ -31,7 +31,7 @@ Judged = Mapping[str, tuple[torch.Tensor, TensorData]]
 
 @dataclass(frozen=True)
 class TestNames:
-    """What the examples and classes of a test part are called.
+    """Names of the examples and classes of a test part.
 
     Args:
         examples: each example's name, or its number, in its source; none: numbers from 0.
@@ -73,7 +73,7 @@ Lines = tuple[list[str], Iterable[list[str]]]
 
 
 def _cases(task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames) -> Lines | None:
-    """Of maps a line for each case, whose figure is of all its examples together."""
+    """Return a line for each case of label maps, with the metric of all its examples together."""
     if task.kind != "map" or test.cases is None:
         return None
     scores = task.scores(outputs, test.targets, test.cases)
@@ -109,7 +109,7 @@ def _examples(
 
 
 def _told(task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames, whole: bool) -> Lines | None:
-    """What is true of examples, and what was predicted: heads of columns, and a row for each example."""
+    """Return truth and predictions: the names of columns, and a row for each example."""
     names = [*(about.classes or map(str, range(task.classes)))]
     targets = test.targets.cpu()
     if task.kind == "class":
@@ -168,7 +168,7 @@ def unit_of(schema: Schema | None) -> tuple[float, float]:
 
 
 def beyond(interval: str) -> str:
-    """What the probability of no event by the end of an interval is of.
+    """Return the label of the probability that no event occurs by the end of an interval.
 
     >>> beyond("10 to 20")
     'beyond 20'

@@ -128,7 +128,7 @@ def test_rejects_token_ids_whose_padding_is_not_one_id(ids: list[int], mask: lis
 
 
 def test_numbers_are_not_cut_to_whole_or_real_ones() -> None:
-    """What is no class index reaches the caller as it is, who refuses it; complex numbers never do."""
+    """Values that are no class index reach the caller, who refuses them; complex numbers never do."""
     rows = [{"image": Picture.new("L", (8, 8), row), "label": row / 2} for row in range(4)]
     halves = Dataset({"image": Image(), "label": Sequence()}, rows)
     assert tensors(halves, "data", CLASSES)[1].tolist() == [0, 0.5, 1, 1.5]

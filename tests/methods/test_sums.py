@@ -238,7 +238,7 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
 
 
 def seen(here: World, gradients: bool = False) -> torch.Tensor:
-    """What the server reads if it asks all that it can about one input, and pulls each class back."""
+    """Return everything that the server reads about one input, with the gradients of each class."""
     found = []
     for name, asked in here.side.questions.items():
         if not asked.sums_outputs or "consensus" in asked.sends:  # which is the other question once more
@@ -308,7 +308,7 @@ def test_gradients_of_a_sum_leave_responses_and_slopes_open() -> None:
 
 
 def test_gradients_of_two_statistics_determine_slopes_where_responses_are_known() -> None:
-    """What would follow from entropies next to log-probabilities, for three nodes and two classes."""
+    """Entropies next to log-probabilities would determine them, for three nodes and two classes."""
     nodes, classes, values = 3, 2, 2
     z = torch.randn(nodes, classes, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     J = torch.randn(nodes, classes, values, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

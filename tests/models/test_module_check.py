@@ -1,4 +1,4 @@
-"""What a torch module must be to take part, and copies of networks with hooks."""
+"""Conditions on torch modules that take part, and copies of networks with hooks."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_questions_of_a_run_itself_are_not_taken_from_what_it_may_still_ask(tmp_path: Path) -> None:
-    """What a run is told as it begins, or continues, is the limit less the questions of other runs."""
+    """A run that begins or continues has the limit less the questions of other runs."""
     Clinic(tmp_path / "clinic", "most_questions = 5").ready().ask(0)
     other = Clinic(tmp_path / "clinic", "most_questions = 5", dataclasses.replace(PLAN, run="two")).ready()
     other.ask(0)

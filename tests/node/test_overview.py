@@ -1,4 +1,4 @@
-"""What the owner's page shows of a node, worked out by hand."""
+"""Numbers on the owner's page of a node, worked out by hand."""
 
 from __future__ import annotations
 

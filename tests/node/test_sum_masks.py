@@ -455,7 +455,7 @@ Trap = tuple[str, str, str]
 
 
 def statistic(trap: Trap, z: torch.Tensor) -> torch.Tensor:
-    """What the nodes add, of responses (K, C) of nodes with 37, 58, 80, ... records, as one sum."""
+    """Return the sum over nodes with 37, 58, 80, ... records of a statistic of their responses (K, C)."""
     kind, adds, how = trap
     log_p = z.log_softmax(1)
     if kind != "logits":
@@ -501,7 +501,7 @@ def test_no_sequence_of_queries_determines_a_nodes_response(
 
 
 def test_two_statistics_of_three_responses_determine_them() -> None:
-    """What the rule is for: with two classes the responses of three nodes are solved from such sums."""
+    """The reason for the rule: with two classes, the responses of three nodes are solved from such sums."""
     z = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     one, other = ("logits", "log_probs", "size"), ("my_lab: entropies", "", "size")
     for traps, free in (([one], 1), ([one, other], 0)):
