@@ -64,7 +64,7 @@ def attack(
             if console.is_terminal:
                 bars.show("attacks", next(steps), len(config.attacks) + 1, what)
             else:
-                bars.show("attacks", 0, 0, what)  # which is told again while it takes long
+                bars.show("attacks", 0, 0, what)  # repeated while it takes long
                 console.print(f"{what}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
 
         tell("the run once more, to hear what leaves")

@@ -54,7 +54,7 @@ def folder_of(out: object) -> Path:
     try:
         folder = Path(out).expanduser()
         folder.exists()
-    except (OSError, RuntimeError) as error:  # too long a name, nobody's home
+    except (OSError, RuntimeError) as error:  # a name that is too long, or a home that does not exist
         raise ArgumentError("out", str(out), f"a folder's path, which this is not: {error}") from error
     return folder
 

@@ -36,7 +36,7 @@ class ArrayData(DataConfig):
             or numbers from 0, or (N, C) findings of -1 (unknown), 0 and 1; or ``masks`` (N, H, W), classes
             from 0. If there are such: ``classes``, names in the order of their numbers; ``split`` (N,), 0 for
             training, 1 for testing and 2 for validation; and any columns (N,), of which ``patient`` (whose
-            each is: nobody's are parted) and ``site`` are heeded.
+            each is: those of a patient are not divided) and ``site`` are heeded.
         """
 
     def read(self, task: TaskConfig) -> DataSet:

@@ -16,7 +16,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def computed(layer: nn.Module) -> set[str]:
-    """Names of a layer's tensors that an older reparametrization computes anew in each forward.
+    """Names of a layer's tensors that an older reparametrization computes again in each forward.
 
     >>> computed(torch.nn.utils.spectral_norm(nn.Linear(2, 3))), computed(nn.Linear(2, 3))
     ({'weight'}, set())

@@ -189,7 +189,7 @@ def _waits_for(admin: Admin, nodes: Sequence[str]) -> str:
 
 
 def _waited(admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, heard: ServerMetrics) -> str:
-    """Wait for a job, and say how it does; whoever stops waiting ends it."""
+    """Wait for a job and report its progress; the job ends where waiting is interrupted."""
     since, said, asked, waits = time.monotonic(), "", 0.0, ""
     try:
         while not (status := admin.status(job)).startswith("FINISHED"):
