@@ -23,7 +23,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.federation.inprocess import stacks
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
 
 

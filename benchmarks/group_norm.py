@@ -18,7 +18,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig, Precision
-from fedstill.models.group_norm import GroupNorm
+from fedstill.models.normalization import GroupNorm
 
 STEPS = 9
 NETWORKS = [

@@ -24,7 +24,7 @@ import torch
 from fedstill.node.cohort import Cohort
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_masks import SumMasks, stream
-from fedstill.protocol.summing import SumCall, from_ring, to_ring, total
+from fedstill.protocol.secure_aggregation import SumCall, from_ring, to_ring, total
 
 NODES, VALUES, ROUNDS = (3, 5, 20, 50), (640, 196_608, 1_000_000), 3
 

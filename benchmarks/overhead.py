@@ -33,7 +33,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Question
 
 CLASSES = 10
 COPIES = ("clone", "_to_copy", "copy_", "cat", "stack")  # of torch's operations

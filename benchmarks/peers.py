@@ -44,7 +44,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
 
 CLASSES = 10

@@ -42,7 +42,7 @@ from fedstill.node.local_training import prepare, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, cosine, set_lr
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import formulas
 from fedstill.tasks.classification import Classification
 

@@ -27,7 +27,7 @@ from torch import nn
 import fedstill
 from fedstill.core.seeds import numpy_generator
 from fedstill.data import named
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.methods._class_means import means
 from fedstill.protocol.method import METHODS
 from fedstill.tasks import TASKS

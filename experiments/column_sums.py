@@ -21,8 +21,7 @@ from sklearn.datasets import make_classification
 
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import named
-from fedstill.data.table_data import TableData
-from fedstill.data.tables import schema_text
+from fedstill.data.tables import TableData, schema_text
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
 

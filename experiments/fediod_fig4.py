@@ -29,12 +29,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.attacks.copy_tests import copying
 from fedstill.attacks.generative_metrics import Extractor, frechet, penultimate
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
-from fedstill.attacks.heard import HeardRelease
-from fedstill.attacks.rerun import Overheard
-from fedstill.attacks.updates import Observed, gradients
+from fedstill.attacks.memorization import copying
+from fedstill.attacks.model_updates import Observed, gradients
+from fedstill.attacks.transcript import HeardRelease, Overheard
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import layered
 from fedstill.core.dataset import TensorData

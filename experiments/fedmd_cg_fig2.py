@@ -22,7 +22,7 @@ from fedstill.data import load, named
 from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
 from fedstill.models.extractor_head import split
-from fedstill.models.feature_gan import condition
+from fedstill.models.generators import condition
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -30,7 +30,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import WHOLE, LocalConfig
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
 
 SHOWN = 600  # dots a panel

@@ -22,7 +22,7 @@ from typing import Any
 import plots
 
 from fedstill.attacks.gradient_inversion import GradientInversion, inverted
-from fedstill.attacks.rerun import RepeatedRun
+from fedstill.attacks.transcript import RepeatedRun
 from fedstill.core.errors import FedstillError
 from fedstill.runs.config import from_dict
 

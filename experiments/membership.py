@@ -20,12 +20,10 @@ import numpy as np
 import torch
 
 from fedstill import models
-from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.membership_inference import TITLES, MembershipInference, scores
-from fedstill.attacks.rerun import RepeatedRun, replay
-from fedstill.attacks.roc import Figures, auc
-from fedstill.attacks.shadow_models import halves, together
+from fedstill.attacks.membership_inference import TITLES, MembershipInference, candidates, merged, scores
+from fedstill.attacks.membership_scores import Figures, auc, halves, together
+from fedstill.attacks.transcript import RepeatedRun, replay
 from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute

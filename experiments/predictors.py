@@ -31,10 +31,9 @@ import fedstill
 from fedstill import models
 from fedstill.core.seeds import numpy_generator
 from fedstill.data import named
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.split_base import split
-from fedstill.data.splits import Dirichlet
+from fedstill.data.splits import Dirichlet, split
 from fedstill.tasks import TASKS
 
 SETS = ("breast-cancer", "wine")

@@ -26,7 +26,7 @@ from fedstill import models
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import torch_generator
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.privacy.accounting import calibrate
 from fedstill.privacy.dpsgd import clipped_sum
 from fedstill.privacy.events import Event, Price

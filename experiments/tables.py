@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedstill.data import named
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.tasks import TASKS
 
 SEEDS = 3

@@ -13,26 +13,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstill.core.arrays import as_tensor
-from fedstill.core.callers import called_from
-from fedstill.core.compute import EngineConfig
+from fedstill.core.compute import EngineConfig, torch_defaults
 from fedstill.core.config_tables import as_table
-from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError, RunFolderError
-from fedstill.core.name_columns import TEXTS
-from fedstill.core.names import class_names
-from fedstill.core.object_runs import OBJECTS
+from fedstill.core.dataset import TensorData, as_tensor
+from fedstill.core.errors import ArgumentError, DataError, RunFolderError, called_from
+from fedstill.core.names import TEXTS, class_names
 from fedstill.core.progress import Bars
-from fedstill.core.run_writer import folder_of, make_folder, write_text
+from fedstill.core.run_writer import OBJECTS, folder_of, make_folder, write_text
 from fedstill.core.table_schema import NO_SCHEMA, Schema
-from fedstill.core.torch_defaults import torch_defaults
-from fedstill.data import hugging_face
+from fedstill.data import python_data
 from fedstill.data.public import Public
-from fedstill.data.python_examples import input_tensor, inputs_and_targets, target_tensor
+from fedstill.data.python_data import input_tensor, inputs_and_targets, target_tensor
 from fedstill.data.tables import is_frame, of_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
-from fedstill.models import own_model
+from fedstill.models import custom_model
 from fedstill.models.hugging_face import adapted
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, OwnModel, read
@@ -187,7 +182,7 @@ def distil(
     config = TASKS[task]() if isinstance(task, str) else task
     if not isinstance(classes, Sequence):
         given = {f"data[{index}]": examples for index, examples in enumerate(data)}
-        hugging_face.require_one_order({**given, "test": test})
+        python_data.require_one_order({**given, "test": test})
     columns = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
     known = _class_names(classes, columns)
     learned = config.make(known if isinstance(classes, Sequence) else int(classes))
@@ -266,7 +261,7 @@ def _model(model: Any, to: Interface, index: int, seed: int) -> nn.Module:
         model = read(str(model), Path(), whose)
     elif not isinstance(model, ModelConfig):
         model = OwnModel(source=model)
-    return own_model.make(model, to, Path(), seed, "model", index, whose=whose)
+    return custom_model.make(model, to, Path(), seed, "model", index, whose=whose)
 
 
 def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
@@ -334,8 +329,8 @@ def _tensors(
         if not schema or task.form != "rows":
             raise DataError(f"{what} is a DataFrame: allowed is one with schema=, for a task of tables")
         return of_frame(examples, schema, what)
-    if hugging_face.is_data_set(examples):
-        examples = hugging_face.tensors(examples, what, task, mean, std, classes)
+    if python_data.is_data_set(examples):
+        examples = python_data.tensors(examples, what, task, mean, std, classes)
     given, targets = inputs_and_targets(examples, what)
     inputs, labels = input_tensor(given, what, mean, std), _labels(targets, what, task, classes)
     return TensorData(_inputs(inputs, what, task), _targets(labels, what, task))
@@ -360,7 +355,7 @@ def _labels(labels: Any, what: str, task: Task, classes: Sequence[str]) -> torch
         return target_tensor(labels, what)
     if task.kind != "class":
         raise DataError(f"{what}: labels are texts: allowed for task {task.name} are numbers")
-    return torch.from_numpy(hugging_face.label_numbers(found, what, classes))
+    return torch.from_numpy(python_data.label_numbers(found, what, classes))
 
 
 def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.compare import comparison_file, comparison_runner
-from fedstill.compare.comparison_methods import methods_by_label
-from fedstill.core.callers import called_from
-from fedstill.core.config_tables import layered
-from fedstill.core.dotted_names import nested
-from fedstill.core.errors import ArgumentError
+from fedstill.compare.comparison import methods_by_label
+from fedstill.core.compute import torch_defaults
+from fedstill.core.config_tables import layered, nested
+from fedstill.core.errors import ArgumentError, called_from
 from fedstill.core.run_writer import folder_of, read_object
-from fedstill.core.torch_defaults import torch_defaults
 from fedstill.report import write_report
 from fedstill.report.compare_files import write_comparison
 from fedstill.report.run_summary import comparison_summary

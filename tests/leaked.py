@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fedstill.attacks.attack_runner import described
-from fedstill.attacks.data_copying import DataCopying
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import MembershipInference
+from fedstill.attacks.memorization import DataCopying
 
 Part = dict[str, Any]
 

@@ -293,7 +293,7 @@ def test_seconds_cover_the_phases_and_the_time_before_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("fedstill.core.clock.time", clock)
+    monkeypatch.setattr("fedstill.core.timing.time", clock)
     whole = fedstill.distil(**few(out=tmp_path / "whole")).figures["seconds"]
     assert whole["local_training"] > 0 < whole["distillation"]
     phases = sum(value for name, value in whole.items() if name != "total")

@@ -12,7 +12,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.text_format import counted
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.questions import NodeSetting, stand_in
+from fedstill.protocol.queries import NodeSetting, stand_in
 from fedstill.tasks.classification import Classification
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"

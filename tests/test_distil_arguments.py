@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import fedstill
-from fedstill.core.callers import called_from
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -20,6 +19,7 @@ from fedstill.core.errors import (
     ModelError,
     QuestionRefused,
     RunFolderError,
+    called_from,
 )
 from tests.test_api import SHAPE, blobs, few
 
@@ -194,7 +194,7 @@ def test_terms_are_the_command_lines_again_after_a_call() -> None:
 
 
 def test_the_folder_of_a_run_from_python_serves_or_says_what_it_lacks(tmp_path: Path) -> None:
-    from fedstill.attacks.rerun import replay
+    from fedstill.attacks.transcript import replay
     from fedstill.report.model_card import model_card
     from fedstill.runs.run import resume
 
@@ -212,7 +212,7 @@ def test_the_folder_of_a_run_from_python_serves_or_says_what_it_lacks(tmp_path: 
 
 
 def test_inputs_that_the_server_made_of_nan_are_no_nodes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedstill.models.generator import Generator
+    from fedstill.models.generators import Generator
 
     monkeypatch.setattr(Generator, "forward", lambda self, w: torch.full((len(w), *SHAPE), torch.nan))
     for link in (fedstill.LinkConfig(), fedstill.LinkConfig(quorum=0.5)):

@@ -16,14 +16,14 @@ import pytest
 
 import fedstill
 from fedstill.attacks.attack import ATTACKS
-from fedstill.core.checked import Checked
+from fedstill.core.options import Checked
 from fedstill.data.config import DATA
-from fedstill.data.split_base import SPLITS
+from fedstill.data.splits import SPLITS
 from fedstill.federation import offline_files
 from fedstill.models import MODELS
 from fedstill.node import audit_database
 from fedstill.privacy.config import MECHANISMS
-from fedstill.protocol import run_description
+from fedstill.protocol import run_plan
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.run_plan import PROTOCOL
 from fedstill.report.result import Result
@@ -166,7 +166,7 @@ def test_entry_points_bear_the_names_under_which_they_are_looked_for() -> None:
 def test_the_page_on_files_has_the_versions_and_the_keys_that_are_written() -> None:
     text = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")
     numbers = [int(number) for number in re.findall(r"^\| [^|]* \| (\d+) \(", text, re.MULTILINE)]
-    assert numbers == [audit_database.VERSION, offline_files.FORMAT, PROTOCOL, run_description.FORMAT]
+    assert numbers == [audit_database.VERSION, offline_files.FORMAT, PROTOCOL, run_plan.FORMAT]
     table = text.partition("## result.json")[2].partition("\n## ")[0]
     told = {
         key

@@ -19,11 +19,11 @@ from annotated_types import BaseMetadata, GroupedMetadata
 
 import fedstill
 from fedstill.attacks.attack import ATTACKS
-from fedstill.core.checked import Checked
 from fedstill.core.config_tables import as_table
+from fedstill.core.options import Checked
 from fedstill.core.toml import parse
 from fedstill.data.config import DATA
-from fedstill.data.split_base import SPLITS
+from fedstill.data.splits import SPLITS
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks.rerun import hear, replay
+from fedstill.attacks.transcript import hear, replay
 from tests.own_lab import Lab
 
 ATTACK = "my_lab.majority:MajorityClass"

@@ -86,11 +86,11 @@ def test_outputs_only_lets_out_what_its_owner_names_and_nothing_else(lab: Lab) -
     line = lab.refused("--nodes.policy.kinds", "liar: logits")
     assert f"outputs_only: no {KIND}, unless its owner names it in policy.kinds" in line
     (lab.here / "liar.py").write_text(
-        "import dataclasses\nfrom fedstill.methods import kinds, question\n"
+        "import dataclasses\nfrom fedstill.methods import payload_kinds, question\n"
         "from my_lab.feddistill import FedDistill\n\n"
         "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Liar(FedDistill):\n"
-        "    @question(sends={'shared': kinds.LOGITS, 'round': kinds.SCHEDULE},"
-        " releases={'mean': kinds.LOGITS}, reads=())\n"
+        "    @question(sends={'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE},"
+        " releases={'mean': payload_kinds.LOGITS}, reads=())\n"
         "    def learn(self, nodes, shared, round):\n        return super().learn(nodes, shared, round)\n"
     )
     line = lab.refused("--method.name", "liar:Liar")

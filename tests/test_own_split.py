@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstill.data import Items, SplitConfig, split
-from fedstill.data.split_base import SPLITS
+from fedstill.data.splits import SPLITS
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedkd import FedKD
 from fedstill.tasks.classification import Classification

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedstill
-from fedstill.data.loader import CLASSIFICATION
+from fedstill.data.loading import CLASSIFICATION
 from fedstill.models import MLP
 from fedstill.tasks import TASKS
 from tests.own_lab import MY_LAB, SMALL, Lab

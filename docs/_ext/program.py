@@ -21,11 +21,11 @@ from sphinx.util.docutils import SphinxDirective
 
 from fedstill.attacks.attack import ATTACKS
 from fedstill.cli.main import main
-from fedstill.core import checked
+from fedstill.core import config_tables
 from fedstill.core.config_tables import as_table, describe
 from fedstill.core.registry import Registered
 from fedstill.data.config import DATA
-from fedstill.data.split_base import SPLITS
+from fedstill.data.splits import SPLITS
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
@@ -165,7 +165,7 @@ def safe(text: str) -> str:
 
 def limits(hint: Any) -> str:
     """What a value may be, in words: "a whole number: 1 or more"."""
-    within = checked.allowed(hint)
+    within = config_tables.allowed(hint)
     kind = describe(bare(hint))
     literal = get_origin(hint) is Literal
     return within if literal else f"{kind}: {within}" if within and "one of" not in kind else kind
@@ -212,7 +212,7 @@ def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list
 
 def once(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Options stand as attributes, each with its default: no list of them under what has them."""
-    if what == "class" and issubclass(thing, checked.Checked) and "Args:" in lines:
+    if what == "class" and issubclass(thing, config_tables.Checked) and "Args:" in lines:
         del lines[lines.index("Args:") :]
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedstill
-from fedstill.methods import Group, Method, Needs, Server, kinds, question, torch_generator
+from fedstill.methods import Group, Method, Needs, Server, payload_kinds, question, torch_generator
 from fedstill.models import SmallCNN
 
 
@@ -48,7 +48,7 @@ class MeanTeacher(Method):
         """Public inputs."""
         return Needs(public=True)
 
-    @question(releases={"logits": kinds.LOGITS}, rows=lambda self, at: len(at.public.inputs))
+    @question(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, at: len(at.public.inputs))
     def answer(self, nodes: Group) -> Mapping[str, torch.Tensor]:
         """At the nodes: z_k = T_k(x) of all public x, (G, N, C)."""
         x = nodes.at.public.inputs.expand(len(nodes.nodes), *nodes.at.public.inputs.shape)

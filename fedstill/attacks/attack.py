@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedstill.attacks.heard import Heard, HeardRelease
-from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, Pictures, Strip
-from fedstill.attacks.rerun import Overheard, RepeatedRun
-from fedstill.core.checked import check
+from fedstill.attacks.leakage import LeakageColumn, LeakageFigure, Pictures, Strip
+from fedstill.attacks.transcript import Heard, HeardRelease, Overheard, RepeatedRun
+from fedstill.core.options import check
 from fedstill.core.registry import Registered, Registry
 from fedstill.node.node import Node
-from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.queries import NodeSide
 from fedstill.runs.config import RunConfig
 
 __all__ = [
@@ -121,7 +120,7 @@ class Attack(Registered, ABC):
     def refusal(self, side: NodeSide) -> str | None:
         """Why it cannot use anything of what leaves, or None.
 
-        ``side.leaves()`` are the :class:`~fedstill.protocol.kinds.Kind` of all that leaves.
+        ``side.leaves()`` are the :class:`~fedstill.protocol.payload_kinds.Kind` of all that leaves.
         """
         return None
 
@@ -177,7 +176,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
     {
         "inversion": "fedstill.attacks.gradient_inversion:GradientInversion",
         "membership": "fedstill.attacks.membership_inference:MembershipInference",
-        "copying": "fedstill.attacks.data_copying:DataCopying",
+        "copying": "fedstill.attacks.memorization:DataCopying",
         "counts": "fedstill.attacks.label_counts:LabelCounts",
     },
     base=Attack,

@@ -1,6 +1,6 @@
 """What an adversary gets of a run: every attack that applies to what left its nodes, in one file.
 
-The run is done once more and heard (:mod:`fedstill.attacks.rerun`); then each attack has what its adversary
+The run is done once more and heard (:mod:`fedstill.attacks.transcript`); then each attack has what its adversary
 would have, and the figures of all are written beside the run's own, for its report.
 """
 
@@ -19,17 +19,15 @@ from safetensors.torch import save_file
 
 from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.heard import HeardRelease
-from fedstill.attacks.leakage_file import FILE
-from fedstill.attacks.rerun import hear, replay
+from fedstill.attacks.leakage import FILE
+from fedstill.attacks.transcript import HeardRelease, hear, replay
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
-from fedstill.core.json_text import finite, json_text
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, read_result, write_text
-from fedstill.core.text_format import human_seconds
+from fedstill.core.text_format import finite, human_seconds, json_text
 from fedstill.core.version import __version__
-from fedstill.protocol.kinds import LABEL_MAPS, PRIVATE_DATA
 from fedstill.protocol.method import method_name
+from fedstill.protocol.payload_kinds import LABEL_MAPS, PRIVATE_DATA
 from fedstill.runs.run import machine
 
 PICTURES = "leakage.safetensors"
@@ -51,7 +49,7 @@ def attack(
     Raises:
         FedstillError: there is no finished run in the folder, or its data are not here.
     """
-    from fedstill.core.safe_console import SafeConsole
+    from fedstill.core.console import SafeConsole
 
     config = config or LeakageConfig()
     console, start = SafeConsole(stderr=True, quiet=not progress, highlight=False), time.monotonic()

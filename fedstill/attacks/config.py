@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstill.attacks.attack import ATTACKS, Attack
-from fedstill.attacks.leakage_rows import LeakageColumn
-from fedstill.core.checked import Checked, NonNegativeInt
+from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.config_tables import as_table, read_value
 from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.options import Checked, NonNegativeInt
 
 OWN = ("attacks", "seed")  # keys that no attack's options stand under
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
-from fedstill.models.copies import copied
+from fedstill.models.module_utils import copied
 
 AT_ONCE = 256  # images whose features are computed at once
 

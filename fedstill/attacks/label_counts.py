@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.leakage_rows import LeakageFigure, share
+from fedstill.attacks.leakage import LeakageFigure, share
 from fedstill.core.errors import MethodRefused
-from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.queries import NodeSide
 from fedstill.runs.simulation import Simulation
 
 NONE = 0.5  # told counts below this say that a class is not there

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vjp
 
-from fedstill.attacks.recovered_images import PIXELS, Pixels, Recovered
-from fedstill.attacks.updates import Observed
+from fedstill.attacks.gradient_matching import PIXELS, Pixels, Recovered
+from fedstill.attacks.model_updates import Observed
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.models.extractor_head import split

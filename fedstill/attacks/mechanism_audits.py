@@ -1,6 +1,6 @@
 """Every mechanism attacked, and what that shows beside what is claimed.
 
-Single releases are attacked in :mod:`fedstill.attacks.worlds`; here records are planted in what learns with
+Single releases are attacked in :mod:`fedstill.attacks.neighboring_datasets`; here records are planted in what learns with
 DP-SGD, and looked for in what it has learned. How many records there are sets the rate of sampling and
 counts as known. So a record that is left out leaves a blank in its place: numbers that are none, whose
 gradient counts nothing.
@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from fedstill.attacks import worlds
-from fedstill.attacks.candidates import merged
-from fedstill.attacks.worlds import LOCAL, SHAPE, UNHEARD, Distinguisher, World, digits
+from fedstill.attacks import neighboring_datasets
+from fedstill.attacks.membership_inference import merged
+from fedstill.attacks.neighboring_datasets import LOCAL, SHAPE, UNHEARD, Distinguisher, World, digits
 from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.models.copies import copied
+from fedstill.models.module_utils import copied
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -278,7 +278,7 @@ def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
 
 
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
-    "counts": (_of(worlds.counts, 2000),),
+    "counts": (_of(neighboring_datasets.counts, 2000),),
     "dp-sgd": (
         _of(steps, 1500),
         audit_one_run,
@@ -289,14 +289,14 @@ AUDITS: Mapping[str, tuple[Audit, ...]] = {
     ),
     "critic": (_of(critic, 800),),
     "pate": (
-        _of(worlds.votes, 2000),
-        _of(worlds.votes, 2000, release="label"),
-        _of(worlds.gradients, 2000, mechanism="pate"),
+        _of(neighboring_datasets.votes, 2000),
+        _of(neighboring_datasets.votes, 2000, release="label"),
+        _of(neighboring_datasets.gradients, 2000, mechanism="pate"),
     ),
     "noisy-outputs": (
-        _of(worlds.outputs, 2000),
-        _of(worlds.outputs, 2000, how="gaussian"),
-        _of(worlds.gradients, 2000),
+        _of(neighboring_datasets.outputs, 2000),
+        _of(neighboring_datasets.outputs, 2000, how="gaussian"),
+        _of(neighboring_datasets.gradients, 2000),
     ),
 }
 """By what is audited, each given the seed of data and noise."""

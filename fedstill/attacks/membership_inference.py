@@ -1,6 +1,14 @@
-"""Membership of a run's private records: told by its central model, and by the answers that a node gave.
+"""Records whose membership is asked for: members, as many others, and records that no model learned from.
 
-The outsider has the central model, or what stands for it (:mod:`fedstill.attacks.outsider`). The curious
+What an outsider sees of a run: outputs of its central model, or of what stands for it.
+
+Some methods have no central model: then the average of the nodes' models is attacked, or all of them, of
+which the one speaks that is surest of the record's label. Nobody in the run is given these; it is what they
+would tell if they were used.
+
+Membership of a run's private records: told by its central model, and by the answers that a node gave.
+
+The outsider has the central model, or what stands for it (:mod:`fedstill.attacks.membership_inference`). The curious
 server has questions and answers, and distils a copy of the node's model from them.
 
 Members are the records that the nodes learned from; of nodes of which the server heard nothing but how much
@@ -22,23 +30,188 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.candidates import Candidates, candidates, merged
-from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, in_percent
-from fedstill.attacks.membership_scores import Seen, lira, lira_offline, loss, rmia
-from fedstill.attacks.outsider import OF, federation, outsider, taught
-from fedstill.attacks.rerun import RepeatedRun
-from fedstill.attacks.roc import rates
-from fedstill.attacks.shadow_models import Make, halves, proxies, together
-from fedstill.core.checked import NonNegativeInt
+from fedstill.attacks.leakage import LeakageColumn, LeakageFigure, in_percent
+from fedstill.attacks.membership_scores import (
+    Make,
+    Seen,
+    confidence,
+    halves,
+    lira,
+    lira_offline,
+    loss,
+    proxies,
+    rates,
+    rmia,
+    together,
+)
+from fedstill.attacks.transcript import Heard, Overheard, RepeatedRun
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, MethodRefused
-from fedstill.core.seeds import derive
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.options import NonNegativeInt
+from fedstill.core.seeds import derive, numpy_generator, torch_generator
+from fedstill.data import splits
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
-from fedstill.protocol.summing import SUM
+from fedstill.protocol.payload_kinds import INPUTS
+from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.simulation import Simulation
+
+POPULATION = 4  # one of so many test records is RMIA's
+MOST_POPULATION = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Records whose membership is asked for: members, ``inside`` ``(N,)`` bool, and others.
+
+    Args:
+        population: further records that no model learned from.
+        learned: how many members there are in all.
+    """
+
+    records: TensorData
+    inside: torch.Tensor
+    population: TensorData
+    learned: int
+
+    @property
+    def all(self) -> TensorData:
+        """Records, and behind them the population."""
+        return merged([self.records, self.population])
+
+
+def candidates(
+    members: TensorData, test: TensorData, most: int, seed: int, *, alike: bool = False
+) -> Candidates:
+    """Of each ``most`` at most: of all records that the target learned from, and of ``test``, which it did
+    not; ``alike``: others have the members' classes, in their shares."""
+    order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
+    apart = min(len(test) // POPULATION, MOST_POPULATION)
+    population, rest = test.subset(order[:apart]), test.subset(order[apart:])
+    learned = len(members)
+    drawn = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
+    members = members.subset(drawn[:most].sort().values)
+    first = torch.arange(min(len(rest), most))
+    others = rest.subset(_alike(rest.targets, members.targets, most) if alike else first)
+    if min(len(members), len(others), len(population)) < 2:
+        sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
+        raise ArgumentError("records", sizes, "two of each, to tell who was a member")
+    inside = torch.arange(len(members) + len(others)) < len(members)
+    return Candidates(merged([members, others]), inside, population, learned)
+
+
+def _alike(targets: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor:
+    """Rows of ``targets`` (N,), as many as can be, whose classes have the shares that they have in ``like``.
+
+    At most ``most``, but for rounding up in each class.
+
+    >>> _alike(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
+    [0, 3, 4]
+    """
+    classes = int(max(targets.max(), like.max())) + 1
+    have, want = (torch.bincount(labels, minlength=classes).double() for labels in (targets, like))
+    share = want / want.sum()
+    known = (share > 0) & (have > 0)
+    total = min(float((have[known] / share[known]).min()), most)  # limited by the scarcest class
+    counts = torch.clamp((share * total).ceil(), max=have).long()
+    rows = [torch.nonzero(targets == label).flatten()[: int(counts[label])] for label in range(classes)]
+    return torch.cat(rows).sort().values
+
+
+def merged(parts: Sequence[TensorData]) -> TensorData:
+    return TensorData.joined([part.to("cpu") for part in parts])
+
+
+OF = {
+    "student": ("student", "the central model's outputs about any input"),
+    "virtual": (
+        "average of the nodes' models",
+        "the outputs of the nodes' average about any input, which nobody in this run is given",
+    ),
+    "ensemble": ("ensemble", "what the ensemble answers about any input, through the nodes' gates"),
+    "nodes": (
+        "nodes' models",
+        "the outputs of every node's own model about any input, which nobody in this run is given",
+    ),
+}
+TESTED = 100  # test records that a shadow federation is measured on; nobody looks at it
+
+
+def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
+    """What the central model, or what stands for it, says about records: logits ``(N, classes)``."""
+    inputs = records.inputs.to(experiment.compute.device)
+    if experiment.method.central == "ensemble":
+        experiment.reopen()
+        server, parts = experiment.server, torch.split(inputs, local_training.at_once(inputs))
+        question, name = _scored(experiment)
+        asked = [server.ensemble(server.ask(question, **{name: part})) for part in parts]  # type: ignore[arg-type]
+        return torch.cat([each for each in asked if each is not None]).float().cpu()
+    told = experiment.answers(inputs)
+    if told is not None:
+        return told.float().cpu()
+    each = torch.stack(
+        [local_training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
+    )
+    each = each.cpu()  # (K, N, classes)
+    sure = torch.stack([confidence(told, records.targets) for told in each])  # (K, N)
+    return each[sure.argmax(0), torch.arange(len(records))]
+
+
+def _scored(experiment: Overheard) -> tuple[str, str]:
+    """The question that is answered with scores of any inputs, and what its inputs are called."""
+    return next(
+        (question.name, name)
+        for question in experiment.side.questions.values()
+        for name, kind in question.sends.items()
+        if kind == INPUTS and any(released.of == "scores" for released in question.releases.values())
+    )
+
+
+def taught(experiment: Overheard, nodes: set[str]) -> list[Node]:
+    """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
+    by_themselves = experiment.method.central in ("nodes", "ensemble")
+    all_of_them = by_themselves or SUM in nodes
+    return [node for node in experiment.nodes if all_of_them or node.name in nodes]
+
+
+def federation(
+    again: RepeatedRun, asked: Candidates, row: torch.Tensor, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A run with the same method, on other records and with other draws.
+
+    Returns:
+        What it says about the candidates ``(N + Z, classes)``, and which of them it learned from ``(N,)``: of
+        those that it was to learn from, ``row``, without those of nodes that were not drawn.
+    """
+    rows = row.nonzero().flatten()
+    part, run = asked.records.subset(rows), again.config
+    generator = numpy_generator(seed, "split")
+    try:
+        indices = splits.split(part.targets, len(again.data.classes), run.split, generator)
+    except FedstillError as error:
+        if isinstance(error, ArgumentError) and error.name == "split.column":
+            told = "alone, where data are split by a column"
+            raise ArgumentError("membership.trained", "federations", told) from error
+        allowed = f"more, or membership.trained = alone ({error})"
+        raise ArgumentError("membership.records", len(asked.records), allowed) from error
+    test = again.data.test.subset(torch.arange(min(TESTED, len(again.data.test))))
+    shadow = replace(
+        again,
+        config=replace(run, seed=seed),
+        data=replace(again.data, test=test),
+        parts=[part.subset(own) for own in indices],
+    ).experiment()
+    heard = Heard(0)
+    shadow.listen(lambda release: heard.take(release, shadow.public))
+    names = {node.name for node in taught(shadow, heard.taught)}
+    learned = torch.zeros_like(row)
+    for node, own in zip(shadow.nodes, indices, strict=True):
+        if node.name in names:
+            learned[rows[own]] = True
+    return outsider(shadow, asked.all), learned
+
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")

@@ -1,4 +1,20 @@
-"""Who was in the training data: scores of records from a model's outputs, higher for likelier members.
+"""How well scores tell members from others: ROC figures, each with what is known of its error.
+
+Intervals are over the records that were drawn, for the one model that was attacked; another training of the
+same data is another model, and no interval here speaks of it.
+
+Shadow models: trained as the target was, on random halves of a pool of records, by the attacker.
+
+Shadows come in pairs that share the pool between them, so that each record is in half of them and all learn
+from as many. This project's own local training trains them, all at once (:func:`together`); that whole
+federations do is in :mod:`fedstill.attacks.membership_inference`.
+
+Whoever holds the pairs of questions and answers that left a node, and cannot ask more, distils a *proxy* of
+its model from them and attacks that (:func:`proxies`). Copying a model by its answers is the subject of
+Tramer, Zhang, Juels, Reiter, Ristenpart, "Stealing Machine Learning Models via Prediction APIs", USENIX
+Security 2016. What left the node is all that enters, and proxies of shadows are distilled from as many pairs.
+
+Who was in the training data: scores of records from a model's outputs, higher for likelier members.
 
 Three attacks, by what they compare a target's output about a record with:
 
@@ -15,12 +31,237 @@ All are computed in float64: the outputs of an overfitted model differ where flo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
+from fedstill.core.seeds import derive, torch_generator
+from fedstill.federation.inprocess import partition, stacks
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.local_training import Work
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group, signature
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, most
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.tasks import Task
+from fedstill.tasks.formulas import distance
+
+LOW = (0.01, 0.001)  # false positive rates at which members are counted
+
+
+Figures = dict[str, Any]  # as JSON has them; an interval is a value with its low and high end
+
+
+def rates(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Figures:
+    """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``.
+
+    ``auc`` is :func:`auc`, ``at`` are :func:`at_rate` at low rates of false positives.
+    """
+    members, others = scores[inside], scores[~inside]
+    low = [at_rate(members, others, rate, confidence) for rate in LOW]
+    return {"auc": auc(members, others, confidence), "at": low}
+
+
+def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Figures:
+    """Area under the ROC curve, how often a member's score is above another's, with DeLong's interval.
+
+    DeLong, DeLong, Clarke-Pearson, Biometrics 1988: V10 of a member is the share of others below it, V01 of
+    another the share of members above it, ties half; AUC is the mean of either, its variance
+    var(V10) / n + var(V01) / n'. Computed from ranks as Sun and Xu, IEEE Signal Processing Letters 2014.
+
+    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1; where the variance
+    is 0, it is that of Clopper and Pearson for min(n, n') pairs without a record in common, which is wide.
+
+    >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))["value"]  # pairs: 1, 1/2, 1, 1
+    0.875
+    """
+    from scipy.stats import rankdata
+
+    members, others = members.double(), others.double()
+    n, m = len(members), len(others)
+    ranks, own, theirs = (
+        torch.from_numpy(rankdata(scores)) for scores in (torch.cat([members, others]), members, others)
+    )
+    of_members = (ranks[:n] - own) / m  # V10, (n,)
+    of_others = 1 - (ranks[n:] - theirs) / n  # V01, (m,)
+    area = float(of_members.mean())
+    variance = float(of_members.var() / n + of_others.var() / m) if min(n, m) > 1 else 0.0
+    if not 0 < area < 1 or variance < 1e-15:
+        pairs = min(n, m)
+        return _interval(area, _clopper_pearson(area * pairs, pairs, confidence))
+    from scipy.special import expit, logit, ndtri
+
+    reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance) / (area * (1 - area))
+    return _interval(area, (float(expit(logit(area) - reach)), float(expit(logit(area) + reach))))
+
+
+def at_rate(
+    members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE
+) -> Figures:
+    """True positives at a false positive rate, without interpolation: the strictest there is.
+
+    A record is accused if its score is above that of the first non-member that must not be: of n' others, at
+    most floor(rate n') are ``allowed`` to be, and so many are ``accused``, fewer where scores are equal. A
+    rate of 0.1 % with fewer than 1000 others thus means none at all. ``true_positives`` is the rate of
+    members ``found``, ``false_positives`` that of the accused, each with its Clopper-Pearson interval for the
+    threshold as it is: the latter may well reach beyond ``rate``.
+
+    >>> at = at_rate(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
+    >>> at["allowed"], at["accused"], at["found"]  # above 1.5 are one other and two members
+    (1, 1, 2)
+    """
+    members, others = members.double(), others.double()
+    n, m = len(members), len(others)
+    allowed = math.floor(rate * m + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    threshold = float(others.sort(descending=True).values[allowed]) if allowed < m else -math.inf
+    accused, found = int((others > threshold).sum()), int((members > threshold).sum())
+    if allowed == m:  # everybody, also those of score -inf
+        accused, found = m, n
+    return {
+        "rate": rate,
+        "allowed": allowed,
+        "accused": accused,
+        "found": found,
+        "members": n,
+        "others": m,
+        "true_positives": _interval(found / n, _clopper_pearson(found, n, confidence)),
+        "false_positives": _interval(accused / m, _clopper_pearson(accused, m, confidence)),
+    }
+
+
+def _interval(value: float, ends: tuple[float, float]) -> Figures:
+    return {"value": value, "low": ends[0], "high": ends[1]}
+
+
+def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]:
+    """The exact interval of a probability whose event came k times in n; two-sided."""
+    error = (1 - confidence) / 2
+    return 1 - most(n - math.floor(k), n, error), most(math.ceil(k), n, error)
+
+
+Make = Callable[[int], nn.Module]  # an untrained model, from a seed
+
+
+def halves(records: int, models: int, seed: int) -> torch.Tensor:
+    """Which model learns from which record: ``(models, records)`` bool, each record in half of the models.
+
+    Models 2i and 2i + 1 share the records between them, by chance; of an odd number the second has one more.
+
+    >>> inside = halves(6, 4, 0)
+    >>> inside.sum(0).tolist(), inside.sum(1).tolist()
+    ([2, 2, 2, 2, 2, 2], [3, 3, 3, 3])
+    """
+    inside = torch.zeros(models, records, dtype=torch.bool)
+    for pair in range(models // 2):
+        order = torch.randperm(records, generator=torch_generator(seed, "shadow halves", pair))
+        inside[2 * pair, order[: records // 2]] = True
+        inside[2 * pair + 1] = ~inside[2 * pair]
+    return inside
+
+
+def together(
+    make: Make,
+    pool: TensorData | Sequence[TensorData],
+    inside: torch.Tensor,
+    task: Task,
+    local: LocalConfig,
+    seed: int,
+    *,
+    compute: Compute | None = None,
+    work: Work | None = None,
+) -> list[nn.Module]:
+    """All at once, by the local training of a node.
+
+    Each model has first weights, batches and augmentation of its own, which follow from the seed.
+
+    Args:
+        make: an untrained model; all of one architecture.
+        pool: the records; or one a model, of the same size, where models learn different targets of them.
+        inside: which model learns from which of them, ``(M, N)`` bool.
+        local: how the target was trained, as far as the attacker knows.
+        work: what one step does; None is a step on the task's loss.
+
+    Raises:
+        ArgumentError: a model without a record.
+    """
+    if len(inside) and not bool(inside.any(1).all()):
+        raise ArgumentError("inside", "a model without a record", "one record or more for each model")
+    compute = compute or Compute()
+    pools = [pool] * len(inside) if isinstance(pool, TensorData) else pool
+    nodes = []
+    for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
+        name = f"shadow-{model}"
+        network = compute.place(make(derive(seed, "shadow", model)))
+        own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
+        nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), AuditLog()), seed))
+    local_training.prepare(nodes, local)
+    groups = partition(nodes, stacks(compute, nodes))
+
+    def learn(group: Sequence[Node]) -> None:
+        local_training.train(group, task, local, compute, work=work)
+
+    kinds = [("shadow", work is None, signature(group[0].model)) for group in groups]
+    compute.workers.each(learn, groups, kinds)
+    return [node.model for node in nodes]
+
+
+DISTIL = LocalConfig(epochs=40, batch=64, smoothing=0.0)
+"""How a proxy learns: longer than a node, as answers say more than labels do."""
+
+
+def proxies(
+    make: Make,
+    inputs: torch.Tensor,
+    answers: torch.Tensor,
+    shadows: Sequence[nn.Module],
+    task: Task,
+    seed: int,
+    *,
+    local: LocalConfig = DISTIL,
+    compute: Compute | None = None,
+) -> list[nn.Module]:
+    """One of the node, from what it answered, and then one of each shadow, which is asked the same.
+
+    The loss is half the mean squared difference of logits without their mean, the limit of distillation at
+    high temperature: it copies also what is said of unlikely classes.
+
+    Args:
+        make: an untrained proxy, of the node's architecture as far as that is known.
+        inputs: what the node was asked about ``(Q, ...)``.
+        answers: what it answered ``(Q, classes)``, as logits.
+        shadows: the attacker's own models.
+
+    Raises:
+        ArgumentError: no questions, or answers of another number.
+    """
+    if len(answers) != len(inputs) or not len(inputs):
+        raise ArgumentError("answers", tuple(answers.shape), f"({len(inputs)}, classes)")
+    compute = compute or Compute()
+    asked = inputs.to(compute.device)
+    told = [answers, *(local_training.predict(shadow, asked, compute).cpu() for shadow in shadows)]
+    pools = [TensorData(inputs, each.float()) for each in told]
+    everything = torch.ones(len(told), len(inputs), dtype=torch.bool)
+
+    def work(group: Group, step: int, x: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
+        outputs = group.bench("model")(x)  # (G, B, classes)
+        apart = distance(outputs.flatten(0, 1), told.flatten(0, 1), math.inf)
+        losses = apart.view(len(outputs), -1).mean(1)
+        group.step("model", losses)
+        return losses
+
+    return together(make, pools, everything, task, local, seed, compute=compute, work=work)
+
 
 MANY = 64  # shadow models from which on each record has a Gaussian of its own altogether
 LEAST = 1e-6  # standard deviation: shadows that all say the same are not infinitely sure

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.arguments import HELPS, read
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.object_runs import ATTACKS, require_no_objects
+from fedstill.core.run_writer import ATTACKS, require_no_objects
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.attacks.leakage_file import Leakage
+    from fedstill.attacks.leakage import Leakage
 
 ABOUT = """\
 Attack a finished run with what left its nodes.
@@ -47,9 +47,9 @@ def main(words: list[str]) -> None:
         print(told, file=sys.stderr)
 
     from fedstill.attacks.attack_runner import attack
-    from fedstill.attacks.leakage_file import FILE, Leakage
+    from fedstill.attacks.leakage import FILE, Leakage
     from fedstill.core.config_tables import load
-    from fedstill.core.safe_console import SafeConsole
+    from fedstill.core.console import SafeConsole
     from fedstill.report import write_report
 
     found = attack(folder, config, command=given.command, progress="--quiet" not in given)
@@ -78,7 +78,7 @@ def _check(folder: Path) -> None:
 
 def duration(folder: Path, attacks: int, quick: bool) -> str:
     """How long it will take, as far as that can be said: the run's own time, and that of an attack before."""
-    from fedstill.attacks.leakage_file import Leakage
+    from fedstill.attacks.leakage import Leakage
     from fedstill.core.run_writer import read_result
     from fedstill.core.text_format import counted, human_seconds, number
 
@@ -143,7 +143,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
     """Print what ``leakage.json`` holds: the sentence, a line an attack, and what was not tried."""
     from rich.text import Text
 
-    from fedstill.attacks.leakage_file import skipped
+    from fedstill.attacks.leakage import skipped
     from fedstill.report.table_formats import Cell, Column, Row, Table, print_rows
 
     if found.sentence:
@@ -162,7 +162,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
 
 def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     """The lines of the table: each attack, of what, its figures, and what one has without attacking."""
-    from fedstill.attacks.leakage_file import lines
+    from fedstill.attacks.leakage import lines
 
     told = []
     for attack in found.attacks:

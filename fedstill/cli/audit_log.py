@@ -12,7 +12,7 @@ from fedstill.cli.arguments import Given, dispatch, number
 from fedstill.cli.audit_log_tables import priced, print_entries, print_totals, totals
 from fedstill.cli.console import plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.core.json_text import json_text
+from fedstill.core.text_format import json_text
 
 if TYPE_CHECKING:
     from fedstill.node.audit_log import AuditLog
@@ -146,7 +146,7 @@ def _verify(given: Given) -> None:
 
 
 def _export(given: Given) -> None:
-    from fedstill.core.file_permissions import opener
+    from fedstill.core.private_files import opener
 
     place, to, whole = _place(Path(given.places[0])), given.path("--out"), "--whole" in given
     if to.suffix != ".jsonl":

@@ -67,7 +67,7 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
 
 def _explain(console: Console, kinds: set[str]) -> None:
     """What the questions and the kinds are that entries name."""
-    from fedstill.protocol.kinds import kind_named
+    from fedstill.protocol.payload_kinds import kind_named
 
     console.print(
         "What left is named by the method's question, its number and its part: the answer, or the gradient "
@@ -134,7 +134,7 @@ def print_totals(
         mine: what it protects as one.
     """
     from fedstill.node.audit_entries import ALL, DATA
-    from fedstill.privacy.budget_text import budgets, down, up
+    from fedstill.privacy.budget import budgets, down, up
 
     limited = _limited(privacy)
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]

@@ -81,7 +81,7 @@ def _planned(given: Given) -> Comparison:
 
 def _say_what_is_left_out(names: Sequence[str], run: RunConfig, *, based: bool) -> None:
     """Say of a run's file, and of a preset whose data are others, that its method alone is taken."""
-    from fedstill.compare.comparison_methods import table_at
+    from fedstill.compare.comparison import table_at
     from fedstill.runs import presets
     from fedstill.runs.config import RunConfig
 
@@ -101,7 +101,7 @@ def _of_one_method(
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Options of one method, as ``--fediod.steps 200``, by label; and the other words."""
     from fedstill.cli.options import group
-    from fedstill.compare.comparison_methods import methods_by_label
+    from fedstill.compare.comparison import methods_by_label
     from fedstill.runs.config import from_dict, to_dict
 
     own: dict[str, list[str]] = {}
@@ -165,7 +165,7 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     """Print a comparison and write its files; leave with 1 where a method that was to run did not."""
     from fedstill.compare import comparison_file as compare
     from fedstill.compare import comparison_runner
-    from fedstill.core.safe_console import SafeConsole
+    from fedstill.core.console import SafeConsole
     from fedstill.report.compare_files import print_comparison, summarise, write_comparison
 
     comparison = compare.read_folder(folder)

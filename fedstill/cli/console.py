@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.json_text import json_text
+from fedstill.core.text_format import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 def plain() -> Console:
     """A console that prints texts as they are."""
-    from fedstill.core.safe_console import SafeConsole
+    from fedstill.core.console import SafeConsole
 
     return SafeConsole(highlight=False, markup=False, emoji=False)
 
 
 def whole_rows() -> Console:
     """A console for lists: in a pipe one row of a table is one line, unless COLUMNS says how wide it is."""
-    from fedstill.core.safe_console import SafeConsole
+    from fedstill.core.console import SafeConsole
 
     console = SafeConsole(highlight=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):

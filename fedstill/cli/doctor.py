@@ -17,7 +17,7 @@ from typing import Any
 
 from fedstill.cli.arguments import Given
 from fedstill.cli.console import plain, print_facts, print_json
-from fedstill.core.user_functions import first_line
+from fedstill.core.registry import first_line
 from fedstill.core.version import __version__
 
 # By extra: what it is for, and the modules that come with it.

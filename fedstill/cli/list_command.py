@@ -83,7 +83,7 @@ def _named() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
     """All methods with title and paper, or why one cannot be imported; what else can be named, by kind."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
-    from fedstill.data.split_base import SPLITS
+    from fedstill.data.splits import SPLITS
     from fedstill.models import MODELS
     from fedstill.privacy.config import MECHANISMS
     from fedstill.protocol.method import METHODS

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fedstill.cli.arguments import dispatch, imported, leave
+from fedstill.core.console import safe_output
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.core.safe_output import safe_output
 from fedstill.core.version import __version__
 
 CLOSED = 128 + signal.SIGPIPE  # as a shell says it of a command that wrote into a closed pipe

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedstill.node.owner_folder import Examined
     from fedstill.node.run_mechanism import Mechanism
     from fedstill.protocol.method import Method
-    from fedstill.protocol.questions import Question
+    from fedstill.protocol.queries import Question
     from fedstill.runs.config import RunConfig
 
 LIVE = "the run asks live nodes, again after their first answers, and this one answers files (online = false)"
@@ -166,12 +166,12 @@ def _judged(
     """What a node would do in a run of a method; of the folder's own budgets where the run is known."""
     from fedstill.cli.node_check_privacy import spec_objection, unprotected
     from fedstill.core.compute import Compute
-    from fedstill.data.loader import CLASSIFICATION
+    from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
     from fedstill.node.cohort import COHORT, Cohort
     from fedstill.protocol.method import side_of
-    from fedstill.protocol.questions import NodeSetting, stand_in
+    from fedstill.protocol.queries import NodeSetting, stand_in
 
     # Of the task that is named where the data do not say their spec.
     named = asking.config.task if asking else CLASSIFICATION

@@ -19,11 +19,10 @@ from fedstill.node.privacy_forecast import forecast, objection
 from fedstill.node.protection import unit_notes, wanted
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import within
-from fedstill.privacy.budget import OtherUnit
-from fedstill.privacy.budget_text import down, left, up
+from fedstill.privacy.budget import OtherUnit, down, left, up
 from fedstill.privacy.events import from_text, total
 from fedstill.privacy.statement import state
-from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.queries import NodeSide
 
 
 def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list[str]:

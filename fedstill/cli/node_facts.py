@@ -22,7 +22,7 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
     from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
     from fedstill.core.startup_kit import KIT, StartupKit
     from fedstill.core.text_format import counted, times
-    from fedstill.data.node_data_config import SOURCES
+    from fedstill.data.node_data import SOURCES
     from fedstill.node.cohort import COHORT, Cohort
     from fedstill.node.kit_faults import kit_faults
 
@@ -101,7 +101,7 @@ def _counts(spec: InputSpec, data: TensorData) -> str:
 
 
 def _about_model(model: nn.Module, weights: str) -> str:
-    from fedstill.models.non_torch import Predictor
+    from fedstill.models.predictors import Predictor
 
     if isinstance(model, Predictor):
         return f"{model.extra_repr()}: it only predicts, and nothing of it is trained"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import Given
 from fedstill.cli.console import plain, print_facts, print_json, print_table
-from fedstill.core.fingerprints import grouped
+from fedstill.core.hashing import grouped
 from fedstill.core.text_format import clip
 
 if TYPE_CHECKING:

@@ -54,10 +54,10 @@ def distil(words: list[str]) -> None:
 def _make(given: Given) -> None:
     config = configured(given.places[0], given, "questions make")
 
-    from fedstill.core.fingerprints import grouped
+    from fedstill.core.hashing import grouped
     from fedstill.core.run_writer import write_text
     from fedstill.federation import offline_files, signed_files
-    from fedstill.protocol.run_description import describe
+    from fedstill.protocol.run_plan import describe
     from fedstill.runs import offline as runs
     from fedstill.runs.config import to_toml
     from fedstill.runs.run import COMMAND
@@ -162,10 +162,10 @@ def answer(given: Given) -> None:
 
 
 def _show(given: Given) -> None:
-    from fedstill.core.fingerprints import grouped
+    from fedstill.core.hashing import grouped
     from fedstill.federation import offline_files
     from fedstill.protocol.method import METHODS
-    from fedstill.protocol.run_description import describe
+    from fedstill.protocol.run_plan import describe
     from fedstill.tasks import TASKS
 
     # Of what is not the package's own that which is installed: a file's word imports nothing else.

@@ -56,7 +56,7 @@ def _price(given: Given) -> None:
     delta = number("--delta", given.get("--delta") or "1e-5")
 
     from fedstill.privacy.accounting import epsilon
-    from fedstill.privacy.budget_text import up
+    from fedstill.privacy.budget import up
     from fedstill.privacy.events import Event, Price
 
     price: Price = Price()

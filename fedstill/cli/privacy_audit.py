@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.arguments import Given, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import FedstillError, UnknownName
-from fedstill.core.json_text import json_text
-from fedstill.core.text_format import human_seconds
+from fedstill.core.text_format import human_seconds, json_text
 
 if TYPE_CHECKING:
     from fedstill.attacks.mechanism_audits import Finding

@@ -94,7 +94,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, li
 def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.input_spec import InputSpec
-    from fedstill.data.loader import load
+    from fedstill.data.loading import load
     from fedstill.runs.assemble import divide
 
     data = load(config.data, config.task)
@@ -124,7 +124,7 @@ def _mechanism(
 ) -> Mechanism:
     """The mechanism that the node would have in the run."""
     from fedstill.core.compute import Compute
-    from fedstill.protocol.questions import NodeSetting
+    from fedstill.protocol.queries import NodeSetting
 
     setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
     side = side_of(method, setting)

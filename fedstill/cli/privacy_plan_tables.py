@@ -17,7 +17,7 @@ from fedstill.node.audit_file import Balance
 from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget_text import down, up
+from fedstill.privacy.budget import down, up
 from fedstill.privacy.events import Price, as_text, from_text
 
 if TYPE_CHECKING:

@@ -84,7 +84,7 @@ def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[s
 
 def _list() -> None:
     """What each shows, the data that it needs, the small scale's minutes a seed, when it was recorded."""
-    from fedstill.compare.compact_form import SMALL
+    from fedstill.compare.comparison_file import SMALL
     from fedstill.compare.reproduction import reproductions
     from fedstill.core.text_format import counted
 
@@ -113,7 +113,7 @@ def _order(entry: Reproduction, record: Record) -> str:
 
 
 def _print_json() -> None:
-    from fedstill.compare.compact_form import SMALL
+    from fedstill.compare.comparison_file import SMALL
     from fedstill.compare.reproduction import reproductions
 
     told = []
@@ -136,12 +136,12 @@ def _records(entry: Reproduction) -> dict[str, Record]:
 def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, folder: Path) -> Record:
     """Run what is missing, and gather its figures."""
     from fedstill.cli.run import resumable
-    from fedstill.compare import reproduction_runner
+    from fedstill.compare import reproduction
     from fedstill.report import write_report
     from fedstill.report.reproduction_table import compared
 
     with resumable(folder, again=given.command):
-        return reproduction_runner.make(
+        return reproduction.make(
             entry,
             scale,
             folder,

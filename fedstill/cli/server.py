@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from fedstill.cli.arguments import Command, Given, dispatch, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, DeployError, nearest
-from fedstill.core.json_text import json_text
-from fedstill.core.run_names import is_run_name
+from fedstill.core.names import is_run_name
 from fedstill.core.startup_kit import StartupKit
-from fedstill.core.text_format import human_seconds
+from fedstill.core.text_format import human_seconds, json_text
 
 if TYPE_CHECKING:
     from fedstill.federation.server_view import ServerView

@@ -40,10 +40,10 @@ def evaluate(given: Given) -> None:
     if "--json" in given:
         print_json(found)
         return
-    from fedstill.core.safe_console import SafeConsole
+    from fedstill.core.console import SafeConsole
     from fedstill.report.evaluation_table import evaluation_table, seen_text
     from fedstill.report.table_formats import print_rows
-    from fedstill.tasks.figure import Figure
+    from fedstill.tasks.task import Figure
 
     figures = tuple(Figure(**each) for each in found["measures"])
     print_rows(evaluation_table(found, figures), SafeConsole())

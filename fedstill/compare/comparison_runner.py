@@ -20,19 +20,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedstill.attacks.leakage_file import Leakage
+from fedstill.attacks.leakage import Leakage
 from fedstill.compare.comparison_file import FILE, Comparison, ComparisonRun, read_folder
 from fedstill.core import toml
-from fedstill.core.callers import by_caller
-from fedstill.core.config_tables import as_table
-from fedstill.core.dotted_names import flat
-from fedstill.core.errors import FedstillError, RunFolderError
-from fedstill.core.fingerprints import fingerprint
+from fedstill.core.config_tables import as_table, flat
+from fedstill.core.console import SafeConsole
+from fedstill.core.errors import FedstillError, RunFolderError, by_caller
+from fedstill.core.hashing import fingerprint
 from fedstill.core.run_writer import holding, make_folder, read_object, write_text
-from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import human_seconds
 from fedstill.core.toml import Table
-from fedstill.data.loader import load, read_once
+from fedstill.data.loading import load, read_once
 from fedstill.runs import run
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.errors import RunFolderError
 
 State = Any  # dict | list | tuple | str | int | float | bool | None | Tensor, nested
@@ -35,7 +35,7 @@ def save_state(path: Path, state: State) -> None:
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)
-        file_permissions.touch(part)  # a state is for whoever goes on with the run, and nobody else
+        private_files.touch(part)  # a state is for whoever goes on with the run, and nobody else
         save_file(tensors, part, metadata={"tree": tree})
         with part.open("rb+") as file:
             os.fsync(file.fileno())
@@ -47,7 +47,7 @@ def save_state(path: Path, state: State) -> None:
             raise OSError(number, told, str(path)) from error
         raise
     os.replace(part, path)
-    file_permissions.sync_folder(path.parent)
+    private_files.sync_folder(path.parent)
 
 
 def check_state(state: State) -> None:

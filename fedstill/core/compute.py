@@ -1,22 +1,50 @@
-"""Device, precision and threads of a run (``Compute``), and how a user says them (``EngineConfig``)."""
+"""Torch's own defaults for a while, whatever the caller's notebook has set.
+
+Device, precision and threads of a run (``Compute``), and how a user says them (``EngineConfig``).
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
 
-from fedstill.core import deadline
-from fedstill.core.checked import Checked
+from fedstill.core import timing
+from fedstill.core.cuda_graphs import Graphs, draws
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.core.recorded import Graphs, draws
-from fedstill.core.seeds import seeded
+from fedstill.core.options import Checked
+from fedstill.core.seeds import alone, seeded
 from fedstill.core.workers import Workers
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Compute with gradients, float32 and tensors on the CPU where nothing else is said.
+
+    A caller may be inside ``torch.no_grad`` or ``torch.inference_mode``, or have set another default dtype or
+    device; all of it is restored. The dtype is one for all threads, which wait for each other.
+
+    >>> torch.set_default_dtype(torch.float64)
+    >>> with torch.no_grad(), torch_defaults():
+    ...     torch.zeros(1, requires_grad=True).add(1).requires_grad, torch.zeros(1).dtype
+    (True, torch.float32)
+    >>> torch.zeros(1).dtype
+    torch.float64
+    >>> torch.set_default_dtype(torch.float32)
+    """
+    with alone(), torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        stack.callback(torch.set_default_dtype, before)
+        if torch.get_default_device().type != "cpu":  # as a context it costs a hook at each call
+            stack.enter_context(torch.device("cpu"))
+        yield
+
 
 Precision = Literal["float32", "bfloat16"]
 CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
@@ -130,7 +158,7 @@ class Compute:
             torch.backends.cudnn.allow_tf32 = rounded
 
     def records(self, *modules: torch.nn.Module) -> bool:
-        """Whether steps of some networks are recorded (:mod:`fedstill.core.recorded`)."""
+        """Whether steps of some networks are recorded (:mod:`fedstill.core.cuda_graphs`)."""
         if self.device.type != "cuda" or not self.config.graphs:
             return False
         return not any(draws(module) or not getattr(module, "differentiable", True) for module in modules)
@@ -157,7 +185,7 @@ class Compute:
 
         torch's group norm (2.13, CPU) is slow with them in bfloat16. And where it may meet an input without
         gradient, as behind a frozen layer, its way back then ends the whole process. Ours takes any layout
-        (:mod:`fedstill.models.group_norm`). And some convolutions write over other memory (:func:`overruns`).
+        (:mod:`fedstill.models.normalization`). And some convolutions write over other memory (:func:`overruns`).
         """
         norms = any(
             isinstance(layer, torch.nn.GroupNorm) and not getattr(layer, "any_layout", False)
@@ -172,9 +200,9 @@ class Compute:
     def step(self, seed: int, *names: str | int) -> Iterator[None]:
         """One training step: its precision, and its seed for modules that draw by themselves (dropout).
 
-        None begins once the time is over that whoever computes has set (:mod:`fedstill.core.deadline`).
+        None begins once the time is over that whoever computes has set (:mod:`fedstill.core.timing`).
         """
-        deadline.check()
+        timing.check()
         with seeded(seed, *names), self.autocast():
             try:
                 yield

@@ -1,16 +1,33 @@
-"""Frozen dataclasses from tables (TOML, JSON) and back: strict, and each error one line that names the place.
+"""Frozen dataclasses whose types say what their fields may hold: ``lr: Annotated[float, Gt(0)]``.
+
+The constraints are those of the library annotated-types. A text beside them says what is allowed in better
+words: ``Annotated[int, Ge(0), "0 (no limit) or more"]``.
+
+Tables in tables as values by dotted name, and back.
+
+What options mean, read from where it is written: the texts below the fields of a dataclass.
+
+So files that explain themselves, ``help()`` of a class and the site's reference cannot say different things.
+
+Frozen dataclasses from tables (TOML, JSON) and back: strict, and each error one line that names the place.
 
 No unknown keys, no silent conversions, except that a whole number is also a number. TOML has no null: where a
 value may be none, it is written as the text ``"none"``.
 
 What others have written, a run's files and the words of nodes, is loaded by the same types (:func:`load`).
+
+A configuration as a TOML file that explains itself: every option with its value and its meaning.
+
+The meanings are those of :mod:`fedstill.core.config_tables`, so that file and code cannot drift apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 from functools import cache, reduce
 from pathlib import Path
@@ -18,7 +35,49 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
+from fedstill.core.options import allowed, meanings
 from fedstill.core.registry import Registered
+
+
+def flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a table of tables, by dotted name.
+
+    >>> flat({"seed": 1, "split": {"nodes": 8}})
+    {'seed': 1, 'split.nodes': 8}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        value = as_table(value)
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": each for name, each in flat(value).items()}
+        else:
+            found[key] = value
+    return found
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted name as a table of tables.
+
+    Raises:
+        ArgumentError: a name, and another below it.
+
+    >>> nested({"seed": 1, "split.nodes": 8})
+    {'seed': 1, 'split': {'nodes': 8}}
+    """
+    table: dict[str, Any] = {}
+    for name, value in values.items():
+        *above, last = name.split(".")
+        if wider := next((other for other in values if name.startswith(f"{other}.")), None):
+            raise ArgumentError(wider, values[wider], f"none beside {name}, which lies in it")
+        place = table
+        for part in above:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return table
+
+
+WIDTH = 100  # columns of a docstring
+
 
 C = TypeVar("C")
 
@@ -342,3 +401,54 @@ def changed(table: dict[str, Any], default: dict[str, Any], prefix: str = "--") 
             told = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
             words += [f"{prefix}{key}", *told]
     return words
+
+
+def commented(config: Any, path: str = "") -> str:
+    """A dataclass, with dataclasses as its sections, as commented TOML.
+
+    Args:
+        path: of the section that it is, up to its last dot.
+
+    >>> from fedstill.core.compute import EngineConfig
+    >>> print(commented(EngineConfig()))  # doctest: +ELLIPSIS
+    # ...
+    name = ...
+    """
+    kind: Any = type(config)
+    hints, told = get_type_hints(kind, include_extras=True), meanings(kind)
+    values = {part.name: getattr(config, part.name) for part in dataclasses.fields(config)}
+    lines: list[str] = []
+    if isinstance(config, Registered):
+        each = [f"{name}: {_first(of)}" for name, of in config.registry.working().items()]
+        which = f"Each has options of its own. {' '.join(each)} Or package.module:Name, one of your own."
+        lines += [*_comment(which), f"{config.key} = {_toml(config.called)}"]
+    for name, value in values.items():
+        if not dataclasses.is_dataclass(value):
+            meaning, limits = told.get(name, ""), allowed(hints[name])
+            if limits:
+                meaning = f"{meaning} Allowed: {limits}.".strip()
+            lines += [*_comment(meaning), f"{name} = {_toml(value)}"]
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            inner = f"{path}{name}"
+            lines += ["", "", *_comment(told.get(name, "")), f"[{inner}]"]
+            lines.append(commented(value, f"{inner}.").rstrip("\n"))
+    return "\n".join(lines) + "\n"
+
+
+def _first(kind: type[Any]) -> str:
+    """The first sentence of what a class says of itself."""
+    return " ".join(str(kind.__doc__).split("\n\n")[0].split())
+
+
+def _comment(text: str) -> list[str]:
+    wrapped = textwrap.wrap(text, WIDTH - 2, break_long_words=False, break_on_hyphens=False)
+    return [f"# {line}" for line in wrapped]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if value is None or isinstance(value, str):
+        return json.dumps("none" if value is None else value, ensure_ascii=False)
+    return str(value).lower() if isinstance(value, bool) else repr(value)

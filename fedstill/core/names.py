@@ -3,18 +3,25 @@
 A text that looks like another one is often the same name: a file system or a spreadsheet stored its letters
 in another normal form, or added a blank or an invisible character. Every reader of names applies
 :func:`plain`, so that one person, one site and one class count once.
+
+Arrays of names, each in the one form of :mod:`fedstill.core.names`.
+
+Names of runs: each is a folder at the server and at every node.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
 from typing import Any
 
-from fedstill.core.errors import DataError
+import numpy as np
+import numpy.typing as npt
+
+from fedstill.core.errors import ArgumentError, DataError
 
 # Format characters (category Cf) that are visible: they enclose the number that follows.
 _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
@@ -215,3 +222,47 @@ def count_of(text: str) -> int | None:
 def has_decimal_comma(text: str) -> bool:
     """Return whether a text is a number with a decimal comma, such as ``3,14``."""
     return re.fullmatch(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?", text) is not None
+
+
+TEXTS = "USOT"  # kinds of arrays that hold texts
+
+
+def named_column(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A column in which texts, and values of mixed types, are names; numbers stay as they are.
+
+    >>> named_column(np.array(["a ", "a"])).tolist(), named_column(np.array([1, 2])).tolist()
+    (['a', 'a'], [1, 2])
+    """
+    if column.dtype.kind not in TEXTS:
+        return column
+    cells = column.ravel().tolist()
+    return np.array([name_of(cell) for cell in cells], dtype=np.str_).reshape(column.shape)
+
+
+def named_columns(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Columns by their names, each as :func:`named_column`.
+
+    Raises:
+        DataError: two of one name.
+    """
+    keys = class_names(columns, "columns")
+    return {key: named_column(column) for key, column in zip(keys, columns.values(), strict=True)}
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a text can be the name of a run.
+
+    >>> is_run_name("digits-0.5"), is_run_name("../other")
+    (True, False)
+    """
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
+
+
+def check_run_name(name: str) -> None:
+    """Refuse what is no name of a run.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if not is_run_name(name):
+        raise ArgumentError("run", name, "up to 100 letters, digits, '.', '_' and '-'")

@@ -1,4 +1,7 @@
-"""The files of one run: what was measured, what is remembered, what came out."""
+"""The files of one run: what was measured, what is remembered, what came out.
+
+Folders of runs that :func:`fedstill.distil` made of objects: no file holds their data and networks.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,8 @@ from torch import nn
 
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.json_text import finite, json_text
-from fedstill.core.locks import lock
-from fedstill.core.text_format import more_such
+from fedstill.core.private_files import lock
+from fedstill.core.text_format import finite, json_text, more_such
 
 STATE = "state.safetensors"
 PICTURES = "pictures.safetensors"
@@ -247,3 +249,18 @@ def read_object(path: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise RunFolderError(f"{path} holds a {type(found).__name__}: allowed is a JSON object")
     return found
+
+
+OBJECTS = "setting.json"  # what such a run keeps in place of a config.toml
+ATTACKS = "an attack repeats a run by its config.toml, as fedstill run and fedstill.run_preset write it"
+
+
+def require_no_objects(folder: Path, cure: str) -> None:
+    """Refuse the folder of such a run.
+
+    Raises:
+        RunFolderError: it is one; ``cure`` says what there is to do.
+    """
+    if (folder / OBJECTS).exists() and not (folder / "config.toml").exists():
+        told = f"{folder} holds a run of fedstill.distil, without its data and networks"
+        raise RunFolderError(f"{told}: {cure}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.core.errors import DeployError
-from fedstill.core.fingerprints import fingerprint
+from fedstill.core.hashing import fingerprint
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate

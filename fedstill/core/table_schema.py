@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from fedstill.core.brief import brief_repr
 from fedstill.core.errors import ArgumentError
 from fedstill.core.names import plain, without_point
+from fedstill.core.text_format import brief_repr
 
 MOST = 100_000  # features
 EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none", "?")  # cells without a value, in whatever case

@@ -1,12 +1,20 @@
 """What pages and terminals share: values out of JSON, and numbers in words that people read.
 
 A page and a terminal that write figures alike can never disagree.
+
+Short texts of objects that hold tensors or long lists, for Python's prompt, notebooks and tracebacks.
+
+Writes JSON that every program reads: what is no finite number is null, as JSON has no word for it.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from fedstill.core.names import number_of
 
@@ -141,3 +149,58 @@ def clip(value: object, longest: int = 300) -> str:
     start = text[: 4 * longest]
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in start).split())
     return line if len(line) <= longest and len(start) == len(text) else line[: longest - 3] + "..."
+
+
+MOST = 4  # items that are shown one by one
+LONGEST = 60  # characters of one value
+
+
+def brief_repr(self: Any) -> str:
+    """The ``__repr__`` of a dataclass whose values are too long to show: shapes and numbers of items.
+
+    A dataclass takes it by ``__repr__ = brief_repr`` in its body.
+    """
+    shown = (f"{field.name}={brief(getattr(self, field.name))}" for field in fields(self) if field.repr)
+    return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def brief(value: Any) -> str:
+    """A value in a few words: the shape of a tensor or an array, the length of what has many items.
+
+    >>> brief(range(3)), brief((1, 2)), brief(tuple(range(50))), brief({"a": 1, "b": 2})
+    ('range(0, 3)', '(1, 2)', '<tuple of 50>', '<a, b>')
+    """
+    if getattr(type(value), "__repr__", None) is brief_repr:
+        return repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"<{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}>"
+    if isinstance(value, Mapping):
+        return clip(f"<{', '.join(map(str, value))}>", LONGEST)
+    if isinstance(value, tuple | list):
+        if len(value) > MOST:
+            return f"<{type(value).__name__} of {len(value)}>"
+        items = ", ".join(map(brief, value))
+        return f"({items}{',' if len(value) == 1 else ''})" if isinstance(value, tuple) else f"[{items}]"
+    return clip(repr(value), LONGEST)
+
+
+def json_text(told: Any, *, indent: int | None = 2) -> str:
+    """A value of figures, texts, lists and mappings as JSON, without a last line end; None for no indent is
+    one line, as short as it can be.
+
+    >>> json_text({"epsilon": float("inf"), "rounds": (1, 2)}, indent=None)
+    '{"epsilon":null,"rounds":[1,2]}'
+    """
+    separators = (",", ":") if indent is None else None
+    return json.dumps(finite(told), indent=indent, separators=separators, allow_nan=False)
+
+
+def finite(told: Any) -> Any:
+    """The same value with None for NaN and infinity, and lists for tuples."""
+    if isinstance(told, float):
+        return told if math.isfinite(told) else None
+    if isinstance(told, Mapping):
+        return {name: finite(value) for name, value in told.items()}
+    if isinstance(told, list | tuple):
+        return [finite(value) for value in told]
+    return told

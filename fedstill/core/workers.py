@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedstill.core import deadline, seeds
+from fedstill.core import seeds, timing
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -118,11 +118,11 @@ def _one_core() -> None:
 
 def _alone(work: Callable[[T], R], item: T, end: Event) -> R:
     """Work in a thread while no other one works."""
-    with deadline.until(end):
+    with timing.until(end):
         return work(item)
 
 
 def _apart(work: Callable[[T], R], item: T, end: Event) -> R:
     """Work in a thread beside others."""
-    with deadline.until(end), seeds.shared():
+    with timing.until(end), seeds.shared():
         return work(item)

@@ -25,17 +25,25 @@ True
 from __future__ import annotations
 
 from fedstill.core.dataset import DataSet, TensorData
-from fedstill.data.array_data import ArrayData
+from fedstill.data.builtin import Digits
 from fedstill.data.config import DATA, DataConfig, named
-from fedstill.data.instance_images import PictureData
-from fedstill.data.loader import load
-from fedstill.data.split_base import Items, SplitConfig, split
-from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, Shards, Sorted
+from fedstill.data.loading import ArrayData, load
+from fedstill.data.object_images import PictureData
+from fedstill.data.splits import (
+    IID,
+    ByColumn,
+    Dirichlet,
+    Items,
+    Positives,
+    Shards,
+    Sorted,
+    SplitConfig,
+    split,
+)
 from fedstill.data.stratified_sampling import stratified
-from fedstill.data.table_data import TableData
-from fedstill.data.text_data import TextData
+from fedstill.data.tables import TableData
+from fedstill.data.text import TextData
 from fedstill.data.user_data import UserFiles, find_file
-from fedstill.data.vision import Digits
 from fedstill.tasks import Targets
 
 __all__ = [

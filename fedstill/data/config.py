@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, cast, get_args
 
 from annotated_types import Ge, Interval, MultipleOf
 
-from fedstill.core.checked import NonNegativeInt
 from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
+from fedstill.core.options import NonNegativeInt
 from fedstill.core.registry import Registered, Registry
 from fedstill.tasks import Targets, TaskConfig
 
@@ -25,7 +25,7 @@ class DataConfig(Registered, ABC):
     """A data set, all of it: which it is, how much of it, and how it is read.
 
     Each is a frozen dataclass; its fields are its options. Most need only say what they hold:
-    :class:`fedstill.data.array_data.ArrayData` does the rest. What is no name in the registry is a path
+    :class:`fedstill.data.loading.ArrayData` does the rest. What is no name in the registry is a path
     (:class:`fedstill.data.user_data.UserFiles`).
 
     Attributes:
@@ -85,14 +85,14 @@ class DataConfig(Registered, ABC):
 DATA: Registry[type[DataConfig]] = Registry(
     "data set",
     {
-        "digits": "fedstill.data.vision:Digits",
-        "mnist": "fedstill.data.vision:MNIST",
-        "fashion-mnist": "fedstill.data.vision:FashionMNIST",
-        "cifar10": "fedstill.data.vision:CIFAR10",
-        "cifar100": "fedstill.data.vision:CIFAR100",
-        "breast-cancer": "fedstill.data.builtin_tables:BreastCancer",
-        "wine": "fedstill.data.builtin_tables:Wine",
-        "diabetes": "fedstill.data.builtin_tables:Diabetes",
+        "digits": "fedstill.data.builtin:Digits",
+        "mnist": "fedstill.data.builtin:MNIST",
+        "fashion-mnist": "fedstill.data.builtin:FashionMNIST",
+        "cifar10": "fedstill.data.builtin:CIFAR10",
+        "cifar100": "fedstill.data.builtin:CIFAR100",
+        "breast-cancer": "fedstill.data.builtin:BreastCancer",
+        "wine": "fedstill.data.builtin:Wine",
+        "diabetes": "fedstill.data.builtin:Diabetes",
     },
     base=DataConfig,
     others=("a path", "fedstill.data.user_data:UserFiles"),

@@ -12,11 +12,18 @@ from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.names import ordered, plain
 from fedstill.core.text_format import times
-from fedstill.data.csv_tables import CASES, PARTS, about
-from fedstill.data.image_files import image_files, images_below, instance_map, orientation, size_of, stacked
-from fedstill.data.images import mask_classes
+from fedstill.data.images import (
+    image_files,
+    images_below,
+    instance_map,
+    mask_classes,
+    orientation,
+    size_of,
+    stacked,
+)
 from fedstill.data.raw import Raw
 from fedstill.data.stratified_sampling import Ints
+from fedstill.data.table_files import CASES, PARTS, about
 from fedstill.data.tables import SCHEMA
 
 
@@ -36,7 +43,7 @@ def map_files(folder: Path, *, masks: bool) -> FoundImages:
 
     Folders ``images`` and ``masks``, both below ``train`` and ``test`` if there are these; without masks the
     images may also lie in the folder itself. ``cases.csv`` may say more
-    (:func:`fedstill.data.csv_tables.about`).
+    (:func:`fedstill.data.table_files.about`).
     """
     roots = _parts(folder)
     names: list[str] = []
@@ -110,7 +117,7 @@ def read_folder(
 
     Classes are the names of the folders, in the order of :func:`fedstill.core.names.ordered`; folders of one
     name are one class, and files that end in no image suffix are passed over.
-    ``cases.csv`` may say more (:func:`fedstill.data.csv_tables.about`), where an image is called by its place
+    ``cases.csv`` may say more (:func:`fedstill.data.table_files.about`), where an image is called by its place
     in the folder, without suffix: ``cat/1``. Arguments as :func:`fedstill.data.user_data.read`; a DataError
     names the folder or file that cannot be used.
     """

@@ -1,9 +1,18 @@
 """Images and masks as arrays: of one size from those of another, in patches that cover them, grey from
-colours, values as classes."""
+colours, values as classes.
+
+Images of the library PIL as arrays: upright, in grey or color, on white where they are transparent.
+
+Image files: which lie in a folder, one decoded and upright, and several as one array.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import DataError
+from fedstill.core.registry import first_line
+from fedstill.core.text_format import more_such, times
 from fedstill.data.stratified_sampling import Ints
 
 Pixels = npt.NDArray[Any]  # (N, C, H, W), uint8 in 0..255 or float32
@@ -164,3 +175,265 @@ def grey(pixels: torch.Tensor) -> torch.Tensor:
     channels = pixels.shape[1]
     weights = LUMA if channels == 3 else (1 / channels,) * channels
     return (pixels * torch.tensor(weights).view(-1, 1, 1)).sum(1, keepdim=True)
+
+
+Bytes = npt.NDArray[np.uint8]
+
+_GREY = ("1", "L", "LA", "La")
+_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+
+
+def is_image(value: Any) -> bool:
+    """Return whether a value is a PIL image."""
+    return hasattr(value, "convert") and hasattr(value, "getbands")
+
+
+def holds_images(values: Any) -> bool:
+    """Return whether a value is a list that holds PIL images."""
+    return isinstance(values, list | tuple) and any(map(is_image, values))
+
+
+def pixels_of(image: Any, what: str) -> Bytes:
+    """An image of PIL, upright, in grey ``(H, W)`` or color ``(H, W, 3)``: a DataError if not of 8 bits each.
+
+    Transparent pixels are drawn on white, in proportion to their alpha: what a file keeps below them is not
+    what anyone sees.
+    """
+    if image.mode.startswith(("I", "F")):
+        way = "divide by the largest possible value and give floats from 0 to 1 in an .npz"
+        raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel; {way}")
+    image = upright(image)
+    mode = "L" if image.mode in _GREY else "RGB"
+    if image.mode in _ALPHA or "transparency" in image.info:
+        from PIL import Image
+
+        over = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
+    return np.asarray(image.convert(mode))
+
+
+def numbers_of(image: Any, what: str) -> npt.NDArray[np.int32]:
+    """An image of PIL, upright, whose values are numbers of objects or classes: ``(H, W)``.
+
+    A palette only colors them; a DataError refuses colors and floats.
+    """
+    if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+        raise DataError(f"{what}: is an image of mode {image.mode}: allowed is one number a pixel")
+    return np.asarray(upright(image)).astype(np.int32)
+
+
+def array_of(values: Any, what: str, *, numbers: bool = False) -> npt.NDArray[Any]:
+    """An array, from what numpy makes one of, or from a list of arrays or of images of PIL, of one size each.
+
+    Args:
+        what: the values are, the first words of an error.
+        numbers: whether images hold numbers of classes or objects, ``(N, H, W)``; else they are pixels in
+            grey ``(N, H, W)``, or in color ``(N, H, W, 3)`` where one or more are.
+
+    Raises:
+        DataError: images of several sizes, or of a mode that is not read.
+    """
+    if not isinstance(values, list | tuple) or not values:
+        return np.asarray(values)
+    if not holds_images(values):
+        try:
+            return np.stack([np.asarray(value) for value in values])
+        except ValueError as error:
+            raise DataError(f"{what}: examples differ in shape: allowed is one for all") from error
+    read = numbers_of if numbers else pixels_of
+    arrays: list[npt.NDArray[Any]] = [
+        read(image, f"{what}: image {row}") if is_image(image) else np.asarray(image)
+        for row, image in enumerate(values)
+    ]
+    color = max(array.ndim for array in arrays)
+    arrays = [
+        np.repeat(array[..., None], 3, axis=2) if array.ndim == 2 < color else array for array in arrays
+    ]
+    for row, array in enumerate(arrays):
+        if array.shape != arrays[0].shape:
+            sizes = f"is {times(array.shape[:2])}, but image 0 is {times(arrays[0].shape[:2])}"
+            raise DataError(f"{what}: image {row} {sizes} (height, width): allowed is one size for all")
+    return np.stack(arrays)
+
+
+def arrays_of(given: Mapping[Any, Any], what: str) -> dict[str, npt.NDArray[Any]]:
+    """Arrays by name as an ``.npz`` has them, each as :func:`array_of` makes it."""
+    numbers = ("masks", "instances")
+    return {
+        str(name): array_of(values, f"{what}: {name}", numbers=name in numbers)
+        for name, values in given.items()
+    }
+
+
+ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # of EXIF's orientations: PIL's transpositions
+
+
+def turn_of(image: Any) -> int:
+    """Return the EXIF orientation, 1 to 8; 1, upright, where a file has none that can be read.
+
+    PIL turns a TIFF itself.
+    """
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):  # it would be decoded
+        return 1
+    try:
+        found = image.getexif().get(ORIENTATION, 1)
+    except (OSError, ValueError, SyntaxError, KeyError, TypeError, AttributeError, struct.error):
+        return 1
+    return found if found in _TURNS else 1
+
+
+def upright(image: Any) -> Any:
+    """A photograph as its camera was held, which the file may say next to the pixels (EXIF)."""
+    turn = turn_of(image)
+    return image.transpose(_TURNS[turn]) if turn in _TURNS else image
+
+
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+)
+UNREAD = frozenset({".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dcm", ".dng", ".cr2", ".nef"})
+
+
+class UnreadableImage(DataError):
+    """A file is no image that can be read, whatever it is for: another thing, damaged, or far too large."""
+
+
+class UnequalSizes(DataError):
+    """Images have several sizes, where nothing brings them to one."""
+
+
+def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
+    """One image as (1, H, W) or (3, H, W); a DataError, begun by ``what``, if it has no 8-bit channels."""
+    with _opened(source, what) as image:
+        pixels = pixels_of(image, what)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
+    """A grey image of up to 16 bits, whose values are numbers of objects or classes: ``(H, W)``."""
+    with _opened(source, what) as image:
+        return numbers_of(image, what)
+
+
+def orientation(source: Path, what: str) -> int:
+    """How the camera of an image file was held, 1 to 8 as EXIF counts, of which 1 is upright."""
+    with _opened(source, what) as image:
+        return turn_of(image)
+
+
+@contextmanager
+def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
+    from PIL import Image
+
+    try:
+        with Image.open(source) as image:
+            yield image
+    except DataError:
+        raise
+    # Pillow raises SyntaxError for a damaged PNG.
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        told = getattr(error, "strerror", None) or first_line(error)
+        raise UnreadableImage(f"{what}: cannot be read as an image ({told})") from error
+
+
+def size_of(source: Path, what: str) -> tuple[int, int]:
+    """Height and width of an image file."""
+    with _opened(source, what) as image:
+        height, width = image.height, image.width
+        return (width, height) if turn_of(image) > 4 else (height, width)
+
+
+ONE_SIZE = "; data.size makes one size, at a node data.fit, of new data --fit"
+
+
+def stacked(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0) -> npt.NDArray[Any]:
+    """Image files, each with what it is for errors, of one form: ``(N, C, H, W)``; averaged to a ``size``.
+
+    Each is brought to so many ``channels`` by itself, so that what becomes of one hangs on no other. With 0
+    all get colours where some are grey and some have them. A DataError names the first that cannot be read
+    and counts the others, or names one of another size than the first.
+    """
+    images: list[npt.NDArray[Any]] = []
+    unreadable: list[str] = []  # texts alone: an error holds its half of a picture
+    first = ""
+    for file, what in files:
+        try:
+            image: npt.NDArray[Any] = decoded(file, what)
+        except UnreadableImage as error:
+            unreadable.append(str(error))
+            continue
+        if size:
+            image = resized(image[None], size, size)[0]
+        if channels == 1 < len(image):
+            image = grey(torch.from_numpy(_floats(image)[None]))[0].numpy().clip(0, 1)
+        elif len(image) == 1 < channels:
+            image = np.broadcast_to(image, (channels, *image.shape[1:]))
+        first = first or what
+        if images and image.shape[1:] != images[0].shape[1:]:
+            sizes = f"{times(image.shape[1:])}, but {first} is {times(images[0].shape[1:])}"
+            raise UnequalSizes(f"{what}: is {sizes} (height, width): allowed is one size for all{ONE_SIZE}")
+        images.append(image)
+    if unreadable:
+        raise UnreadableImage(f"{unreadable[0]}{more_such(len(unreadable))}")
+    if len({image.dtype for image in images}) > 1:
+        images = [_floats(image) for image in images]
+    most = max(len(image) for image in images)
+    return np.stack([np.broadcast_to(image, (most, *image.shape[1:])) for image in images])
+
+
+def _floats(image: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Bytes as floats from 0 to 1, in the same bits as :func:`resized` and ``normalised`` make of them."""
+    return image.astype(np.float32) / np.float32(255) if image.dtype == np.uint8 else image
+
+
+def image_files(folder: Path, *, below: bool = False) -> list[Path]:
+    """The images in a folder itself, or in those below it, too, by path; none where there is no such folder.
+
+    Hidden ones are passed over, as those of a notebook's checkpoints are.
+
+    Raises:
+        DataError: an image of a form that is not read is among them, or a link to an image that is not there.
+    """
+    places = [folder, *(_folders_below(folder) if below else ())] if folder.is_dir() else []
+    seen = [file for place in places for file in place.iterdir() if not file.name.startswith(".")]
+    empty = sorted(file for file in seen if file.suffix.lower() in SUFFIXES and not file.exists())
+    if empty:  # as in a git-annex whose content was not fetched: passed over, images would be missing
+        raise DataError(f"{empty[0]}: is a link to nothing{more_such(len(empty))}: allowed are images")
+    files = sorted(file for file in seen if file.is_file())
+    unread = [file for file in files if file.suffix.lower() in UNREAD]
+    if unread:
+        told = f"is an image that is not read{more_such(len(unread))}"
+        raise DataError(f"{unread[0]}: {told}: allowed are {', '.join(sorted(SUFFIXES))}")
+    return [file for file in files if file.suffix.lower() in SUFFIXES]
+
+
+def _folders_below(folder: Path) -> list[Path]:
+    """All folders in it, through links, too, each once; hidden ones are passed over.
+
+    Raises:
+        DataError: a folder that cannot be read, or a link to one that holds this one: with it other classes
+            would be this one's.
+    """
+    met, places, found = set[Path](), [folder], list[Path]()
+    while places:
+        place = places.pop()
+        try:
+            within = [each for each in sorted(place.iterdir()) if each.is_dir() and each.name[0] != "."]
+        except OSError as error:
+            raise DataError(f"{place}: cannot be read ({error.strerror})") from error
+        for each in within:
+            if folder.resolve().is_relative_to(each.resolve()):
+                raise DataError(f"{each}: is a link to a folder that holds it: allowed are others")
+            if each.resolve() not in met:
+                met.add(each.resolve())
+                found.append(each)
+                places.append(each)
+    return found
+
+
+def images_below(folder: Path) -> list[Path]:
+    """The images of a folder and of all folders in it, by path; a DataError if there are none."""
+    if not (files := image_files(folder, below=True)):
+        raise DataError(f"{folder}: holds no image ({', '.join(sorted(SUFFIXES))})")
+    return files

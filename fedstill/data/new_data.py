@@ -17,17 +17,16 @@ import torch
 from fedstill.core.dataset import Cases, Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import plain
-from fedstill.data import text_data
+from fedstill.data import text
 from fedstill.data.config import DATA, named
-from fedstill.data.csv_tables import Columns, column_of, pixel_images, pixel_row, read_csv
-from fedstill.data.image_files import images_below, stacked
+from fedstill.data.images import images_below, stacked
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.instance_images import cases_of, cut, read_pictures
-from fedstill.data.loader import load
-from fedstill.data.preparation import PATIENT, SITE, check_sites, taught, with_channels
+from fedstill.data.loading import PATIENT, SITE, check_sites, load, taught, with_channels
+from fedstill.data.node_data import inputs_in, labels_in
+from fedstill.data.object_images import cases_of, cut, read_pictures
 from fedstill.data.raw import Images, image_array, read_npz
-from fedstill.data.spec_tensors import inputs_in, labels_in
 from fedstill.data.stratified_sampling import require_told, require_units
+from fedstill.data.table_files import Columns, column_of, pixel_images, pixel_row, read_csv
 from fedstill.data.tables import cells_of, read_folder, read_rows
 from fedstill.data.user_data import UserFiles, form_of, located, read
 
@@ -39,7 +38,7 @@ class Reading:
     Args:
         root: the folder that paths count from; empty: this one.
         fit: bring images of another size or number of channels into the student's form.
-        label, image: columns of a csv, as :class:`fedstill.data.csv_tables.Columns` has them.
+        label, image: columns of a csv, as :class:`fedstill.data.table_files.Columns` has them.
         channels: which of the images'; empty: all.
         slices: of each NIfTI volume at most; 0: all.
         sites: only examples of these; empty: all.
@@ -73,9 +72,9 @@ def measured(name: str, spec: InputSpec, how: Reading) -> TensorData:
     what = f"data {name!r}"
     columns: Mapping[str, Column] = {}
     if targets == "texts":
-        source = text_data.read_table(place)
+        source = text.read_table(place)
         labels = torch.from_numpy(labels_in(source, spec, what))
-        ids = text_data.ids_of(source.texts, spec.shape[0], spec.vocabulary, how.words, what)
+        ids = text.ids_of(source.texts, spec.shape[0], spec.vocabulary, how.words, what)
         data, columns = TensorData(ids, labels), source.columns
     elif spec.task.makes.form == "rows":
         table = (read_folder if place.is_dir() else read_rows)(place, spec.schema)

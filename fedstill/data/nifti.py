@@ -14,11 +14,11 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
 from fedstill.core.names import plain
+from fedstill.core.registry import first_line
 from fedstill.core.text_format import times
-from fedstill.core.user_functions import first_line
-from fedstill.data.csv_tables import about
 from fedstill.data.images import mask_classes, resized
 from fedstill.data.raw import Raw
+from fedstill.data.table_files import about
 
 SUFFIXES = (".nii.gz", ".nii")
 NNUNET = frozenset({"imagesTr", "labelsTr", "imagesTs", "labelsTs"})  # not cases, but folders of all of them

@@ -1,4 +1,12 @@
-"""The data of one owner, from where they are kept to tensors as a server declares.
+"""How an owner's data are kept: the table ``data`` of ``node.toml``.
+
+An owner's images, labels and groups as tensors in the spec that a server declares.
+
+Brings what one owner has into the spec that a server declares, a reader a form of data.
+
+What is marked as test data in the source is left out.
+
+The data of one owner, from where they are kept to tensors as a server declares.
 
 Labels given as names count by name, so that a node may lack classes.
 """
@@ -6,29 +14,274 @@ Labels given as names count by name, so that a node may lack classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.dataset import TensorData, check_pixels
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedstill.core.dataset import Column, DataSet, TensorData, check_pixels, normalised
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
+from fedstill.core.names import class_names, count_of, plain, unknown_name
+from fedstill.core.registry import OWN, find, first_line, is_path
 from fedstill.core.table_schema import NO_SCHEMA, Schema
-from fedstill.core.user_functions import OWN, find, first_line, is_path
-from fedstill.data import node_readers
-from fedstill.data.array_data import ArrayData
+from fedstill.core.text_format import times
+from fedstill.data import text
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
-from fedstill.data.csv_tables import Columns
-from fedstill.data.image_files import UnequalSizes, UnreadableImage
+from fedstill.data.images import UnequalSizes, UnreadableImage, arrays_of, resized
 from fedstill.data.input_spec import InputSpec, check_examples
-from fedstill.data.loader import CLASSIFICATION
-from fedstill.data.node_data_config import SOURCES, PrivateConfig
-from fedstill.data.pil_images import arrays_of
-from fedstill.data.preparation import with_channels
-from fedstill.data.python_examples import inputs_and_targets
-from fedstill.data.raw import Raw, from_arrays
-from fedstill.data.tables import read_schema
+from fedstill.data.loading import CLASSIFICATION, PATIENT, ArrayData, taught, with_channels
+from fedstill.data.object_images import SLIDE, cases_of, cut, read_pictures, whose
+from fedstill.data.public import conform
+from fedstill.data.python_data import inputs_and_targets
+from fedstill.data.raw import MOST_CLASSES, Images, Raw, from_arrays, whole_numbers
+from fedstill.data.stratified_sampling import Ints, numbered, require_units
+from fedstill.data.table_files import Columns
+from fedstill.data.tables import check_rows, read_rows, read_schema
+from fedstill.data.text import Labelled
 from fedstill.data.user_data import SERVING, read
 from fedstill.tasks import TASKS, TaskConfig
+
+SOURCES = ("npz", "folder", "csv", "parquet", "nifti", "tensors")
+
+
+@dataclass(frozen=True)
+class PrivateConfig:
+    """Where a node's own examples are, and in what form."""
+
+    source: str = "npz"
+    """npz: a file with arrays images and labels, or masks, or instances; folder: images by class, one folder
+    a class, or a folder images beside a folder masks; nifti: a folder of volumes; csv: a table of pixels,
+    image files, findings, texts, or the columns that the run's schema has; parquet: these columns, too;
+    tensors: a .safetensors file of inputs and targets just as the server declares them; or
+    package.module:function, your own, called with the path below, which gives images and labels, or arrays by
+    name as an npz has them; or a data set of your own, by name or package.module:Class, whose folder (root)
+    is the path below."""
+
+    path: str = "data.npz"
+    """The file or folder, from the folder of this file."""
+
+    fit: bool = False
+    """Bring images of another size or number of channels into the server's form; else they are refused."""
+
+    label: str = "label"
+    """csv: the column of labels, which are names of classes or their numbers from 0; of findings, the column
+    that lists them divided by "|", without which each finding has a column of its own."""
+
+    image: str = ""
+    """csv: the column of image files, from the folder of the csv; if empty, "image" where there is one, else
+    all other columns are pixels from 0 to 255."""
+
+    group: str = ""
+    """Whose each example is (a patient, say), for privacy.group_size: a column of the csv, or an array of the
+    npz with one number or name an example, "patient" of nifti; if empty, none. Patches of a picture (task
+    instances) always have that picture's patient, or "slide": the picture itself."""
+
+    channels: tuple[int, ...] = ()
+    """npz, folder and nifti for maps, images or findings: which channels, from 0; if empty, all."""
+
+    slices: int = 0
+    """nifti: at most so many axial slices of each volume, evenly spread; 0: all."""
+
+    schema: str = ""
+    """Rows of a table: the schema file that a run must have, from the folder of this file. A run of any other
+    schema is refused before your data are looked at, and without a run your rows are checked against it. If
+    empty, any run's will do: then a server that proposes one range after another learns, by what your node
+    refuses, the least and the largest value of each column."""
+
+    classes: tuple[str, ...] = ()
+    """The classes, labels or channels that a run must have, by name and in its order; of tables the schema
+    says them. A run of others is refused before your data are looked at. If empty, any run's will do: then a
+    server that proposes one list after another learns, by what your node refuses, which classes your examples
+    have."""
+
+    vocabulary: str = ""
+    """Texts: how words become ids, as data.vocabulary of the run; if empty, by hashing."""
+
+    def __post_init__(self) -> None:
+        # The package's own data sets are no owner's, and partly a run's test data.
+        if self.source not in SOURCES and (self.source in DATA.own or self.source not in DATA):
+            raise ArgumentError(
+                "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
+            )
+        if self.schema and self.source in ("npz", "folder", "nifti"):
+            raise ArgumentError("data.schema", self.schema, f"empty, as source {self.source} holds no rows")
+        try:
+            object.__setattr__(self, "classes", class_names(self.classes, "data.classes"))
+        except DataError as error:
+            raise ArgumentError("data.classes", list(self.classes), "different names") from error
+        if self.schema and self.classes:
+            raise ArgumentError("data.classes", list(self.classes), "empty, as data.schema says them")
+        if self.slices < 0 or (self.slices and self.source != "nifti"):
+            raise ArgumentError("data.slices", self.slices, "0, or a whole number from 1 up for source nifti")
+        if self.channels and self.source == "csv":
+            raise ArgumentError("data.channels", list(self.channels), "empty, as source csv has all channels")
+
+
+def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
+    """Classes, maps or findings as the spec numbers its classes; findings that are not known are -1."""
+    kind, classes = spec.task.makes.kind, spec.classes
+    if kind == "image" or raw.classes == classes:
+        return raw.labels
+    numbered_classes = {*classes} == {*map(str, range(len(classes)))}  # in any order: numbers are names, too
+    if not raw.named and not (kind == "class" and numbered_classes):
+        found = len(raw.classes)
+        if kind != "class" and (found > len(classes) or (kind == "labels" and found < len(classes))):
+            told = f"has {found} classes without names: allowed are {len(classes)}: {', '.join(classes)}"
+            raise DataError(f"{what}: {told}")
+        return raw.labels
+    used = [raw.classes[label] for label in np.unique(raw.labels)] if kind == "class" else list(raw.classes)
+    if set(used) <= set(classes):
+        numbers = [classes.index(each) if each in classes else -1 for each in raw.classes]
+    elif kind == "class" and whole_numbers(used) and all(count_of(each) is None for each in classes):
+        counts = [count_of(each) for each in raw.classes]
+        numbers = [-1 if count is None else min(count, MOST_CLASSES) for count in counts]
+    else:
+        unknown = next(each for each in used if each not in classes)
+        raise DataError(f"{what}: has a class {unknown_name(unknown, classes)}")
+    if kind == "labels":
+        labels: Ints = np.full((len(raw.labels), len(classes)), -1, dtype=np.int64)
+        labels[:, numbers] = raw.labels
+        return labels
+    return np.array(numbers, dtype=np.int64)[raw.labels]
+
+
+def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor | None:
+    """Whose each example is, ``(N,)`` int64, if the owner names a column that says so."""
+    if not config.group:
+        return None
+    group = plain(config.group)
+    if group not in columns:
+        known = ", ".join(columns) or "none"
+        raise ArgumentError("data.group", config.group, f"a column with one value an example: {known}")
+    require_units(group, columns[group], "data.group")
+    return numbered(columns[group].tolist())
+
+
+def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:
+    """Images normalised as the spec declares, ``(N, C, H, W)`` float32.
+
+    Those of another form only where they may be made to ``fit``: averaged to its size, as by a run's
+    ``data.size``, and grey for colour or colour for grey.
+    """
+    found = tuple(images.shape[1:])
+    if found != spec.shape and not fit:
+        shapes = f"{times(found)} (channels, height, width): allowed is {times(spec.shape)}"
+        raise DataError(f"{what}: images are {shapes}; data.fit = true, or --fit, brings images into it")
+    if found[1:] != spec.shape[1:]:
+        images = resized(images, *spec.shape[1:])
+    if found[0] == spec.shape[0]:
+        return normalised(images, spec.mean, spec.std)
+    black, white = (0.0,) * found[0], (1.0,) * found[0]
+    as_pixels = TensorData(normalised(images, black, white), torch.zeros(len(images)))
+    like = TensorData(torch.zeros(1, *spec.shape), torch.zeros(1))
+    source = DataSet(what, as_pixels, as_pixels, spec.classes, black, white)
+    return conform(
+        as_pixels.inputs, source, DataSet("the server", like, like, spec.classes, spec.mean, spec.std)
+    )
+
+
+def of_images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
+    """An owner's images of any kind of target, once they are read."""
+    check_examples(len(raw.images), spec, most)
+    rows, groups = _training(raw.columns, raw.test, len(raw.labels), config, what)
+    raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
+    labels = torch.from_numpy(labels_in(raw, spec, what))
+    inputs, targets = taught(inputs_in(raw.images, config.fit, spec, what), labels, spec.task)
+    return TensorData(inputs, targets, groups)
+
+
+def _training(
+    columns: Mapping[str, Any], test: Column | None, count: int, config: PrivateConfig, what: str
+) -> tuple[Ints, torch.Tensor | None]:
+    """The rows that are not for testing, and whose each of them is."""
+    groups = groups_of(columns, config)
+    rows = np.arange(count) if test is None else np.flatnonzero(test == 0)
+    if len(rows) == 0:
+        raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
+    return rows, None if groups is None else groups[torch.from_numpy(rows)]
+
+
+def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> TensorData:
+    """Tensors of the spec's own form."""
+    try:
+        # Copied to where tensors of one's own begin: a file's begin anywhere, and some processors add up
+        # in another order there, so that a node's figures would hang on where its data lie.
+        tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{what}: cannot be read as safetensors ({first_line(error)})") from error
+    wanted = {"inputs", "targets", *([config.group] if config.group else [])}
+    if set(tensors) != wanted:
+        found = ", ".join(sorted(tensors)) or "nothing"
+        raise DataError(f"{what}: holds {found}: allowed are just {', '.join(sorted(wanted))}")
+    groups = None
+    if config.group:
+        require_units(config.group, tensors[config.group].numpy(), what)
+        groups = numbered(tensors[config.group].tolist())
+    inputs = tensors["inputs"]
+    if spec.vocabulary:  # ids that the run's model has not are unknown words: refused, they would be told
+        inputs = inputs.where(inputs < spec.vocabulary, text.UNKNOWN)
+    data = TensorData(inputs, tensors["targets"], groups)
+    if tuple(data.inputs.shape[1:]) != spec.shape:
+        found = str(tuple(data.inputs.shape[1:]))
+        raise DataError(f"{what}: inputs are of shape {found}: allowed is {spec.shape}")
+    if groups is not None and groups.shape != data.inputs.shape[:1]:
+        form = tuple(groups.shape)
+        raise DataError(f"{what}: {config.group} is of shape {form}: allowed is one an example")
+    task = spec.make_task()
+    task.check(data, what)
+    if spec.schema:
+        check_rows(data.inputs, spec.schema, what)
+    return data
+
+
+def of_pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+    """Patches of the spec's size that cover an owner's pictures."""
+    channels, height, width = spec.shape
+    if (channels, height) != (3, width):
+        raise DataError(f"{what}: the server declares {spec.shape}: allowed are square patches in colour")
+    pictures = [one for one in read_pictures(path) if not one.test]
+    if not pictures:
+        raise DataError(f"{what}: all pictures are for testing: allowed is one or more to train on")
+    sides = [one.instances.shape for one in pictures]
+    check_examples(sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most)
+    cases = cases_of(pictures, height)
+    data = cut(pictures, cases, np.arange(len(cases.of)), height)
+    # Patches of one picture overlap, and so are protected together or not at all.
+    known, _ = whose(pictures)
+    if config.group not in ("", SLIDE, known):
+        allowed = f"empty ({known!r}) or {SLIDE!r} for task instances here"
+        raise ArgumentError("data.group", config.group, allowed)
+    patient = (config.group or known) == PATIENT
+    if patient:
+        require_units(PATIENT, np.array([one.patient for one in pictures if one.patient]), what)
+    names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]
+    groups = numbered(names[case] for case in cases.of.tolist())
+    return TensorData(data.inputs, data.targets, groups)
+
+
+def of_rows(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+    """An owner's rows of a table, checked against the server's schema."""
+    table = read_rows(path, spec.schema)
+    check_examples(len(table.data), spec, most)
+    rows, groups = _training(table.columns, table.test, len(table.data), config, what)
+    return replace(table.data.subset(torch.from_numpy(rows)), groups=groups)
+
+
+def of_texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+    """An owner's texts, with the ids that the server's words have."""
+    source = text.read_table(path)
+    check_examples(len(source.texts), spec, most)
+    ids = text.ids_of(source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, what)
+    rows, groups = _training(source.columns, source.test, len(source.labels), config, what)
+    labels = torch.from_numpy(labels_in(source, spec, what))
+    chosen = torch.from_numpy(rows)
+    return TensorData(ids[chosen], labels[chosen], groups)
+
 
 OF_SCHEMA = {"category": "tabular", "number": "regression", "time until an event": "survival"}  # tasks
 
@@ -86,18 +339,18 @@ def _loaded(
     path = locate(config, folder)
     if spec is None:
         raw, spec = _with_own_spec(config, path, folder, asked, what)
-        data = node_readers.of_images(raw, config, spec, what)
+        data = of_images(raw, config, spec, what)
     elif config.source == "tensors":
-        data = node_readers.of_tensors(config, path, spec, what)
+        data = of_tensors(config, path, spec, what)
     elif asked.targets == "texts":
-        data = node_readers.of_texts(config, path, spec, what, most)
+        data = of_texts(config, path, spec, what, most)
     elif asked.makes.form == "rows":
-        data = node_readers.of_rows(config, path, spec, what, most)
+        data = of_rows(config, path, spec, what, most)
     elif asked.targets == "instances":
-        data = node_readers.of_pictures(config, path, spec, what, most)
+        data = of_pictures(config, path, spec, what, most)
     else:
         raw = _read(config, path, folder, asked, spec, most)
-        data = node_readers.of_images(raw, config, spec, what, most)
+        data = of_images(raw, config, spec, what, most)
     spec.make_task().check(data, what)
     return data, spec
 

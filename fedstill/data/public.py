@@ -14,16 +14,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.brief import brief_repr
-from fedstill.core.checked import Checked, Fraction
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.options import Checked, Fraction
 from fedstill.core.seeds import numpy_generator, torch_generator
-from fedstill.core.text_format import times
+from fedstill.core.text_format import brief_repr, times
 from fedstill.data.config import DATA, Limit, named
 from fedstill.data.images import grey
-from fedstill.data.loader import CLASSIFICATION, load
-from fedstill.data.preparation import taught
+from fedstill.data.loading import CLASSIFICATION, load, taught
 from fedstill.data.stratified_sampling import Ints, labels_of, strata, stratified, whole
 from fedstill.data.tables import drawn
 from fedstill.tasks import TASKS, Targets, TaskConfig

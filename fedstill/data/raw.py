@@ -19,18 +19,20 @@ import torch
 
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import DataError
-from fedstill.core.name_columns import TEXTS, named_column, named_columns
 from fedstill.core.names import (
+    TEXTS,
     class_names,
     count_of,
+    named_column,
+    named_columns,
     ordered,
     plain,
     unknown_name,
     without_point,
 )
+from fedstill.core.registry import first_line
 from fedstill.core.table_schema import EMPTY
 from fedstill.core.text_format import more_such
-from fedstill.core.user_functions import first_line
 from fedstill.data.images import mask_classes
 from fedstill.data.stratified_sampling import Ints
 from fedstill.tasks import Targets

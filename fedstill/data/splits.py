@@ -1,4 +1,9 @@
-"""The splits: one frozen dataclass each, with its options and the way it divides.
+"""Dividing examples over the nodes of a federation: what all :mod:`fedstill.data.splits` share.
+
+A split says for each of its items, an example or a whole unit, at which node it is. So each example is at
+exactly one node and none is lost, whatever the numbers drawn.
+
+The splits: one frozen dataclass each, with its options and the way it divides.
 
 May import ``split_base``, which has what all of them share.
 """
@@ -6,20 +11,337 @@ May import ``split_base``, which has what all of them share.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from annotated_types import Interval
 
-from fedstill.core.checked import PositiveInt
-from fedstill.core.dataset import Column, TensorData
-from fedstill.core.errors import ArgumentError
-from fedstill.data.split_base import Items, SplitConfig, topped_up
-from fedstill.data.stratified_sampling import Ints
+from fedstill.core.dataset import Column, TensorData, check_labels
+from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.names import number_of, plain
+from fedstill.core.options import PositiveInt
+from fedstill.core.registry import Registered, Registry
+from fedstill.data.stratified_sampling import Ints, labels_of, require_told, unit_labels
+
+NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitConfig(Registered, ABC):
+    """How the training examples are divided over the nodes.
+
+    A split is a frozen dataclass below this one; its fields are its options, and their types say what
+    these may be (:mod:`fedstill.core.config_tables`). What it must bring is :meth:`divide`.
+
+    Attributes:
+        fewest: the least that ``nodes`` may be; 0 where the data can say how many there are.
+        words: what reports say of it, with its options in braces; empty: its name and options.
+    """
+
+    under: ClassVar[str] = "split"
+    key: ClassVar[str] = "how"
+    default: ClassVar[str | None] = "dirichlet"
+    alike: ClassVar[bool] = True  # alpha is skew and column a column in all that have them
+    fewest: ClassVar[int] = 1
+    words: ClassVar[str] = ""
+
+    nodes: int = 5
+    """Number of nodes; with how = column also 0, as many as the column has values."""
+
+    minimum: PositiveInt = 10
+    """The least number of examples a node holds."""
+
+    findings: int = 0
+    """Findings: how many of the labels a node knows; the others are unknown in its data. All nodes together
+    know all labels, and neighbours share some; 0: every node knows all."""
+
+    @abstractmethod
+    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+        """The node of each item, ``(U,)`` int64 in 0..nodes-1; with ``nodes`` 0 in 0 up to any number.
+
+        Nodes below ``minimum`` afterwards get random items of the largest ones. All randomness is the
+        generator's.
+        """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(column := getattr(self, "column", None), str):
+            object.__setattr__(self, "column", plain(column))
+
+    def values(self, columns: Mapping[str, Column]) -> Sequence[str] | None:
+        """What each node stands for, in order, where it is a value of a column (N,); None: it has no name."""
+        return None
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The options that not all splits have."""
+        shared = {field.name for field in fields(SplitConfig)}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
+
+    @property
+    def about(self) -> str:
+        """It in a few words, for reports."""
+        plain = ", ".join([self.called, *(f"{name} {value}" for name, value in self.own.items())])
+        return self.words.format(**self.own) or plain
+
+
+SPLITS: Registry[type[SplitConfig]] = Registry(
+    "split",
+    {
+        "iid": "fedstill.data.splits:IID",
+        "dirichlet": "fedstill.data.splits:Dirichlet",
+        "balanced-dirichlet": "fedstill.data.splits:BalancedDirichlet",
+        "shards": "fedstill.data.splits:Shards",
+        "column": "fedstill.data.splits:ByColumn",
+        "sorted": "fedstill.data.splits:Sorted",
+        "positives": "fedstill.data.splits:Positives",
+    },
+    base=SplitConfig,
+)
+
+
+SplitConfig.registry = SPLITS
+
+
+class Items:
+    """What is divided, U items: examples or, where some belong together, whole units (a patient's, say).
+
+    Attributes:
+        whole: whether they are units.
+        of: the item that each of the N examples belongs to, (N,) in 0..U-1.
+        sizes: examples in each, (U,).
+        least: how many items a node must have: the minimum of examples, and 1 of units.
+    """
+
+    def __init__(
+        self,
+        targets: torch.Tensor,
+        classes: int,
+        columns: Mapping[str, Column],
+        unit: Column | None,
+        split: SplitConfig,
+    ) -> None:
+        self.targets, self.columns, self.unit, self.split = targets, columns, unit, split
+        self._classes, self.whole = classes, unit is not None
+        self.of: Ints = np.arange(len(targets))
+        self.sizes: Ints = np.ones(len(targets), dtype=np.int64)
+        if unit is not None:
+            self.of, self.sizes = np.unique(unit, return_inverse=True, return_counts=True)[1:]
+        self.least = 1 if self.whole else split.minimum
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def labels(self) -> Ints:
+        """The class of each item, (U,): of findings and maps as
+        :func:`fedstill.data.stratified_sampling.labels_of`, of a unit the rarest of its examples'.
+
+        Raises:
+            ArgumentError: the targets are images.
+            DataError: labels outside the classes.
+        """
+        if self.targets.is_floating_point() and self.targets.ndim != 2:
+            allowed = "iid, column or sorted, as images have no classes"
+            raise ArgumentError("split.how", self.split.called, allowed)
+        if self.targets.ndim == 1:
+            check_labels(self.targets, self._classes, "split")
+        labels = labels_of(self.targets)
+        return unit_labels(labels, self.of) if self.whole else labels
+
+    @property
+    def classes(self) -> int:
+        """How many classes :attr:`labels` are of, of which not all need occur."""
+        numbers = self.targets.is_floating_point()
+        if self.whole or numbers:
+            return int(self.labels.max()) + 1
+        return self._classes + (self.targets.ndim == 2)
+
+    @cached_property
+    def positive(self) -> npt.NDArray[np.bool_]:
+        """Whether an item has any finding, (U,); an ArgumentError if the targets are no findings."""
+        if self.targets.ndim != 2 or self.targets.is_floating_point():
+            allowed = "another one, as only findings are positive or negative"
+            raise ArgumentError("split.how", self.split.called, allowed)
+        some: npt.NDArray[np.bool_] = (
+            np.bincount(self.of, weights=(self.targets == 1).any(1).cpu().numpy()) > 0
+        )
+        return some
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        """A numeric column, (U,), of a unit the mean; an ArgumentError if there is none of that name.
+
+        Texts are numbers where all are, as those of a table.
+        """
+        column = self._column(name)
+        if column.dtype.kind == "U" and all(number_of(cell) is not None for cell in column.tolist()):
+            column = column.astype(float)
+        if column.dtype.kind not in "biuf":
+            raise ArgumentError(
+                "split.column", name, f"a numeric column when split.how is {self.split.called}"
+            )
+        return np.bincount(self.of, weights=column) / self.sizes if self.whole else column
+
+    def values(self, name: str) -> npt.NDArray[Any]:
+        """A column of numbers or texts, (U,), of a unit the value that all its examples have.
+
+        Raises:
+            ArgumentError: there is no such column.
+            DataError: it cannot be used, or parts a unit.
+        """
+        column = self._column(name)
+        if self.unit is None:
+            return column
+        first = np.unique(self.of, return_index=True)[1]
+        odd = np.flatnonzero(column != column[first][self.of])
+        if len(odd):
+            parted = str(self.unit[odd[0]])
+            raise DataError(
+                f"split.column {name!r}: its values part the examples of {parted!r}: allowed is one value "
+                "for all of a patient's; where hospitals count patients each by itself, write the hospital "
+                "into the column patient, too"
+            )
+        return column[first]
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        if name not in self.columns:
+            known = f"one of {', '.join(sorted(self.columns))}"
+            none = "none, as this data has no columns (a folder's are in its cases.csv)"
+            raise ArgumentError("split.column", name, known if self.columns else none)
+        column = np.asarray(self.columns[name])
+        if column.shape != self.of.shape or column.dtype.kind not in "biufUS":
+            raise DataError(
+                f"column {name!r} is {column.dtype} of shape {column.shape}: "
+                f"allowed are numbers or texts, one for each of the {len(self.of)} examples"
+            )
+        require_told(name, column)
+        return column
+
+
+def split(
+    targets: torch.Tensor,
+    classes: int,
+    config: SplitConfig,
+    generator: np.random.Generator,
+    columns: Mapping[str, Column] = NO_COLUMNS,
+    unit: Column | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Divide N examples over K nodes; where they belong together (``unit``), whole units.
+
+    Args:
+        targets: (N,) int64 class indices, (N, C) findings, (N, H, W) maps or float images.
+        classes: number of classes; not all need occur.
+        config: how to divide. A node below its minimum gets random items of the largest nodes.
+        generator: the only source of randomness.
+        columns: by name, (N,) values.
+        unit: of which patient, say, each example is, (N,): those of one are never at two nodes.
+
+    Returns:
+        K tensors of int64 indices into targets, each ascending: a partition of 0..N-1.
+
+    Raises:
+        ArgumentError: a setting that is not allowed, or that this data does not allow.
+        DataError: no examples, labels outside the classes, a column that cannot be used.
+
+    >>> from fedstill.data.splits import Shards
+    >>> config = Shards(nodes=2, classes_per_node=1, minimum=1)
+    >>> parts = split(torch.tensor([0, 1, 0, 1, 1]), 2, config, np.random.default_rng(0))
+    >>> sorted(part.tolist() for part in parts)
+    [[0, 2], [1, 3, 4]]
+    """
+    total = len(targets)
+    if total == 0:
+        raise DataError("split: there are no examples: allowed is one or more")
+    # Here and not where a split is made: what another split had, as 0 nodes, may be replaced a moment later.
+    if config.nodes < config.fewest:
+        raise ArgumentError("split.nodes", config.nodes, f"a whole number from {config.fewest} up")
+    if config.fewest:
+        _check_enough(config.nodes, config.minimum, total)
+    items = Items(targets, classes, columns, unit, config)
+    if config.nodes > len(items):
+        allowed = f"at most {len(items)}, the patients or pictures, which are not parted"
+        raise ArgumentError("split.nodes", config.nodes, allowed)
+    owner = config.divide(items, generator)
+    _check_owner(owner, len(items), config)
+    nodes = config.nodes or int(owner.max()) + 1
+    _check_enough(nodes, config.minimum, total)
+    if items.whole:
+        owner = _whole_topped_up(owner, nodes, items.sizes, config.minimum, generator)[items.of]
+    else:
+        owner = topped_up(owner, nodes, config.minimum, generator)
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=nodes))
+    return tuple(torch.from_numpy(part.copy()) for part in np.split(order, ends[:-1]))
+
+
+def _check_enough(nodes: int, minimum: int, total: int) -> None:
+    if minimum > total:
+        raise ArgumentError("split.minimum", minimum, f"at most {total}, as there are {total} examples")
+    if nodes * minimum > total:
+        raise ArgumentError(
+            "split.nodes",
+            nodes,
+            f"at most {total // minimum}, as there are {total} examples and each node holds "
+            f"at least {minimum} (split.minimum)",
+        )
+
+
+def _check_owner(owner: Any, count: int, config: SplitConfig) -> None:
+    sound = isinstance(owner, np.ndarray) and owner.shape == (count,) and owner.dtype.kind in "iu"
+    if not sound or owner.min() < 0 or (config.nodes and owner.max() >= config.nodes):
+        last = f"0..{config.nodes - 1}" if config.nodes else "0 up"
+        allowed = f"one whose divide gives {count} whole numbers in {last}, the node of each item"
+        raise ArgumentError("split.how", config.called, allowed)
+
+
+def topped_up(
+    owner: Ints, nodes: int, minimum: int, generator: np.random.Generator, labels: Ints | None = None
+) -> Ints:
+    """Move random items from the largest nodes until each holds the minimum of items.
+
+    With ``labels``, items of classes that the small node holds already are moved first.
+    """
+    owner = owner.copy()
+    sizes = np.bincount(owner, minlength=nodes)
+    for small in range(nodes):
+        while (need := minimum - sizes[small]) > 0:
+            spare = np.flatnonzero(sizes[owner] > minimum)  # items at nodes that can give some
+            if labels is not None:
+                known = spare[np.isin(labels[spare], labels[owner == small])]
+                spare = known if len(known) else spare
+            large = owner[spare][np.argmax(sizes[owner[spare]])]
+            moved = generator.permutation(spare[owner[spare] == large])[: min(need, sizes[large] - minimum)]
+            owner[moved] = small
+            sizes[large] -= len(moved)
+            sizes[small] += len(moved)
+    return owner
+
+
+def _whole_topped_up(
+    owner: Ints, nodes: int, sizes: Ints, minimum: int, generator: np.random.Generator
+) -> Ints:
+    """Move random units from the largest nodes until each node holds the minimum of examples."""
+    owner = owner.copy()
+    held = np.bincount(owner, weights=sizes, minlength=nodes)
+    while held.min() < minimum:
+        small, spare = held.argmin(), held[owner] - sizes >= minimum
+        if not spare.any():
+            least = f"{minimum} examples in whole units, and this draw has none to spare"
+            raise ArgumentError("split.minimum", minimum, f"less: some node cannot have {least}")
+        large = owner[spare][held[owner[spare]].argmax()]
+        moved = generator.choice(np.flatnonzero(spare & (owner == large)))
+        held[large] -= sizes[moved]
+        held[small] += sizes[moved]
+        owner[moved] = small
+    return owner
+
 
 # Beyond these the draws leave double precision, and nothing changes any more.
 Alpha = Annotated[float, Interval(ge=1e-12, le=1e12), "a number from 1e-12 to 1e+12"]

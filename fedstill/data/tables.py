@@ -1,33 +1,85 @@
-"""Rows of a table as features: checked against a schema, scaled by its ranges or by what it says beside them.
+"""Features of a table's rows: numbers are scaled to -1..1, each category, or gap, has a place of its own.
+
+Rows of a table as features: checked against a schema, scaled by its ranges or by what it says beside them.
 
 Nothing is measured on the rows: what a row's features are follows from this row and the schema alone.
+
+Tables as data sets: whoever writes a reader gives the rows and their schema.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import tomli_w
 import torch
+from torch import nn
 
 from fedstill.core import toml
 from fedstill.core.config_tables import as_table, read_table
-from fedstill.core.dataset import Column, TensorData
+from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.name_columns import named_columns
-from fedstill.core.names import has_decimal_comma, name_of, number_of, plain
+from fedstill.core.names import has_decimal_comma, name_of, named_columns, number_of, plain
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn, named_twice
 from fedstill.core.text_format import clip, more_such
-from fedstill.data.csv_tables import rows, told_part
-from fedstill.data.parquet_tables import SUFFIX, read_parquet
-from fedstill.data.row_features import RowFeatures
+from fedstill.data.config import DataConfig
+from fedstill.data.loading import PATIENT, SITE, Source, prepared
 from fedstill.data.stratified_sampling import Ints, numbered, require_heeded, require_units
+from fedstill.data.table_files import SUFFIX, read_parquet, rows, told_part
+from fedstill.tasks import Targets, TaskConfig
+
+
+class RowFeatures(nn.Module):
+    """Cells as numbers ``(N, columns)``, a category by its place and NaN for nothing, to features ``(N, F)``.
+
+    A module, so that exports hold it.
+
+    Args:
+        columns: of the cells, in their order.
+        dtype: of the cells.
+    """
+
+    place: torch.Tensor
+    numeric: torch.Tensor
+    missing: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    code: torch.Tensor
+
+    def __init__(self, columns: Sequence[SchemaColumn], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        place: list[int] = []  # of each feature: its column, whether it says a number or that there is none,
+        numeric, missing, low, high, code = ([] for _ in range(5))  # what becomes -1 and 1, and the category
+        for number, column in enumerate(columns):
+            width = len(column.features)
+            numbers = column.type == "number"
+            place += [number] * width
+            missing += [False] * (width - column.missing) + [True] * column.missing
+            numeric += [numbers] * width
+            low += [column.span[0] if numbers else 0.0] * width
+            high += [column.span[1] if numbers else 1.0] * width
+            code += [float(each) for each in range(width)]
+        for name, facts in (("place", place), ("numeric", numeric), ("missing", missing)):
+            self.register_buffer(name, torch.tensor(facts))
+        for name, numbers_of in (("low", low), ("high", high), ("code", code)):
+            self.register_buffer(name, torch.tensor(numbers_of, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Features, of the dtype of the cells."""
+        cells = x[:, self.place]
+        none = cells.isnan()
+        scaled = (2 * (cells - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
+        scaled = torch.where(none, 0.0, scaled)
+        own = torch.where(self.numeric, scaled, (cells == self.code).to(x.dtype))
+        return torch.where(self.missing, none.to(x.dtype), own)
+
 
 SCHEMA = "schema.toml"
 Floats = npt.NDArray[np.float64]
@@ -351,3 +403,55 @@ def drawn(schema: Schema, count: int, generator: torch.Generator) -> torch.Tenso
             which = torch.randint(width, (count,), generator=generator)
             made[torch.arange(count), place.start + which] = 1
     return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableData(DataConfig):
+    """Rows of a table. A subclass gives its schema and its columns of cells."""
+
+    targets: ClassVar[tuple[Targets, ...]] = ("rows",)
+
+    @abstractmethod
+    def schema(self) -> Schema:
+        """Its columns, what they may be, and which is learned."""
+
+    @abstractmethod
+    def cells(self) -> Mapping[str, Sequence[Any]]:
+        """The rows, by column: texts or numbers, None where there is none. Columns beside the schema's are
+        passed over."""
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """These rows as features, divided into training and test parts."""
+        name, schema = self.title or self.called, self.schema()
+        data = encoded(self.cells(), schema, name, lambda row: f"{name}, row {row}")
+        return data_set(TableRows(schema, data), self, task, name, self.note)
+
+
+def data_set(table: TableRows, config: DataConfig, task: TaskConfig, name: str, note: str) -> DataSet:
+    """The data set that a table and a configuration make: inputs (N, F) float32, targets as the task's.
+
+    Raises:
+        DataError: the schema's target is not what the task learns.
+    """
+    schema, data = table.schema, table.data
+    wanted = {"number": "number", "time": "time until an event"}.get(task.makes.kind, "category")
+    if schema.teaches != wanted:
+        told = f"target {schema.target!r} of the schema is a {schema.teaches}"
+        hint = ", by event = in the schema" if task.makes.kind == "time" else ""
+        raise DataError(f"{name}: {told}: allowed for task {task.called} is a {wanted}{hint}")
+    made = prepared(
+        Source(
+            name=name,
+            targets=data.targets.numpy(),
+            classes=schema.classes,
+            tensors=lambda rows: data.subset(torch.from_numpy(rows)),
+            test=table.test,
+            columns=table.columns,
+            note=note,
+            sites=table.columns.get(SITE),
+            unit=PATIENT if PATIENT in table.columns else "",
+            one_by_one=True,
+        ),
+        config,
+    )
+    return replace(made, schema=schema)

@@ -15,14 +15,14 @@ from typing import ClassVar, get_args
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema
-from fedstill.data import instance_images, table_data, tables, text_data
+from fedstill.data import object_images, tables, text
 from fedstill.data.config import DATA, DataConfig, Limit, Side
-from fedstill.data.csv_tables import TABULAR, Columns, read_classes, read_findings
 from fedstill.data.image_folders import in_one_size, read_folder
-from fedstill.data.instance_images import Picture, read_pictures
+from fedstill.data.loading import of_images
 from fedstill.data.nifti import has_volumes, read_volumes
-from fedstill.data.preparation import of_images
+from fedstill.data.object_images import Picture, read_pictures
 from fedstill.data.raw import Raw, from_arrays, read_npz
+from fedstill.data.table_files import TABULAR, Columns, read_classes, read_findings
 from fedstill.tasks import Targets, TaskConfig
 
 
@@ -130,7 +130,7 @@ def read(
         columns: what those of a csv mean.
         classes: the findings wanted of a csv; empty: all.
         shape: of a csv's pixels, if these are as many.
-        channels: of images in files of their own, as :func:`fedstill.data.image_files.stacked` takes them.
+        channels: of images in files of their own, as :func:`fedstill.data.images.stacked` takes them.
         counted: called with the number of images before they are read, if that can be told.
 
     Raises:
@@ -167,7 +167,7 @@ _OPTIONS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserFiles(instance_images.PictureData, text_data.TextData):
+class UserFiles(object_images.PictureData, text.TextData):
     """Data of one's own, by their path: an .npz with images and labels or masks, a folder of images by class,
     of images and masks, or of NIfTI volumes; a csv of image files with classes or findings, or of texts; a
     table's rows in a csv or Parquet file, or a folder of these."""
@@ -207,13 +207,13 @@ class UserFiles(instance_images.PictureData, text_data.TextData):
         targets = task.targets
         self._check_options(targets, task.called)
         if targets == "texts":
-            return text_data.data_set(self.labelled(), self, Path(self.name).name.partition(".")[0], "")
+            return text.data_set(self.labelled(), self, Path(self.name).name.partition(".")[0], "")
         place = located(self, task.called, targets)
         name = place.resolve().name if place.is_dir() else place.stem
         if task.makes.form == "rows":
-            return table_data.data_set(self.rows(place), self, task, name, "")
+            return tables.data_set(self.rows(place), self, task, name, "")
         if targets == "instances":
-            return instance_images.data_set(self.pictures(), self, name, "", "site")
+            return object_images.data_set(self.pictures(), self, name, "", "site")
         form = form_of(place, targets)
         if form != "csv":
             for option in ("label", "image"):
@@ -237,9 +237,9 @@ class UserFiles(instance_images.PictureData, text_data.TextData):
         """Pictures with objects."""
         return read_pictures(located(self, "instances", "instances"))
 
-    def labelled(self) -> text_data.Labelled:
+    def labelled(self) -> text.Labelled:
         """Texts with labels, from a table."""
-        return text_data.read_table(located(self, "text", "texts"))
+        return text.read_table(located(self, "text", "texts"))
 
     def _check_options(self, targets: Targets, task: str) -> None:
         known = {part.name for part in fields(DataConfig)} | {"name", *_OPTIONS[targets]}

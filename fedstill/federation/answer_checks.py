@@ -10,7 +10,7 @@ from math import inf, isfinite, sqrt
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.protocol.questions import Question, misshapen_scores
+from fedstill.protocol.queries import Question, misshapen_scores
 from fedstill.protocol.wire_format import SCALE, Tensors, from_text
 
 LARGEST = 1e12  # number of examples, or of labels

@@ -8,7 +8,7 @@ from fedstill.federation.transport import Reply
 from fedstill.node.audit_entries import ANSWER, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.digests import digest
-from fedstill.protocol.questions import Question
+from fedstill.protocol.queries import Question
 from fedstill.protocol.wire_format import SCALE, sizes
 
 

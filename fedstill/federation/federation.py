@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from fedstill.core.brief import brief_repr
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -23,7 +22,7 @@ from fedstill.core.errors import (
     QuestionRefused,
     refused_by,
 )
-from fedstill.core.text_format import clip
+from fedstill.core.text_format import brief_repr, clip
 from fedstill.federation.answer_checks import (
     faults,
     not_finite,
@@ -36,9 +35,9 @@ from fedstill.federation.answer_checks import (
 from fedstill.federation.autograd import Bridge, Call
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.summed import Sent, Summed, check_summed
-from fedstill.protocol.kinds import GRADIENTS, INPUTS
-from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import SUM
+from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS
+from fedstill.protocol.queries import Question
+from fedstill.protocol.secure_aggregation import SUM
 from fedstill.protocol.wire_format import Tensors, as_text, from_text, refine
 
 

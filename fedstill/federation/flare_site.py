@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from fedstill.core.errors import DeployError
-from fedstill.core.locks import is_locked, lock
+from fedstill.core.private_files import is_locked, lock
 from fedstill.federation.flare_kit import CLIENT, SERVER, Site, check_port, node, server
 from fedstill.federation.flare_permissions import check_node_kit, write_json, write_node_rules
 from fedstill.federation.provision import require_flare

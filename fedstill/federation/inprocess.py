@@ -12,14 +12,14 @@ from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.summed import Sent
 from fedstill.models import PREDICTS, carries_gradient
-from fedstill.models.parameter_vector import parameter_count
+from fedstill.models.module_utils import parameter_count
 from fedstill.node.exchanges import KEPT
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike, multiplies_only, signature
 from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.digests import digest
-from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors
 
 Partition = list[list[Node]]

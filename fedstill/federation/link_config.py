@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Gt
 
-from fedstill.core.checked import PositiveOrInf, Share
 from fedstill.core.errors import ArgumentError
+from fedstill.core.options import PositiveOrInf, Share
 from fedstill.protocol.wire_format import WireConfig
 
 

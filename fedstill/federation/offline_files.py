@@ -29,7 +29,7 @@ from fedstill.node.replies import Hello
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Ask, side_of
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.queries import NodeSetting, Question
 from fedstill.protocol.run_plan import Plan, public_tensors, read_public
 from fedstill.protocol.wire_format import MOST_HEADER, Tensors, pack, unpack
 

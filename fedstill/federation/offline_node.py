@@ -9,10 +9,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.errors import ArgumentError, BundleError, FedstillError, QuestionRefused, RunFolderError
-from fedstill.core.registry import looking_in
-from fedstill.core.user_functions import OWN
+from fedstill.core.registry import OWN, looking_in
 from fedstill.federation import signed_files
 from fedstill.federation.offline_files import (
     ANSWERS,
@@ -33,7 +32,7 @@ from fedstill.node.host import Host
 from fedstill.node.message_limits import limited
 from fedstill.node.refusals import note_in_audit_log
 from fedstill.node.session import Session
-from fedstill.privacy.budget_text import cost
+from fedstill.privacy.budget import cost
 from fedstill.protocol.method import Ask
 from fedstill.protocol.run_plan import Plan, public_tensors
 from fedstill.protocol.wire_format import Tensors, sizes
@@ -154,7 +153,7 @@ def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Calla
         host.require_still(session, QUESTIONS)
         # First the audit log: what is kept without an entry of its own does not leave.
         session.audit.charge(_letting_out(plan.run, blob, host.folder))
-        file_permissions.replace(kept, blob, sync=True)
+        private_files.replace(kept, blob, sync=True)
     finally:
         host.leave()
 

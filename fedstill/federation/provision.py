@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.core import file_permissions
-from fedstill.core.commented_toml import commented
+from fedstill.core import private_files
+from fedstill.core.config_tables import commented
 from fedstill.core.errors import ArgumentError, DeployError
 from fedstill.federation.flare_permissions import (
     ANSWER_WITHIN,
@@ -241,7 +241,7 @@ def _forget_keys(folder: Path, name: str, nodes: Sequence[str]) -> None:
     state = json.loads(path.read_text())
     kept = {key: value for key, value in state.items() if key not in nodes}
     # In one move: the authority's own key is nowhere else.
-    file_permissions.replace(path, (json.dumps(kept, indent=2) + "\n").encode(), sync=True)
+    private_files.replace(path, (json.dumps(kept, indent=2) + "\n").encode(), sync=True)
 
 
 def _hand_out(folder: Path, made: Path, nodes: Sequence[str], heartbeat: float) -> None:

@@ -39,7 +39,6 @@ from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.replies import About
 from fedstill.protocol.digests import digest
-from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.messages import (
     AnswerQuestion,
     LeaveRun,
@@ -49,9 +48,10 @@ from fedstill.protocol.messages import (
     Remember,
     SayHello,
 )
-from fedstill.protocol.questions import Question
+from fedstill.protocol.payload_kinds import GRADIENTS
+from fedstill.protocol.queries import Question
 from fedstill.protocol.run_plan import Plan
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors, size, sizes
 
 logger = logging.getLogger("fedstill.server")

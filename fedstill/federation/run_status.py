@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstill.core.locks import is_locked
+from fedstill.core.private_files import is_locked
 from fedstill.core.progress import PROGRESS, Note
 
 STOPPED = "stopped.json"  # in a run's folder: why it stopped

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedstill.core import toml
-from fedstill.core.checked import Checked
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.core.user_functions import is_path
+from fedstill.core.options import Checked
+from fedstill.core.registry import is_path
 from fedstill.data.config import DATA
 from fedstill.data.user_data import usual_folders
 

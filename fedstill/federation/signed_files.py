@@ -15,10 +15,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.errors import BundleError
-from fedstill.core.fingerprints import digits, grouped
-from fedstill.core.fingerprints import fingerprint as fingerprint
+from fedstill.core.hashing import digits, grouped
+from fedstill.core.hashing import fingerprint as fingerprint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -65,7 +65,7 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     )
     beside = path.with_suffix(".pub")
     if not beside.exists() or beside.read_bytes() != public:
-        file_permissions.replace(beside, public)
+        private_files.replace(beside, public)
     return key
 
 
@@ -76,7 +76,7 @@ def _make_key(path: Path) -> None:
 
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    file_permissions.replace(part, Ed25519PrivateKey.generate().private_bytes(*form), sync=True)
+    private_files.replace(part, Ed25519PrivateKey.generate().private_bytes(*form), sync=True)
     try:
         os.link(part, path)
     except FileExistsError:
@@ -87,7 +87,7 @@ def _make_key(path: Path) -> None:
         ) from error
     finally:
         part.unlink()
-    file_permissions.sync_folder(path.parent)
+    private_files.sync_folder(path.parent)
 
 
 def public_of(key: Ed25519PrivateKey) -> bytes:
@@ -139,8 +139,8 @@ def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
 
     Ed25519 draws nothing: the same bytes and the same key give the same signature.
     """
-    file_permissions.replace(path, blob, sync=True)
-    file_permissions.replace(signature_of(path), _encoded(public_of(key), key.sign(blob)), sync=True)
+    private_files.replace(path, blob, sync=True)
+    private_files.replace(signature_of(path), _encoded(public_of(key), key.sign(blob)), sync=True)
 
 
 def require_own(path: Path, signer: str) -> None:

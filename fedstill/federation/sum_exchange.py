@@ -17,7 +17,7 @@ from fedstill.federation.transport import Delivery
 from fedstill.node.replies import Words
 from fedstill.node.sum_masks import KEY, sign, stream
 from fedstill.protocol.messages import Agree, Introduce, Meet, Message, Reveal
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors
 
 Each = Callable[[Sequence[str], str, Callable[[str], Any]], dict[str, Any]]  # a call to each of some nodes

@@ -12,8 +12,17 @@ import torch
 from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
 from fedstill.federation.answer_checks import require_finite, unlike_inputs
 from fedstill.federation.link_config import LinkConfig
-from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import LEAST, SUM, SumCall, ill_formed, read_sums, scale_of, spoilt, total
+from fedstill.protocol.queries import Question
+from fedstill.protocol.secure_aggregation import (
+    LEAST,
+    SUM,
+    SumCall,
+    ill_formed,
+    read_sums,
+    scale_of,
+    spoilt,
+    total,
+)
 from fedstill.protocol.wire_format import Tensors
 
 

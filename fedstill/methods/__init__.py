@@ -18,12 +18,11 @@ from fedstill.methods._server import Server, adam, descend
 from fedstill.node.local_training import Work, predict, train_round
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group, stack
-from fedstill.protocol import kinds
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import Kind
+from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, cosine, set_lr
 from fedstill.protocol.method import Ask, Method, Needs
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.queries import NodeSetting, Question, question
 
 __all__ = [
     "Answers",
@@ -50,7 +49,7 @@ __all__ = [
     "adam",
     "cosine",
     "descend",
-    "kinds",
+    "payload_kinds",
     "predict",
     "question",
     "seeded",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.core.checked import PositiveInt, Share
+from fedstill.core.options import PositiveInt, Share
 from fedstill.methods import (
     ArgumentError,
     Group,
@@ -27,9 +27,9 @@ from fedstill.methods import (
 )
 from fedstill.methods._histogram import TellsSize, Tensors, Told
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
-from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean, whole_numbers
-from fedstill.protocol.kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
-from fedstill.protocol.summing import Added
+from fedstill.models.module_utils import load_vector, to_vector, weighted_mean, whole_numbers
+from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
+from fedstill.protocol.secure_aggregation import Added
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
 

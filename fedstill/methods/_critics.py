@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
-from fedstill.data.augment import posed
+from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
+from fedstill.data.augmentation import posed
 from fedstill.methods import (
     ArgumentError,
     Group,
@@ -36,12 +36,12 @@ from fedstill.methods import (
 )
 from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
 from fedstill.models import PatchCritic
-from fedstill.models.patch_critics import Norm, PatchGAN
-from fedstill.models.table_gan import TableCritic
+from fedstill.models.critics import Norm, PatchGAN
+from fedstill.models.generators import TableCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import dp_training
 from fedstill.privacy.dpsgd import rate
-from fedstill.protocol.kinds import CRITIC, SOURCES
+from fedstill.protocol.payload_kinds import CRITIC, SOURCES
 
 GANForm = Literal["eq2", "bce"]
 CriticForm = Literal["two-layer", "patchgan"]

@@ -12,11 +12,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Group, Node, NodeSetting, Tensors, question
 from fedstill.methods._student import StudentOptions
-from fedstill.models.batch_norm import remembered
-from fedstill.protocol.kinds import INPUTS, LOGITS, Kind
+from fedstill.models.normalization import remembered
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS, Kind
 
 STATISTICS = Kind(
     "batch norm distance",

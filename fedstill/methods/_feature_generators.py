@@ -21,15 +21,14 @@ from annotated_types import Ge
 from torch import nn
 from torch.nn.utils import skip_init
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.core.compute import Compute
+from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.methods import CountsLabels, Needs, Server, seeded, torch_generator
 from fedstill.methods._averaging import Rounds
 from fedstill.models import example
-from fedstill.models.copies import copied
 from fedstill.models.extractor_head import features, split
-from fedstill.models.feature_gan import FeatureGenerator, condition
-from fedstill.models.parameter_vector import load_vector
+from fedstill.models.generators import FeatureGenerator, condition
+from fedstill.models.module_utils import copied, load_vector
 from fedstill.node.node_group import Bench, Group, stack
 
 Diversity = Literal["none", "div0", "div1", "div2"]

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.compute import onto
+from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import ArgumentError, Method, Question, Server, adam, seeded, torch_generator
-from fedstill.models.generator import Generator
-from fedstill.models.table_gan import TableGenerator
+from fedstill.models.generators import Generator, TableGenerator
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from fedstill.core.brief import brief_repr
+from fedstill.core.text_format import brief_repr
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
 from fedstill.node.node_group import Group
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
+from fedstill.protocol.queries import NodeSetting, question
 
 Tensors = Mapping[str, torch.Tensor]
 

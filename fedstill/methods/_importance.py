@@ -17,10 +17,9 @@ from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
 from fedstill.methods._public import LogitAnswers
 from fedstill.methods._student import StudentOptions
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS, Kind
-from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.summing import Added
+from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS, Kind
+from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.secure_aggregation import Added
 from fedstill.tasks import Task
 
 

@@ -16,20 +16,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.data.augment import posed
+from fedstill.data.augmentation import posed
 from fedstill.methods import ArgumentError, Group, Method, Needs, Node, NodeFault, Server, TensorData, Tensors
 from fedstill.methods._generated_inputs import Wish
-from fedstill.models.generator import ConditionalGenerator
-from fedstill.protocol import kinds
-from fedstill.protocol.declarations import question
-from fedstill.protocol.questions import NodeSetting
+from fedstill.models.generators import ConditionalGenerator
+from fedstill.protocol import payload_kinds
+from fedstill.protocol.queries import NodeSetting, question
 from fedstill.tasks import Task
 
 NOBODY = -1  # owner of a map that is of no node
-LABEL_MAPS = kinds.LABEL_MAPS.hinted('with method.conditions = "drawn" none is asked for')
-DIFFERENCE = kinds.DIFFERENCE.hinted('with method.conditions = "drawn" none is compared')
+LABEL_MAPS = payload_kinds.LABEL_MAPS.hinted('with method.conditions = "drawn" none is asked for')
+DIFFERENCE = payload_kinds.DIFFERENCE.hinted('with method.conditions = "drawn" none is compared')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,24 +15,23 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat
+from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import ArgumentError, Group, LabelHistogram, Node, Tensors, Work, seeded, train_round
 from fedstill.methods._feature_generators import FeatureGenerators, Received, imagined, uploaded
 from fedstill.methods._server import Server, adam, descend
 from fedstill.models.extractor_head import HEAD, split
-from fedstill.models.feature_gan import condition
-from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.models.generators import condition
+from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
 from fedstill.node import local_training
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import (
+from fedstill.protocol.local_config import Span
+from fedstill.protocol.payload_kinds import (
     GENERATOR_PARAMETERS,
     HEAD_PARAMETERS,
     LABEL_COUNTS,
     PARAMETERS,
     SCHEDULE,
 )
-from fedstill.protocol.local_config import Span
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting, question
 
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
 TRAVELS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Answers, Ask, Public, Server, cosine, set_lr
 from fedstill.methods._public import Weighed, WeighsNodes, known
 

@@ -22,8 +22,8 @@ from fedstill.methods._server import Server, descend
 from fedstill.node.local_training import at_once, make_optimiser
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting, Question
-from fedstill.protocol.summing import Added
+from fedstill.protocol.queries import NodeSetting, Question
+from fedstill.protocol.secure_aggregation import Added
 from fedstill.tasks import Ensemble
 
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large

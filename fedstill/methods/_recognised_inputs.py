@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
     Answers,
     ArgumentError,
@@ -30,9 +30,8 @@ from fedstill.methods import (
 from fedstill.methods._examining import Examines, examined
 from fedstill.methods._generated_inputs import FromLabels, Imagines
 from fedstill.methods._student import Known, Student
-from fedstill.models.copies import copied
-from fedstill.models.parameter_vector import load_vector
-from fedstill.protocol.kinds import PARAMETERS
+from fedstill.models.module_utils import copied, load_vector
+from fedstill.protocol.payload_kinds import PARAMETERS
 
 
 @dataclass

@@ -16,9 +16,9 @@ from fedstill.core.registry import check_named
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
 from fedstill.federation.federation import Answers, Federation
-from fedstill.protocol.kinds import INPUTS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
+from fedstill.protocol.payload_kinds import INPUTS
 from fedstill.tasks import Task
 
 

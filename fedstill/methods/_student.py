@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.compute import lay_out, onto
-from fedstill.core.recorded import Memory, Recorded, recordable
-from fedstill.data.augment import posed, shifted
+from fedstill.core.cuda_graphs import Memory, Recorded, recordable
+from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
+from fedstill.data.augmentation import posed, shifted
 from fedstill.methods import ArgumentError, Method, Server, cosine, descend, set_lr, torch_generator
 from fedstill.methods._label_shift import LabelShift
 from fedstill.tasks import Ensemble, Task

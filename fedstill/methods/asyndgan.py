@@ -17,16 +17,16 @@ import torch
 from annotated_types import Interval
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
-from fedstill.data.augment import augmented, drawn
+from fedstill.core.options import NonNegativeFloat, PositiveInt
+from fedstill.data.augmentation import augmented, drawn
 from fedstill.methods import Answers, Group, NodeFault, Server, descend, question, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._generated_inputs import Imagines, made
 from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
 from fedstill.methods._label_maps import FromMaps, Maps
 from fedstill.methods._public import optimiser_of
-from fedstill.protocol.kinds import INPUTS
 from fedstill.protocol.local_config import cosine, set_lr
+from fedstill.protocol.payload_kinds import INPUTS
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 from fedstill.methods._critics import CriticOptions
 from fedstill.methods._histogram import CountsLabels, Tensors
 from fedstill.node.node_group import Group
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS
+from fedstill.protocol.queries import question
 
 
 @dataclass(frozen=True, kw_only=True)

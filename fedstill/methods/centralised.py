@@ -18,7 +18,7 @@ from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.kinds import PRIVATE_DATA
+from fedstill.protocol.payload_kinds import PRIVATE_DATA
 
 
 class Trainee:

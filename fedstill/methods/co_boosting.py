@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.checked import NonNegativeFloat, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import Answers, Needs, Server, torch_generator
 from fedstill.methods._recognised_inputs import Recognises, Recognising
 from fedstill.methods._student import Known

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     Answers,
     LabelHistogram,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat, PositiveFloat
+from fedstill.core.options import NonNegativeFloat, PositiveFloat
 from fedstill.core.table_schema import Schema
 from fedstill.data.tables import SCHEMA, schema_text
 from fedstill.methods import (
@@ -29,7 +29,7 @@ from fedstill.methods import (
     Public,
     Server,
     Tensors,
-    kinds,
+    payload_kinds,
     question,
 )
 
@@ -77,7 +77,7 @@ class ColumnSums(Method):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @question(
-        releases={"moments": kinds.COLUMN_SUMS},
+        releases={"moments": payload_kinds.COLUMN_SUMS},
         times=1,
         reads=("moments",),
         finish=_in_float32,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.checked import NonNegativeFloat, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import LabelHistogram, Server
 from fedstill.methods._public import WeighsNodes
 from fedstill.methods._recognised_inputs import Recognises, Recognising

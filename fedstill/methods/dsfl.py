@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import Group, Needs, Node, Server, Span, Tensors, train_round
 from fedstill.methods._node_memory import memory, remember
 from fedstill.methods._public import (
@@ -35,9 +35,8 @@ from fedstill.methods._public import (
     study,
     teach,
 )
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
+from fedstill.protocol.queries import NodeSetting, question
 from fedstill.tasks import Task
 from fedstill.tasks.formulas import entropy
 

@@ -15,7 +15,7 @@ import torch
 
 from fedstill.methods import Group, Server, Tensors, Told, question
 from fedstill.methods._public import WeighsNodes
-from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
 
 

@@ -17,12 +17,12 @@ from typing import ClassVar
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat
+from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import Group, Node, NodeSetting, Server, Tensors, Work, predict, question, train_round
 from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.methods._node_memory import memory, remember
-from fedstill.protocol.kinds import SCHEDULE, Kind
+from fedstill.protocol.payload_kinds import SCHEDULE, Kind
 from fedstill.tasks import Task
 
 CLASS_SCORES = Kind(

@@ -19,15 +19,14 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.core import deadline
-from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
+from fedstill.core import timing
+from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Ask, Group, Needs, Node, Public, Server, Tensors, descend, torch_generator
 from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimiser_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import INDICES, LOGITS, Kind
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.payload_kinds import INDICES, LOGITS, Kind
+from fedstill.protocol.queries import NodeSetting, question
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public images a question
@@ -106,7 +105,7 @@ class FedAD(OneShot):
         """z_k and A_k of one node: an activation inside is seen only where a model is computed by itself."""
         each = []
         for part in torch.split(x, AT_ONCE):
-            deadline.check()
+            timing.check()
             each.append(looked(node.model, place, part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 

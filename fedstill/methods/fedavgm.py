@@ -14,11 +14,11 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Interval
 
-from fedstill.core.checked import NonNegativeFloat
+from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import Server, Told
 from fedstill.methods._averaging import Averaging
-from fedstill.models.parameter_vector import to_vector, weighted_mean
-from fedstill.protocol.summing import Added
+from fedstill.models.module_utils import to_vector, weighted_mean
+from fedstill.protocol.secure_aggregation import Added
 
 
 @dataclass

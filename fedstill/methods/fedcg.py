@@ -20,12 +20,12 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.checked import NonNegativeFloat
+from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import Group, Node, NodeSetting, Work, seeded
 from fedstill.methods._feature_generators import Received, draw_noise
 from fedstill.methods._local_generators import LocalGenerators
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, features, split
-from fedstill.models.feature_gan import FeatureCritic, condition, hidden_widths
+from fedstill.models.generators import FeatureCritic, condition, hidden_widths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     ArgumentError,
     Needs,
@@ -32,8 +32,7 @@ from fedstill.methods import (
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
 from fedstill.methods._public import Batch, distil, known, optimiser_of
-from fedstill.models.copies import copied
-from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.models.module_utils import copied, load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import kind
 from fedstill.protocol.local_config import cosine, set_lr
 from fedstill.tasks import Ensemble

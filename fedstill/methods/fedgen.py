@@ -20,7 +20,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat
+from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import LabelHistogram, Server, Tensors, Work, adam, descend, question, train_round
 from fedstill.methods._averaging import KINDS
 from fedstill.methods._feature_generators import (
@@ -32,10 +32,10 @@ from fedstill.methods._feature_generators import (
     uploaded,
 )
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
-from fedstill.models.feature_gan import condition
-from fedstill.models.parameter_vector import load_vector, to_vector, weighted_mean
+from fedstill.models.generators import condition
+from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import Bench, Group
-from fedstill.protocol.kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE
+from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE
 from fedstill.tasks import Task
 
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fedstill.core.checked import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
@@ -30,9 +30,9 @@ from fedstill.methods._importance import Importance
 from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._student import Known, Student
 from fedstill.methods._zeroth_order import ask_around
-from fedstill.protocol.kinds import INPUTS, LOGITS
-from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.summing import SUM, Added
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS
+from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.secure_aggregation import SUM, Added
 from fedstill.tasks.classification import SoftmaxTask
 
 

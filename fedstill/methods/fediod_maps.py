@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import torch
 
-from fedstill.core.checked import NonNegativeInt
+from fedstill.core.options import NonNegativeInt
 from fedstill.methods import ArgumentError, Group, Server, Tensors, cosine, descend, question, set_lr
 from fedstill.methods._critics import doubts
 from fedstill.methods._label_maps import FromMaps
 from fedstill.methods.fediod import Distilling, FedIOD
-from fedstill.protocol.kinds import INPUTS
+from fedstill.protocol.payload_kinds import INPUTS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from annotated_types import Interval
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.data.augment import shifted
+from fedstill.data.augmentation import shifted
 from fedstill.methods import ArgumentError, Ask, Group, Needs, Node, Public, Server, TensorData, Tensors
 from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
 from fedstill.methods._perturbing import dequantise, laplace, quantise, require_numbers
@@ -38,10 +38,9 @@ from fedstill.methods._public import (
     optimiser_of,
     parts,
 )
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE, Kind
-from fedstill.protocol.questions import NodeSetting, Question
-from fedstill.protocol.summing import Added
+from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE, Kind
+from fedstill.protocol.queries import NodeSetting, Question, question
+from fedstill.protocol.secure_aggregation import Added
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public examples a question,

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine, set_lr, train_round
 from fedstill.methods._public import (
     Weighed,
@@ -36,9 +36,8 @@ from fedstill.methods._public import (
     teach,
 )
 from fedstill.node import local_training
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
+from fedstill.protocol.queries import NodeSetting, question
 from fedstill.tasks import Task
 
 TAKEN = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}

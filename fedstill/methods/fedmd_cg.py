@@ -17,12 +17,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt
+from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.methods import Group, Work
 from fedstill.methods._feature_generators import Diversity, Received, diversity, draw_noise
 from fedstill.methods._local_generators import LocalGenerators, kl
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
-from fedstill.models.feature_gan import condition
+from fedstill.models.generators import condition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.checked import NonNegativeFloat, NonNegativeInt
+from fedstill.core.options import NonNegativeFloat, NonNegativeInt
 from fedstill.methods import (
     Answers,
     ArgumentError,
@@ -38,7 +38,7 @@ from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.models import example
 from fedstill.models.extractor_head import EXTRACTOR, features, split
-from fedstill.protocol.kinds import SCHEDULE, Kind
+from fedstill.protocol.payload_kinds import SCHEDULE, Kind
 from fedstill.tasks import Task
 
 PROTOTYPES = Kind(

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from fedstill.core.checked import NonNegativeFloat
+from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import Group, Work
 from fedstill.methods._averaging import Averaging
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
+from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Answers, Server, descend, seeded, torch_generator
 from fedstill.methods._public import passes
 from fedstill.methods.fedproto import Prototypes, Prototypical

@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
+from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Group, Needs, Server, cosine, descend, question, set_lr
 from fedstill.methods._generated_inputs import FromLabels, Imagines
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._public import WeighsNodes
 from fedstill.methods._student import Student, StudentOptions
 from fedstill.methods._zeroth_order import ask_around
-from fedstill.protocol.kinds import INPUTS, LOGITS
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
 
 

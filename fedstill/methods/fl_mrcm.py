@@ -23,15 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.checked import NonNegativeFloat, PositiveInt
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
+from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Group, Needs, Node, Server, Tensors, Told, Work, adam, seeded, stack, train_round
 from fedstill.methods._averaging import Averaging
 from fedstill.models.extractor_head import EXTRACTOR, split
-from fedstill.models.parameter_vector import load_vector, to_vector
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import PARAMETERS, SCHEDULE, Kind
-from fedstill.protocol.questions import NodeSetting
+from fedstill.models.module_utils import load_vector, to_vector
+from fedstill.protocol.payload_kinds import PARAMETERS, SCHEDULE, Kind
+from fedstill.protocol.queries import NodeSetting, question
 
 FEATURES = Kind(
     "latent features",

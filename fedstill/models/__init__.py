@@ -24,9 +24,8 @@ from torch import nn
 
 from fedstill.core.dataset import Form
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, nearest
-from fedstill.core.registry import Registry
+from fedstill.core.registry import OWN, Registry, first_line, is_path
 from fedstill.core.seeds import seeded
-from fedstill.core.user_functions import OWN, first_line, is_path
 from fedstill.models.classifiers import (
     BatchNormLeNet,
     LeNet5,
@@ -36,10 +35,10 @@ from fedstill.models.classifiers import (
     SmallCNN,
     UnitLinear,
 )
-from fedstill.models.generator import Generator
-from fedstill.models.modes import in_mode
+from fedstill.models.critics import PatchCritic
+from fedstill.models.generators import Generator
 from fedstill.models.module_check import FORWARD, check, example
-from fedstill.models.patch_critics import PatchCritic
+from fedstill.models.module_utils import in_mode
 from fedstill.models.tables import MLP, Linear, ResidualMLP
 
 __all__ = [

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.models.modes import in_mode
+from fedstill.models.module_utils import in_mode
 
 
 def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.models.group_norm import GroupNorm
+from fedstill.models.normalization import GroupNorm
 
 MOST_SQUARES = 8  # a side, that RandomConv's features are averaged in
 

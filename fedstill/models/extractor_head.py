@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.models.modes import in_mode
+from fedstill.models.module_utils import in_mode
 
 EXTRACTOR, HEAD = "extractor", "head"
 

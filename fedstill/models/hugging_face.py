@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.core.user_functions import first_line
+from fedstill.core.registry import first_line
 
 PREFIX = "hf:"
 PADDING = 0

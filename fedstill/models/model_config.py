@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import MinLen
 
 from fedstill.core import toml
-from fedstill.core.checked import Checked
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.core.user_functions import first_line
+from fedstill.core.options import Checked
+from fedstill.core.registry import first_line
 
 FILES = (".skops", ".onnx")  # of models that are no torch modules
 PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth")

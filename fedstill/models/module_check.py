@@ -10,10 +10,9 @@ from torch import nn
 
 from fedstill.core.dataset import Form
 from fedstill.core.errors import ModelError
+from fedstill.core.registry import first_line
 from fedstill.core.seeds import seeded
-from fedstill.core.user_functions import first_line
-from fedstill.models.copies import copied
-from fedstill.models.modes import in_mode
+from fedstill.models.module_utils import copied, in_mode
 
 # What a module's forward raises when an input does not suit it.
 FORWARD = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)

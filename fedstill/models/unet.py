@@ -11,7 +11,7 @@ from torch import nn
 
 from fedstill.core.errors import ModelError
 from fedstill.models.extractor_head import Split
-from fedstill.models.group_norm import GroupNorm
+from fedstill.models.normalization import GroupNorm
 
 Norm = Callable[[int], nn.Module]  # from a number of channels to the layer that normalises them
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from fedstill.core.errors import QuestionRefused
-from fedstill.core.fingerprints import digits
+from fedstill.core.hashing import digits
 from fedstill.core.table_schema import Schema
 from fedstill.node.policy import PolicyConfig
 

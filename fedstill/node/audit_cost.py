@@ -9,7 +9,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.node.audit_entries import ALL
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget_text import left
+from fedstill.privacy.budget import left
 from fedstill.privacy.config import Accountant, PrivacyConfig
 from fedstill.privacy.events import from_text
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.errors import FedstillError
 
 MARK = 0x6665_6473  # "feds": this SQLite file is an audit log
@@ -54,7 +54,7 @@ class Database:
                 if not self._path.exists():
                     _make_whole(self._path.resolve())
                 # SQLite gives its own further files the same rights.
-                file_permissions.touch(self._path.resolve())
+                private_files.touch(self._path.resolve())
             connection = sqlite3.connect(
                 target + mode, PATIENCE, isolation_level=None, check_same_thread=False, uri=bool(self._path)
             )
@@ -143,7 +143,7 @@ def _make_whole(path: Path) -> None:
         return  # of a log that is gone: SQLite gives them to the next file of that name, unless it is empty
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         made = Path(folder) / path.name
-        file_permissions.touch(made)
+        private_files.touch(made)
         with closing(sqlite3.connect(made, isolation_level=None)) as connection:
             for statement in (
                 "PRAGMA journal_mode = WAL",

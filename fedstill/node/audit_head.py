@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedstill.core.hash_chain import write_head
+from fedstill.core.hashing import write_head
 from fedstill.node.audit_entries import BARE, BYTES, QUESTIONS, UNIT, is_count, is_event, is_text
 
 LAST = 2**62  # no entry has a higher number

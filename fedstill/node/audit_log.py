@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.hash_chain import link
+from fedstill.core.hashing import link
 from fedstill.node import audit_head
 from fedstill.node.audit_database import AuditError, Database
 from fedstill.node.audit_entries import (

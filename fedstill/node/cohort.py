@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.errors import RunFolderError
-from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.queries import NodeSide
 
 COHORT = "summed.json"
 UNLESS = "unless its owner sets sums_may_differ = true"
@@ -121,7 +121,7 @@ class Cohort:
             "forms": {subject: sorted(each) for subject, each in self.forms.items()},
             "weights": self.weights,
         }
-        file_permissions.replace(self._path, json.dumps(found).encode(), sync=True)
+        private_files.replace(self._path, json.dumps(found).encode(), sync=True)
 
 
 def _read(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]], dict[str, str]]:

@@ -15,11 +15,10 @@ from torch.func import functional_call
 
 from fedstill.core.compute import Compute, as_laid_out
 from fedstill.core.errors import ArgumentError
-from fedstill.data.augment import augmented
-from fedstill.models.modes import in_mode
+from fedstill.data.augmentation import augmented
+from fedstill.models.module_utils import in_mode
 from fedstill.node.node import Node
 from fedstill.privacy import dpsgd
-from fedstill.privacy.alone import Alone
 from fedstill.privacy.dpsgd import (
     PrivateLoss,
     PrivateSteps,
@@ -33,6 +32,7 @@ from fedstill.privacy.dpsgd import (
     sample,
 )
 from fedstill.privacy.noise import Draws, add_noise
+from fedstill.privacy.per_example import Alone
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine, set_lr
 from fedstill.tasks import Task
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fedstill.node.audit_entries import Asked
-from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.queries import Question
+from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors, size
 
 KEPT = 4  # answers

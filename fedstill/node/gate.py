@@ -19,9 +19,9 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, SOURCES, Kind
-from fedstill.protocol.questions import Question, misshapen_scores
-from fedstill.protocol.run_description import Description
+from fedstill.protocol.payload_kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, SOURCES, Kind
+from fedstill.protocol.queries import Question, misshapen_scores
+from fedstill.protocol.run_plan import Description
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 
 WHOLE = (torch.int32, torch.int64)

@@ -24,7 +24,7 @@ from fedstill.core.errors import (
     OwnDataError,
     QuestionRefused,
 )
-from fedstill.core.fingerprints import fingerprint
+from fedstill.core.hashing import fingerprint
 from fedstill.core.registry import looking_in
 from fedstill.core.text_format import clip
 from fedstill.core.version import __version__
@@ -58,10 +58,8 @@ from fedstill.protocol.messages import (
     SayHello,
     read_message,
 )
-from fedstill.protocol.run_description import Description, describe
-from fedstill.protocol.run_plan import PROTOCOL, Plan
-from fedstill.protocol.tensor_bytes import header_size
-from fedstill.protocol.wire_format import Tensors, pack, unpack
+from fedstill.protocol.run_plan import PROTOCOL, Description, Plan, describe
+from fedstill.protocol.wire_format import Tensors, header_size, pack, unpack
 
 logger = logging.getLogger("fedstill.node")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.data.public import Public
 from fedstill.node.node_file import NodeFile
@@ -43,7 +43,7 @@ class KeptPublic:
         path = self._path(plan)
         kept = {name: given[name] for name in ("inputs", "labels") if name in given}
         RunFolder(self._folder, self._file, plan.run).require("join", sum(map(size, kept.values())))
-        file_permissions.make_folder(path.parent)
+        private_files.make_folder(path.parent)
         for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
             other.unlink()
         save_state(path, kept)

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute, onto
+from fedstill.core.cuda_graphs import Memory, Recorded, recordable
 from fedstill.core.errors import ArgumentError
-from fedstill.core.recorded import Memory, Recorded, recordable
-from fedstill.data.augment import augmented, drawn
-from fedstill.models.modes import in_mode
+from fedstill.data.augmentation import augmented, drawn
+from fedstill.models.module_utils import in_mode
 from fedstill.node import dp_training
 from fedstill.node.dp_training import Report
 from fedstill.node.node import Node

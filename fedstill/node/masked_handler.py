@@ -14,8 +14,8 @@ from fedstill.node.request_handler import RequestHandler
 from fedstill.node.sum_masks import SumMasks
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import fingerprint
-from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.summing import SumCall, scale_of
+from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.secure_aggregation import SumCall, scale_of
 from fedstill.protocol.wire_format import Tensors, WireConfig, refine
 
 

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from fedstill.core.dataset import Form
 from fedstill.data.input_spec import COPIES, InputSpec, fits, of_example, rounded
 from fedstill.models import FORWARD, example
-from fedstill.models.modes import in_mode
+from fedstill.models.module_utils import in_mode
 
 SHARE = 0.75  # of a machine's memory, where its owner says nothing
 TRAINED = 4  # of each parameter: its weight, its gradient and what Adam remembers of it, twice

@@ -10,14 +10,14 @@ from functools import cached_property
 
 import torch
 
-from fedstill.core import deadline
+from fedstill.core import timing
 from fedstill.core.errors import QuestionRefused, TooLarge
 from fedstill.data.input_spec import InputSpec, fits
 from fedstill.data.public import Public
 from fedstill.node import memory_limits
 from fedstill.node.node import Node
-from fedstill.protocol.kinds import INDICES, INPUTS, LABEL_COUNTS, LOGITS, SCHEDULE
-from fedstill.protocol.questions import Question
+from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_COUNTS, LOGITS, SCHEDULE
+from fedstill.protocol.queries import Question
 from fedstill.protocol.wire_format import Tensors, size
 from fedstill.tasks import Task
 
@@ -37,7 +37,7 @@ def limited(node: str, question: str, seconds: int = 0) -> Iterator[None]:
     """
     late = QuestionRefused(node, question, f"most_seconds: {seconds}, and it takes longer")
     try:
-        with deadline.within(seconds, lambda: late):
+        with timing.within(seconds, lambda: late):
             yield
     except Exception as error:
         if isinstance(error, QuestionRefused) or not (

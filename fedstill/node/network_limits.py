@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.node.node import Node
-from fedstill.protocol.kinds import GENERATOR_PARAMETERS
-from fedstill.protocol.questions import Handler, NodeSide, Question
+from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
+from fedstill.protocol.queries import Handler, NodeSide, Question
 
 
 class _Within(TorchFunctionMode):

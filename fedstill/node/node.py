@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import lay_out, onto
+from fedstill.core.cuda_graphs import Recorded
 from fedstill.core.dataset import TensorData
-from fedstill.core.recorded import Recorded
 from fedstill.core.seeds import torch_generator
-from fedstill.models.copies import settle
+from fedstill.models.module_utils import settle
 from fedstill.node.gate import Gate
 from fedstill.privacy.dpsgd import PrivateSteps
 

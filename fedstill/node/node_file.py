@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
-from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.errors import ArgumentError
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.core.options import Checked, NonNegativeInt
+from fedstill.data.node_data import PrivateConfig
 from fedstill.models.model_config import ModelConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig

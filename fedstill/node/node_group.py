@@ -14,12 +14,11 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedstill.core import deadline
+from fedstill.core import timing
 from fedstill.core.compute import as_laid_out, lay_out
+from fedstill.core.cuda_graphs import draws
 from fedstill.core.errors import ArgumentError, QuestionRefused
-from fedstill.core.recorded import draws
-from fedstill.models.copies import computed
-from fedstill.models.parameter_vector import load_vector, to_vector
+from fedstill.models.module_utils import computed, load_vector, to_vector
 from fedstill.node.node import Node
 from fedstill.protocol.digests import digest
 
@@ -139,7 +138,7 @@ class Bench:
             x: ``(G, B, ...)``.
             part: a submodule of each to compute instead of the whole, for example ``"head"``.
         """
-        deadline.check()
+        timing.check()
         base = self.modules[0].get_submodule(part) if part else self.modules[0]
         if len(x) == 1:  # the stacked kernels would only cost
             out: torch.Tensor = base(x[0])

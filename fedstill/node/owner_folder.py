@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from fedstill.core import file_permissions, toml
-from fedstill.core.commented_toml import commented
+from fedstill.core import private_files, toml
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.core.config_tables import read_table
+from fedstill.core.config_tables import commented, read_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
 from fedstill.core.registry import looking_in
@@ -33,8 +32,8 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_model import check_named, make_model, perceptual
 from fedstill.node.policy_checks import policy_faults, privacy_faults
 from fedstill.node.security_log import SecurityLog
-from fedstill.protocol.kinds import PRIVATE_DATA
-from fedstill.protocol.questions import Question
+from fedstill.protocol.payload_kinds import PRIVATE_DATA
+from fedstill.protocol.queries import Question
 from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")
@@ -136,15 +135,15 @@ def init(folder: Path, name: str | None = None) -> bool:
         _write_secret(folder)
         return False
     file = NodeFile(name=folder.resolve().name if name is None else name, seed=secrets.randbits(31))
-    file_permissions.make_folder(folder)
+    private_files.make_folder(folder)
     if not (folder / SECRET).exists():
         _write_secret(folder)
-    file_permissions.replace(folder / FILE, (HEAD + commented(file)).encode())
+    private_files.replace(folder / FILE, (HEAD + commented(file)).encode())
     return True
 
 
 def _write_secret(folder: Path) -> None:
-    with open(folder / SECRET, "x", encoding="ascii", opener=file_permissions.opener) as stream:
+    with open(folder / SECRET, "x", encoding="ascii", opener=private_files.opener) as stream:
         stream.write(f"{secrets.randbits(128)}\n")
 
 

@@ -10,8 +10,8 @@ from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ModelError
 from fedstill.data.input_spec import InputSpec
-from fedstill.models import own_model
-from fedstill.models.copies import copied
+from fedstill.models import custom_model
+from fedstill.models.module_utils import copied
 from fedstill.node import memory_limits
 from fedstill.node.network_setup import fitted
 from fedstill.node.node_file import NodeFile
@@ -34,7 +34,7 @@ def make_model(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> 
     name, to = file.model.name, spec.interface()
     if name.partition(":")[0] in models.MODELS.own:  # of another no one can foresee what it takes
         _foresee(name, file, spec, most)
-    return own_model.make(file.model, to, folder, file.seed, "model", file.name, whose=WHOSE)
+    return custom_model.make(file.model, to, folder, file.seed, "model", file.name, whose=WHOSE)
 
 
 def _foresee(name: str, file: NodeFile, spec: InputSpec, most: int) -> None:
@@ -43,7 +43,7 @@ def _foresee(name: str, file: NodeFile, spec: InputSpec, most: int) -> None:
     def build() -> nn.Module:
         return models.build(name, spec.shape, classes, file.seed, vocabulary=spec.vocabulary)
 
-    with own_model.blamed(WHOSE, name, spec.shape):
+    with custom_model.blamed(WHOSE, name, spec.shape):
         memory_limits.check_model(build, spec, file.local.batch, most)
 
 
@@ -60,9 +60,9 @@ def check_named(file: NodeFile, folder: Path) -> None:
 
     Nothing is made: a network for texts has nothing to be made for without their length and vocabulary.
     """
-    own_model.check_name(file.model.name, folder, WHOSE)
+    custom_model.check_name(file.model.name, folder, WHOSE)
     if file.model.weights:
-        own_model.read_weights(folder / Path(file.model.weights).expanduser())
+        custom_model.read_weights(folder / Path(file.model.weights).expanduser())
 
 
 def unfit(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> str | None:

@@ -1,6 +1,6 @@
 """Who may read what fedstill keeps in a node's folder: its owner alone.
 
-Files are made so (:mod:`fedstill.core.file_permissions`). Those of an earlier time, or of a copy, may lie
+Files are made so (:mod:`fedstill.core.private_files`). Those of an earlier time, or of a copy, may lie
 open. They are not closed in silence: whoever could read them may have done so, and their owner is to know.
 Nor does the node stop for them, as it does for a secret or a key that others can read: refusing would take
 back nothing.

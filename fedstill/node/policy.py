@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
-from fedstill.core.checked import Checked
 from fedstill.core.errors import ArgumentError
-from fedstill.core.fingerprints import digits
+from fedstill.core.hashing import digits
+from fedstill.core.options import Checked
 
 LEAST_MEMORY = 50_000_000  # bytes
 POLICY, EACH_RUN = "policy", "each run"

@@ -9,13 +9,13 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.node_data import PrivateConfig
 from fedstill.data.stratified_sampling import largest
 from fedstill.models import dp_compatibility
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.protocol.declarations import names
 from fedstill.protocol.method import METHODS, Method
+from fedstill.protocol.queries import names
 from fedstill.tasks import TASKS
 
 

@@ -16,17 +16,16 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest, limit_groups
 from fedstill.models import dp_compatibility
-from fedstill.models.copies import copied
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import copied, to_vector
 from fedstill.node.network_setup import architecture
 from fedstill.node.node import Node, frozen
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.privacy.pate_teachers import Teachers
+from fedstill.privacy.pate import Teachers
 from fedstill.protocol.digests import digest, keyed
 from fedstill.protocol.method import method_name
-from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.queries import NodeSetting, NodeSide
 
 # Options that change no answer.
 BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "audit_log")

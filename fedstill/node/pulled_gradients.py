@@ -10,8 +10,8 @@ from fedstill.core.errors import QuestionRefused
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import stack
-from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import spread, weight_of
+from fedstill.protocol.queries import Question
+from fedstill.protocol.secure_aggregation import spread, weight_of
 from fedstill.protocol.wire_format import Tensors, refine
 
 

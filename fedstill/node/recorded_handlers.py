@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from fedstill.core.compute import Compute
-from fedstill.core.recorded import Memory, Recorded, recordable
+from fedstill.core.cuda_graphs import Memory, Recorded, recordable
 from fedstill.node.node_group import Group
-from fedstill.protocol.questions import Question
+from fedstill.protocol.queries import Question
 from fedstill.protocol.wire_format import Tensors
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Interval, MaxLen
 
-from fedstill.core.checked import Checked, NonNegativeInt
+from fedstill.core.options import Checked, NonNegativeInt
 from fedstill.privacy.statement import Statement
 
 MOST = 1000  # entries that a list or table of a reply may have

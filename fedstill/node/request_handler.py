@@ -19,9 +19,9 @@ from fedstill.node.recorded_handlers import Handlers
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.kinds import GRADIENTS
-from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.payload_kinds import GRADIENTS
+from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors, WireConfig, refine, sizes
 
 

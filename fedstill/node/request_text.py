@@ -7,7 +7,7 @@ from typing import Any
 
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import read_table
-from fedstill.core.fingerprints import grouped
+from fedstill.core.hashing import grouped
 from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import clip, counted, human_bytes
 from fedstill.data.input_spec import InputSpec
@@ -16,7 +16,7 @@ from fedstill.node.owner_folder import objections
 from fedstill.node.requests import Request
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, side_of
-from fedstill.protocol.questions import NodeSetting, stand_in
+from fedstill.protocol.queries import NodeSetting, stand_in
 
 
 def facts(request: Request) -> dict[str, str | list[str]]:

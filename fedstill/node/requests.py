@@ -18,15 +18,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.config_tables import as_table, read_table
 from fedstill.core.errors import ArgumentError, QuestionRefused, RunFolderError
-from fedstill.core.fingerprints import digits, grouped
+from fedstill.core.hashing import digits, grouped
 from fedstill.core.run_writer import read_object
 from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import EACH_RUN, POLICY
 from fedstill.node.security_log import SecurityLog, account
-from fedstill.protocol.run_description import Description
+from fedstill.protocol.run_plan import Description
 
 FOLDER = "requests"
 WAITS, APPROVED, USED, REJECTED = "waits", "approved", "used", "rejected"
@@ -199,8 +199,8 @@ class Requests:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process decides or asks meanwhile."""
-        file_permissions.make_folder(self._folder)
-        with open(self._folder / "lock", "ab", opener=file_permissions.opener) as lock:
+        private_files.make_folder(self._folder)
+        with open(self._folder / "lock", "ab", opener=private_files.opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -219,7 +219,7 @@ class Requests:
 
     def _write(self, request: Request) -> None:
         path = self._folder / f"{_name(request.sha256, request.server)}.json"
-        file_permissions.replace(path, json.dumps(asdict(request)).encode(), sync=True)
+        private_files.replace(path, json.dumps(asdict(request)).encode(), sync=True)
 
 
 def _name(sha256: str, server: str) -> str:

@@ -13,7 +13,7 @@ from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.budget import Budget, BudgetSpent, OtherUnit, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text, total
 from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.questions import Question
+from fedstill.protocol.queries import Question
 from fedstill.protocol.wire_format import Tensors
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import QuestionRefused, RunFolderError
 from fedstill.core.run_writer import read_object
@@ -115,9 +115,9 @@ class RunFolder:
         """
         path = self.path / PLAN_FILE
         begun, text = self.begun_by, json.dumps(told, sort_keys=True)
-        file_permissions.make_folder(self.path)
+        private_files.make_folder(self.path)
         if not (self._folder / SALT).exists() and not (self.path / SALT).exists():
-            file_permissions.replace(self.path / SALT, self._salt.encode(), sync=True)
+            private_files.replace(self.path / SALT, self._salt.encode(), sync=True)
         if path.exists():
             before = read_object(path)
             other = [name for name, value in json.loads(text).items() if before.get(name) != value]
@@ -128,7 +128,7 @@ class RunFolder:
             for learned in (self.path / LEARNING, self.path / TOLD, *self.path.glob("mark-*.safetensors")):
                 learned.unlink(missing_ok=True)
         kept = {**told, "server": server if begun is None else begun}
-        file_permissions.replace(path, json.dumps(kept, sort_keys=True).encode(), sync=True)
+        private_files.replace(path, json.dumps(kept, sort_keys=True).encode(), sync=True)
         return None
 
     def save(self, name: str, state: Any) -> None:

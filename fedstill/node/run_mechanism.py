@@ -25,9 +25,9 @@ from fedstill.privacy.noise import Draws, make_draws
 from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySums, Rule
 from fedstill.privacy.statement import NO_GUARANTEE, Statement, state
 from fedstill.protocol.digests import keyed
-from fedstill.protocol.kinds import INPUTS, Kind
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.payload_kinds import INPUTS, Kind
+from fedstill.protocol.queries import NodeSide, Question
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks import Task
 

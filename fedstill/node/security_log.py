@@ -25,9 +25,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstill.core import file_permissions
+from fedstill.core import private_files
 from fedstill.core.errors import FedstillError
-from fedstill.core.hash_chain import link, read_head, write_head
+from fedstill.core.hashing import link, read_head, write_head
 from fedstill.core.text_format import clip
 
 FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
@@ -123,12 +123,12 @@ class SecurityLog:
                 if place.exists() and place.read_bytes() != path.read_bytes():
                     raise SecurityLogError(f"{place} is there already, and is another")
             if older:
-                file_permissions.make_folder(folder)
+                private_files.make_folder(folder)
                 through, policy = _number(older[-1]), self._last_policy()
                 about = {"event": "archived", "who": account(), "why": f"lines up to {through}: {folder}"}
                 self._append({**about, "through": str(through)} | ({"policy": policy} if policy else {}))
             for path, place in zip(older, there, strict=True):
-                file_permissions.replace(place, path.read_bytes(), sync=True)
+                private_files.replace(place, path.read_bytes(), sync=True)
                 path.unlink()
         return there
 
@@ -170,7 +170,7 @@ class SecurityLog:
     def _alone(self) -> Iterator[None]:
         """No other process reads or writes meanwhile; a full disk is a :class:`SecurityLogError`."""
         try:
-            with open(self._folder / LOCK, "ab", opener=file_permissions.opener) as lock:
+            with open(self._folder / LOCK, "ab", opener=private_files.opener) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
@@ -198,7 +198,7 @@ class SecurityLog:
         told = {"line": number + 1, "at": at, "before": hashed, **line}
         text = json.dumps(told, sort_keys=True, separators=(",", ":"))
         chain = link(hashed, number + 1, text)
-        with open(path, "ab", opener=file_permissions.opener) as file:
+        with open(path, "ab", opener=private_files.opener) as file:
             file.write(f"{text[:-1]}{_hashed(chain)}\n".encode())
             file.flush()
             os.fsync(file.fileno())

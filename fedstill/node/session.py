@@ -26,14 +26,14 @@ from fedstill.core.errors import (
     RunFolderError,
     TooLarge,
 )
+from fedstill.core.registry import OWN, first_line
 from fedstill.core.run_writer import holding
 from fedstill.core.text_format import clip
-from fedstill.core.user_functions import OWN, first_line
 from fedstill.data import node_data
 from fedstill.data.public import Public
 from fedstill.models import carries_gradient
-from fedstill.models.non_torch import file_of, tell_no_failures
-from fedstill.models.parameter_vector import parameter_count
+from fedstill.models.module_utils import parameter_count
+from fedstill.models.predictors import file_of, tell_no_failures
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
 from fedstill.node.audit_entries import DATA
@@ -54,12 +54,11 @@ from fedstill.node.run_folder import LEARNING, TOLD, RunFolder, of_mark
 from fedstill.node.sum_masks import SumMasks
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.digests import digest, keyed
-from fedstill.protocol.kinds import GRADIENTS
 from fedstill.protocol.method import side_of
-from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.run_description import Description
-from fedstill.protocol.run_plan import Plan
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.payload_kinds import GRADIENTS
+from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.run_plan import Description, Plan
+from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import SCALE, Tensors, size
 
 logger = logging.getLogger("fedstill.node")

@@ -42,7 +42,7 @@ from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import fingerprint
 from fedstill.protocol.run_plan import Plan, public_tensors
-from fedstill.protocol.summing import LEAST, Spoil, SumCall
+from fedstill.protocol.secure_aggregation import LEAST, Spoil, SumCall
 
 logger = logging.getLogger("fedstill.node")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from fedstill.core.errors import DataError, QuestionRefused
-from fedstill.protocol.questions import Question
-from fedstill.protocol.summing import Added, Spoil, summands
+from fedstill.protocol.queries import Question
+from fedstill.protocol.secure_aggregation import Added, Spoil, summands
 from fedstill.protocol.wire_format import Tensors
 
 
@@ -23,7 +23,7 @@ class Adding:
         least: that a count is taken for in weighing: noise may leave one node alone with any of a class that
             nobody has, and the sum would be that node's answer.
         mask: what is added to each part, by its place; None: nothing, which changes no sum.
-        spoil, always: as :func:`~fedstill.protocol.summing.summands` has them.
+        spoil, always: as :func:`~fedstill.protocol.secure_aggregation.summands` has them.
         settle: refuses counts or sizes, by the way of weighing, that differ from those of earlier runs.
     """
 

@@ -14,7 +14,7 @@ from fedstill.privacy.config import COUNTED, PrivacyConfig, Release, StepsConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import Draws, add_noise
 from fedstill.privacy.release_rules import Exact, Rule
-from fedstill.protocol.questions import Question
+from fedstill.protocol.queries import Question
 from fedstill.tasks import Task
 
 __all__ = [

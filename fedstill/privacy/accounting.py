@@ -1,4 +1,14 @@
-"""What events cost together, as epsilon at a delta: by dp-accounting, with bounds for what it cannot take.
+"""Privacy loss distributions of events and of what they compose to, by dp-accounting.
+
+Pessimistic ("connect the dots", Doroshenko et al., PoPETs 2022): whatever the grid, the figure is an upper
+bound; a finer grid makes it tighter, a coarser one faster.
+
+Rényi differential privacy of one event, at a fixed set of orders, and what it means as an epsilon.
+
+Curves of events that follow one another add up, whatever was asked in between (Mironov, "Rényi
+Differential Privacy", CSF 2017, Proposition 1), which makes them cheap: computed once per event, then sums.
+
+What events cost together, as epsilon at a delta: by dp-accounting, with bounds for what it cannot take.
 
 Two accountants. "pld" composes privacy loss distributions and is tight; its theorem is for events that were
 chosen beforehand. "rdp" adds up Rényi curves and is looser; it holds too where events are chosen by earlier
@@ -9,12 +19,191 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
 
-from fedstill.core import deadline
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.core import timing
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy import privacy_loss, renyi
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event, Price
+
+FINENESS = 24  # grid points per typical loss of one event: within 0.1 % of the limit in all that was tried
+STAGE = 8192  # self-compositions in one transform
+MOST_POINTS = 2**20  # of the grid of one event
+LONGEST = 2**18  # grid points per epsilon: what the fast Fourier transforms of a composition may take
+
+
+def interval(spent: Mapping[Event, int], epsilon: float) -> float:
+    """How far apart the points of a grid lie, in units of epsilon: a power of 2, so that it changes rarely.
+
+    The typical loss of one event is the root of its divergence of order 2, and events count by what they
+    add to the total.
+
+    Args:
+        spent: not empty.
+        epsilon: an upper bound on what it costs.
+    """
+    (second,) = np.flatnonzero(ORDERS == 2)
+    typical = {event: math.sqrt(curve(event)[second]) for event in spent}
+    squares = sum(times * typical[event] ** 2 for event, times in spent.items())
+    plain = sum(times * typical[event] for event, times in spent.items())
+    wished = squares / plain / FINENESS if plain > 0 else 0.0
+    # Of little noise one event alone could have more points than fit into memory.
+    least = max(epsilon / LONGEST, max(map(_range, spent)) / MOST_POINTS, 1e-12)
+    return float(2.0 ** math.floor(math.log2(max(wished, least))))
+
+
+def _range(event: Event) -> float:
+    """About how far apart the losses of an event lie that count: of Gaussian noise, 12 standard deviations
+    to either side."""
+    if event.kind != "gaussian":
+        return 2 / event.noise
+    return (event.group**2 / event.noise + 24 * event.group) / event.noise
+
+
+def pld_epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
+    """What the events, one or more, compose to at delta, on a grid of that step."""
+    total: Any = None
+    for event, times in spent.items():
+        timing.check()
+        losses = _repeated(_one(event, step), times)
+        total = losses if total is None else total.compose(losses)
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def _repeated(losses: Any, times: int) -> Any:
+    """Composed with itself, in stages: each cuts off tails that the next would otherwise carry along."""
+    timing.check()
+    if times <= STAGE:
+        return losses if times == 1 else losses.self_compose(times)
+    stages, rest = divmod(times, STAGE)
+    whole = _repeated(losses.self_compose(STAGE), stages)
+    return whole.compose(_repeated(losses, rest)) if rest else whole
+
+
+@lru_cache(maxsize=64)
+def _one(event: Event, step: float) -> Any:
+    """The losses of one event, for adding and for removing a record (or a group)."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    grid: dict[str, float] = {"value_discretization_interval": step}
+    if event.kind == "laplace":
+        return pld.from_laplace_mechanism(event.noise, **grid)
+    if event.kind == "pure":
+        from dp_accounting.pld import common
+
+        return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(1 / event.noise, 0.0), **grid)
+    if event.group == 1:
+        return pld.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, **grid)
+    from scipy.stats import binom
+
+    drawn = np.arange(event.group + 1)  # records of the group: see renyi._mixture
+    chances = binom.pmf(drawn, event.group, event.rate)
+    likely = chances > 0
+    return pld.from_mixture_gaussian_mechanism(
+        event.noise, drawn[likely].astype(float).tolist(), chances[likely].tolist(), **grid
+    )
+
+
+Curve = NDArray[np.float64]
+
+ORDERS: Curve = np.array(
+    [1.02, 1.05] + [1 + tenth / 10 for tenth in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
+)
+"""Those of dp-accounting, and two near 1 for epsilons in the hundreds and above."""
+
+LONGEST_GRID = 100_000  # points of an integral over a mixture
+
+
+def to_epsilon(curve: Curve, delta: float) -> float:
+    """The least epsilon that a curve over :data:`ORDERS` proves at delta (Canonne, Kamath and Steinke, "The
+    Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12)."""
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    return float(rdp_privacy_accountant.compute_epsilon(ORDERS, curve, delta)[0])
+
+
+def compose(spent: Mapping[Event, int]) -> Curve:
+    """The curve of all events together, (orders,)."""
+    total = np.zeros_like(ORDERS)
+    for event, times in spent.items():
+        total += times * curve(event)
+    return total
+
+
+@lru_cache(maxsize=1024)
+def curve(event: Event) -> Curve:
+    """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
+
+    Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomised response, than which none is
+    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_mixture`;
+    dp-accounting has no groups, and between whole orders a looser bound. Where an order is out of reach
+    (little noise), the bound is that of the next one up, since divergences do not fall as the order rises, or
+    that of the statistic over all records, which sampling can only improve on (the divergence is
+    quasi-convex).
+    """
+    if event.kind == "gaussian":
+        everybody: Curve = ORDERS * event.group**2 / (2 * event.noise**2)
+        if event.rate == 1:
+            return everybody
+        bound = np.minimum.accumulate(np.minimum(_mixture(event), everybody)[::-1])[::-1]
+        return np.asarray(np.maximum(bound, 0.0))
+    if event.kind == "pure":
+        told, more = -math.log1p(math.exp(-1 / event.noise)), ORDERS - 1
+        return np.asarray((told + np.logaddexp(more / event.noise, -ORDERS / event.noise)) / more)
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(ORDERS)
+    accountant.compose(dp_accounting.LaplaceDpEvent(event.noise))
+    return np.asarray(accountant.rdp, dtype=np.float64)
+
+
+def _mixture(event: Event) -> Curve:
+    """A group of k records, each drawn into the sum at the rate q, each moving it by up to 1.
+
+    Whoever is drawn moves the sum by Binomial(k, q) at most, and so the worst pair is
+    ``sum_i Binomial(i; k, q) N(i, noise^2)`` against ``N(0, noise^2)`` (Ganesh, "Tight Group-Level DP
+    Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms", 2024). Its divergences are
+    integrals of smooth functions that vanish at both ends, for which the trapezoidal rule is exact up to
+    rounding once its step is well below both the noise and the distance of the ratio's complex zeros from
+    the real line, pi noise^2 / k.
+
+    Returns:
+        (orders,); inf where the integral would take too many points.
+    """
+    from scipy.stats import binom
+
+    k, noise = event.group, event.noise
+    step = min(noise / 8, noise**2 / (2 * k))
+    done = np.full_like(ORDERS, math.inf)
+    ends = k * ORDERS + 24 * noise  # of what counts, from -12 noise on
+    usable = ends <= LONGEST_GRID * step
+    if not usable.any():
+        return done
+    x = np.arange(-12 * noise, ends[usable].max() - 12 * noise, step)
+    ratio = np.full_like(x, -math.inf)
+    for i in range(k + 1):
+        timing.check()
+        shifted = (2 * i * x - i**2) / (2 * noise**2) + binom.logpmf(i, k, event.rate)
+        ratio = np.logaddexp(ratio, shifted)
+    density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))
+    for at in np.flatnonzero(usable):
+        order, some = ORDERS[at], slice(math.ceil(ends[at] / step) + 1)
+        removed = _log_sum(density[some] + order * ratio[some])
+        added = _log_sum(density[some] + (1 - order) * ratio[some])
+        done[at] = max(removed, added) / (order - 1)
+    return done
+
+
+def _log_sum(logs: Curve) -> float:
+    """The logarithm of a sum of finite terms; scipy's takes infinite ones, too, and several times as long."""
+    top: float = logs.max()
+    return top + math.log(np.exp(logs - top).sum())
+
 
 LARGEST = 500.0  # epsilon up to which losses are composed; e to the power of more is near what floats hold
 MOST_TIMES = 10_000_000  # events whose losses are composed
@@ -34,7 +223,7 @@ def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "
     Rényi bound is above 500, there are over 10 million events or delta is below 1e-12, that bound is the
     answer (some percent more, where it is above 500).
 
-    "rdp": groups in a sample are integrated numerically, see :func:`fedstill.privacy.renyi.curve`.
+    "rdp": groups in a sample are integrated numerically, see :func:`fedstill.privacy.accounting.curve`.
 
     More than 32 different events, but for Gaussian noise on all records: noise is rounded down and rates up,
     by as little as makes them 32, so that the figure stays a bound and comes fast.
@@ -73,8 +262,8 @@ def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "
             return min(bound, float(dp_accounting.get_epsilon_gaussian(event.noise, delta)))
     if bound > LARGEST or delta < LEAST_DELTA or sum(events.values()) > MOST_TIMES:
         return bound
-    deadline.check()  # composing takes seconds where a server declares a million steps
-    return min(bound, privacy_loss.epsilon(events, delta, privacy_loss.interval(events, bound)))
+    timing.check()  # composing takes seconds where a server declares a million steps
+    return min(bound, pld_epsilon(events, delta, interval(events, bound)))
 
 
 def within(spent: Mapping[Event, int], limit: float, delta: float, accountant: Accountant = "pld") -> bool:
@@ -163,7 +352,7 @@ def _pure(spent: Mapping[Event, int]) -> float:
 
 
 def _bound(events: Mapping[Event, int], delta: float) -> float:
-    return min(_pure(events), renyi.to_epsilon(renyi.compose(events), delta))
+    return min(_pure(events), to_epsilon(compose(events), delta))
 
 
 def _added(spent: Mapping[Event, int], price: Mapping[Event, int], times: int = 1) -> Price:

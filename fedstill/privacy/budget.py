@@ -1,4 +1,7 @@
-"""What may be spent, and whether a price still fits: asked before every release, so mostly a look-up."""
+"""Epsilons and what is left of budgets, in words: rounded so that nothing looks cheaper than it is.
+
+What may be spent, and whether a price still fits: asked before every release, so mostly a look-up.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,85 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fedstill.core.checked import Checked, Fraction
 from fedstill.core.errors import FedstillError
+from fedstill.core.options import Checked, Fraction
 from fedstill.core.text_format import counted
 from fedstill.privacy.accounting import epsilon, most, within
-from fedstill.privacy.config import Accountant, Epsilon
-from fedstill.privacy.events import Event
+from fedstill.privacy.config import Accountant, Epsilon, PrivacyConfig
+from fedstill.privacy.events import Event, from_text
+
+
+def up(value: float | None) -> str:
+    """An epsilon, rounded up; None is no guarantee."""
+    if value is None:
+        return "no guarantee"
+    return _thousandths(math.ceil(1000 * value)) if math.isfinite(value) else "inf"
+
+
+def budgets(privacy: PrivacyConfig) -> list[str]:
+    """What a node's owner allows: a run, and all of them."""
+    both = (
+        ("a run", "has", privacy.epsilon, privacy.delta),
+        ("all runs on these data", "have", *privacy.over_all),
+    )
+    return [
+        f"{what} {has} " + (f"epsilon {most:g} at delta {delta:g}" if math.isfinite(most) else "no budget")
+        for what, has, most, delta in both
+    ]
+
+
+def down(value: float) -> str:
+    """What is left of a budget, rounded down; infinity is no budget."""
+    return "no budget" if math.isinf(value) else _thousandths(math.floor(1000 * value + 1e-9))
+
+
+def _thousandths(count: int) -> str:
+    """So many thousandths, and no digit of them lost.
+
+    >>> _thousandths(1234567), _thousandths(3000), _thousandths(0)
+    ('1234.567', '3', '0')
+    """
+    return f"{count / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool) -> float:
+    """Epsilon that a budget has left, at its own delta; inf: there is none.
+
+    Args:
+        privacy: the owner's.
+        spent: events as text and how often each.
+        bare: releases without a guarantee; they leave nothing.
+        over_all: of all runs, and not of one.
+
+    Raises:
+        ArgumentError: what was spent are no events.
+    """
+    most, delta = privacy.over_all if over_all else (privacy.epsilon, privacy.delta)
+    if math.isinf(most):
+        return math.inf
+    return 0.0 if bare else Budget(most, delta, privacy.accountant).left(from_text(spent))
+
+
+def cost(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int) -> str:
+    """What all runs on some data have cost so far, at the delta of their budget.
+
+    Args:
+        privacy: the owner's.
+        spent: events as text and how often each.
+        bare: releases without a guarantee.
+
+    >>> cost(PrivacyConfig(), {}, 0), cost(PrivacyConfig(), {}, 2)
+    ('nothing', 'no guarantee: in all 2 releases left without noise')
+    >>> cost(PrivacyConfig(delta=1e-6), {"gaussian(2.0)": 1}, 0)
+    'epsilon 2.255 at delta 1e-06, in all runs on these data'
+    """
+    if bare:
+        return f"no guarantee: in all {counted(bare, 'release')} left without noise"
+    if not spent:
+        return "nothing"
+    _, delta = privacy.over_all
+    paid = epsilon(from_text(spent), delta, privacy.accountant)
+    return f"epsilon {up(paid)} at delta {delta:g}, in all runs on these data"
 
 
 class BudgetSpent(FedstillError):

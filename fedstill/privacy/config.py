@@ -16,13 +16,13 @@ import torch
 from annotated_types import Gt, Interval, MinLen
 from torch import nn
 
-from fedstill.core.checked import Checked, Fraction, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
+from fedstill.core.options import Checked, Fraction, PositiveFloat, PositiveInt
 from fedstill.core.registry import Registered, Registry
 from fedstill.privacy.release_rules import Exact, Rule
-from fedstill.protocol.kinds import Kind
-from fedstill.protocol.questions import Question
+from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.queries import Question
 from fedstill.tasks import Task
 
 Accountant = Literal["pld", "rdp"]

@@ -27,13 +27,13 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
-from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.core.dataset import TensorData
-from fedstill.privacy.alone import Alone
+from fedstill.core.options import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.privacy.clipping import FINEST, kept, lengths
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import Draws
+from fedstill.privacy.per_example import Alone
 
 # Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of its own example alone.
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -136,7 +136,7 @@ def clipped_sum(
 
     An example's gradient is computed from that example alone, whatever the network: layers that look at the
     whole batch see a batch of one, random draws end in torch's error, and not even a last bit depends on the
-    others (:mod:`fedstill.privacy.alone`). A gradient that is not finite
+    others (:mod:`fedstill.privacy.per_example`). A gradient that is not finite
     counts nothing. All are added in float64: one example less, and a sum in float32 may round otherwise from
     there on, which moves it by more than the clip (Casacuberta, Shoaff, Vadhan, Wagaman, "Widespread
     Underestimation of Sensitivity in Differentially Private Libraries and How to Fix It", CCS 2022).

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Interval
 
-from fedstill.core.checked import Checked, PositiveFloat
 from fedstill.core.errors import ArgumentError
+from fedstill.core.options import Checked, PositiveFloat
 from fedstill.privacy.config import (
     COUNTED,
     AnswersConfig,
@@ -19,7 +19,7 @@ from fedstill.privacy.config import (
     Release,
 )
 from fedstill.privacy.release_rules import NoisyRows, Rule, Sanitised
-from fedstill.protocol.questions import Question
+from fedstill.protocol.queries import Question
 from fedstill.tasks import Task
 
 

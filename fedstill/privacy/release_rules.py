@@ -22,7 +22,7 @@ from typing import ClassVar, Literal, Protocol
 
 import torch
 
-from fedstill.core.checked import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedstill.core.options import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.privacy.clipping import LARGEST, SLACK, numbers, rows_of, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import Draws, add_noise

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedstill.core import deadline
-from fedstill.core.checked import Checked, Fraction
+from fedstill.core import timing
+from fedstill.core.options import Checked, Fraction
 from fedstill.core.registry import OURS
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, Accountant, PrivacyConfig
@@ -135,7 +135,7 @@ def summary(
 def _epsilon(said: Statement, events: Mapping[str, int]) -> float | None:
     """What a node's releases cost; None where it tells prices that take too long to compose."""
     try:
-        with deadline.within(COMPOSED_WITHIN, lambda: TimeoutError(LATE)):
+        with timing.within(COMPOSED_WITHIN, lambda: TimeoutError(LATE)):
             return epsilon(from_text(events, LARGEST_SUM), said.delta, said.accountant)
     except TimeoutError:
         return None

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from annotated_types import Interval
 
-from fedstill.core.checked import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.core.errors import ArgumentError
+from fedstill.core.options import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 class Span(NamedTuple):
@@ -105,7 +105,7 @@ def cosine(step: int, steps: int, start: float, end: float) -> float:
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of all parameters."""
     for part in optimiser.param_groups:
-        if isinstance(part["lr"], torch.Tensor):  # that of a recorded step (fedstill.core.recorded)
+        if isinstance(part["lr"], torch.Tensor):  # that of a recorded step (fedstill.core.cuda_graphs)
             part["lr"].fill_(lr)
         else:
             part["lr"] = lr

@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from annotated_types import Interval, MaxLen
 
-from fedstill.core.checked import Checked
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError
+from fedstill.core.options import Checked
 from fedstill.core.text_format import clip
-from fedstill.protocol.summing import SumCall, SumNumber
+from fedstill.protocol.secure_aggregation import SumCall, SumNumber
 
 MOST = 2**31  # numbers of questions are below it
 LONGEST = 100  # characters of a value that an error quotes

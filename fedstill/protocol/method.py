@@ -9,14 +9,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.brief import brief_repr
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import OURS, Registered, Registry
+from fedstill.core.text_format import brief_repr
 from fedstill.data.public import Public
-from fedstill.protocol.declarations import declared
 from fedstill.protocol.digests import chained
 from fedstill.protocol.local_config import WHOLE, Span
-from fedstill.protocol.questions import NodeSetting, NodeSide, Question
+from fedstill.protocol.queries import NodeSetting, NodeSide, Question, declared
 from fedstill.tasks import Task
 
 SUMMED = "the server saw sums of all nodes' answers only (link.sums)"
@@ -94,8 +93,8 @@ class Method(Registered):
     """A method, all of it: its options, its part at the nodes and its program at the server.
 
     A method is a frozen dataclass; its fields are its options, whose types say what they may be
-    (:mod:`fedstill.core.checked`). Its questions are functions that are marked with
-    :func:`fedstill.protocol.declarations.question` and run at the nodes. Its program is :meth:`begin` and
+    (:mod:`fedstill.core.config_tables`). Its questions are functions that are marked with
+    :func:`fedstill.protocol.queries.question` and run at the nodes. Its program is :meth:`begin` and
     then :meth:`turn`, again and again; between two turns a run may be stopped, and goes on from there with
     all that stands in what :meth:`begin` gave.
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedstill.attacks.leakage_file import Leakage
-from fedstill.attacks.leakage_rows import LeakageColumn
+from fedstill.attacks.leakage import Leakage, LeakageColumn
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.paired import Draws
 from fedstill.report.privacy_section import guaranteed, most

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fedstill.attacks.leakage_file import Leakage, skipped
+from fedstill.attacks.leakage import Leakage, skipped
 from fedstill.core.text_format import human_bytes
 from fedstill.report import compare_figures, compare_points, drawing
 from fedstill.report.compare_entry import ComparedMethod, Spread

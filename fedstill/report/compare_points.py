@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from fedstill.attacks.leakage_rows import LeakageColumn
+from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import human_bytes, percent
 from fedstill.privacy.statement import epsilon_text
 from fedstill.report.compare_entry import ComparedMethod, Spread

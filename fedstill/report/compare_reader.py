@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage_rows import LeakageColumn
+from fedstill.attacks.leakage import LeakageColumn
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison_file import SHARED, Comparison, ComparisonRun, what_leaves
 from fedstill.core.text_format import counted, listed

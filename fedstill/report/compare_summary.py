@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedstill.attacks.leakage_rows import LeakageColumn
+from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import listed
-from fedstill.protocol.kinds import PRIVATE_DATA
+from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.report.compare_entry import LOCAL, ComparedMethod, Spread
 from fedstill.report.metric_text import bare, in_a_sentence
 from fedstill.report.paired import Gap, Reached, between
 from fedstill.report.privacy_section import guaranteed
 from fedstill.report.result import ACCURACY
-from fedstill.tasks.figure import Figure
+from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
     from fedstill.runs.config import PaperFigure

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedstill.attacks.leakage_rows import LeakageColumn
+from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import human_bytes
 from fedstill.report.compare_entry import LOCAL, ComparedMethod, Spread
 from fedstill.report.compare_points import budgets, written

@@ -8,7 +8,7 @@ from typing import Any
 from fedstill.core.text_format import counted
 from fedstill.report.metric_text import bare, head
 from fedstill.report.table_formats import Cell, Column, Row, Table
-from fedstill.tasks.figure import Figure
+from fedstill.tasks.task import Figure
 
 
 def evaluation_table(found: Mapping[str, Any], figures: tuple[Figure, ...]) -> Table:

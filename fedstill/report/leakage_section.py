@@ -14,8 +14,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.attacks.leakage_file import Attacked, Leakage, TableLine, lines, tables
-from fedstill.attacks.leakage_rows import LeakageColumn, LeakageFigure, Pictures
+from fedstill.attacks.leakage import (
+    Attacked,
+    Leakage,
+    LeakageColumn,
+    LeakageFigure,
+    Pictures,
+    TableLine,
+    lines,
+    tables,
+)
 from fedstill.core.text_format import listed
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.bars import bar

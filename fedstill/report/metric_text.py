@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedstill.core.text_format import MISSING
 from fedstill.report.result_parts import OverNodes
-from fedstill.tasks.figure import Figure
+from fedstill.tasks.task import Figure
 
 NAMES = ("Dice",)  # figures called after a person
 

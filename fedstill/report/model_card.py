@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstill.attacks.leakage_file import Leakage
+from fedstill.attacks.leakage import Leakage
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import MISSING, counted, human_bytes, listed
 from fedstill.report import privacy_section

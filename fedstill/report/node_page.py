@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstill.core.fingerprints import digits, grouped
+from fedstill.core.hashing import digits, grouped
 from fedstill.core.text_format import clip, counted, human_bytes
 from fedstill.node.audit_cost import Cost
 from fedstill.node.audit_entries import ALL
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import facts, line_about
 from fedstill.node.requests import APPROVES, UNPROVEN, WAITS, Request, asks
-from fedstill.privacy.budget_text import budgets, down, up
+from fedstill.privacy.budget import budgets, down, up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table

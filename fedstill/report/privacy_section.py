@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.core.text_format import counted, listed, percent, shortened
-from fedstill.privacy.budget_text import down
+from fedstill.privacy.budget import down
 from fedstill.privacy.events import from_text
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
 from fedstill.report.result import Result

@@ -16,10 +16,10 @@ from fedstill.core.config_tables import load
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import number
-from fedstill.protocol.kinds import KNOWN, Kind
+from fedstill.protocol.payload_kinds import KNOWN, Kind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import OverNodes
-from fedstill.tasks.figure import Figure
+from fedstill.tasks.task import Figure
 
 __all__ = ["ACCURACY", "CENTRAL", "OverNodes", "Result"]
 

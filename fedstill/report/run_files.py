@@ -22,7 +22,7 @@ from fedstill.core.run_writer import DRAWS
 from fedstill.core.text_format import number
 from fedstill.node.audit_entries import RELEASES
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.protocol.kinds import INPUTS
+from fedstill.protocol.payload_kinds import INPUTS
 from fedstill.report.result import Result
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ from fedstill.report.metric_text import bare, bare_text, head, in_a_sentence, sp
 from fedstill.report.result import CENTRAL, OverNodes, Result
 from fedstill.report.result_parts import Intervals
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
-from fedstill.tasks.figure import Figure
+from fedstill.tasks.task import Figure
 
 if TYPE_CHECKING:
     from rich.console import Console

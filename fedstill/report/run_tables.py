@@ -18,7 +18,7 @@ from fedstill.report.run_files import AuditSums, Traffic
 from fedstill.report.run_levels import Level, comparison, interval_text
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
-from fedstill.tasks.figure import Figure
+from fedstill.tasks.task import Figure
 
 CHANCE = 50.0  # percent, the area under the curve of who guesses
 

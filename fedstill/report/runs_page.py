@@ -9,7 +9,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.locks import is_locked
+from fedstill.core.private_files import is_locked
 from fedstill.core.progress import PROGRESS
 from fedstill.core.text_format import MISSING, clip, human_seconds
 from fedstill.federation.server_view import ServerView

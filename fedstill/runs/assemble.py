@@ -15,17 +15,15 @@ from fedstill.core.dataset import Cases, Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.core.seeds import numpy_generator
 from fedstill.core.version import __version__
-from fedstill.data.loader import load
-from fedstill.data.preparation import SITE
+from fedstill.data.loading import SITE, load
 from fedstill.data.public import HELD_OUT, Public, held_out, load_public
-from fedstill.data.split_base import split
-from fedstill.data.splits import ByColumn, conceal
+from fedstill.data.splits import ByColumn, conceal, split
 from fedstill.data.stratified_sampling import numbered, require_told
-from fedstill.data.text_data import TextData
-from fedstill.models import own_model
-from fedstill.models.endpoint import SCHEMES, Endpoint
+from fedstill.data.text import TextData
+from fedstill.models import custom_model
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read
+from fedstill.models.predictors import SCHEMES, Endpoint
 from fedstill.protocol.method import refusal
 from fedstill.runs.config import RunConfig, lasting
 from fedstill.runs.setting import Setting
@@ -185,7 +183,7 @@ def _node_model(config: RunConfig, data: DataSet, spec: str, index: int) -> torc
     said, place = node_models(spec), Path()
     task, shape = config.task.make(data.classes), tuple(data.test.inputs.shape[1:])
     to = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
-    return own_model.make(said, to, place, config.seed, "model", index, whose="nodes.models")
+    return custom_model.make(said, to, place, config.seed, "model", index, whose="nodes.models")
 
 
 def node_models(spec: str) -> ModelConfig:

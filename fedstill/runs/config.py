@@ -19,19 +19,15 @@ from typing import Annotated, Any, ClassVar
 import tomli_w
 from annotated_types import MinLen
 
-from fedstill.core.callers import by_caller
-from fedstill.core.checked import Checked, NonNegativeInt
 from fedstill.core.compute import EngineConfig
-from fedstill.core.config_tables import as_table, read_table, read_value
-from fedstill.core.dotted_names import flat
-from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.registry import check_named
-from fedstill.core.user_functions import look_in
+from fedstill.core.config_tables import as_table, flat, read_table, read_value
+from fedstill.core.errors import ArgumentError, UnknownName, by_caller
+from fedstill.core.options import Checked, NonNegativeInt
+from fedstill.core.registry import check_named, look_in
+from fedstill.data.builtin import Digits
 from fedstill.data.config import DataConfig
 from fedstill.data.public import PublicConfig
-from fedstill.data.split_base import SplitConfig
-from fedstill.data.splits import Dirichlet
-from fedstill.data.vision import Digits
+from fedstill.data.splits import Dirichlet, SplitConfig
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig

@@ -17,19 +17,19 @@ import tomli_w
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError, DeployError, FedstillError
-from fedstill.core.fingerprints import grouped
-from fedstill.core.json_text import json_text
+from fedstill.core.hashing import grouped
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, write_text
+from fedstill.core.text_format import json_text
 from fedstill.data.config import DATA
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.data.public import load_public
 from fedstill.data.splits import Dirichlet
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare_job import write_job
 from fedstill.federation.node_order import natural
 from fedstill.federation.run_status import STOPPED, stop
-from fedstill.protocol.run_description import describe
+from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
 from fedstill.track.listeners import Listeners
 

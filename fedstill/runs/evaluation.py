@@ -15,9 +15,9 @@ from torch.func import functional_call
 from fedstill.core import bootstrap
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.json_text import finite
 from fedstill.core.run_writer import Records
 from fedstill.core.seeds import torch_generator
+from fedstill.core.text_format import finite
 from fedstill.node import local_training
 from fedstill.runs import resampling
 from fedstill.runs.example_predictions import portray

@@ -13,13 +13,13 @@ from nvflare.collab import collab
 
 from fedstill.core import toml
 from fedstill.core.errors import FedstillError, RunFolderError
-from fedstill.core.fingerprints import grouped
-from fedstill.core.locks import lock
+from fedstill.core.hashing import grouped
+from fedstill.core.names import check_run_name
+from fedstill.core.private_files import lock
 from fedstill.core.progress import PROGRESS, Note, Noted
-from fedstill.core.run_names import check_run_name
+from fedstill.core.registry import look_in
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import clip
-from fedstill.core.user_functions import look_in
 from fedstill.federation import server_rules
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, environment
 from fedstill.federation.flare_losses import listen

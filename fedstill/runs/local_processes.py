@@ -23,14 +23,14 @@ from typing import Any
 import tomli_w
 from safetensors.torch import save_file
 
-from fedstill.core import file_permissions, toml
+from fedstill.core import private_files, toml
 from fedstill.core.checkpoint import load_state
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import DeployError
 from fedstill.core.progress import PROGRESS, Bars, following
 from fedstill.core.run_writer import holding, write_text
 from fedstill.core.startup_kit import KIT
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.node_data import PrivateConfig
 from fedstill.data.user_data import usual_folders
 from fedstill.federation import flare_kit, flare_site, server_rules
 from fedstill.federation.admin import Admin
@@ -123,14 +123,14 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
     """
     for index, node in enumerate(simulation.nodes):
         own = folder / node.name
-        file_permissions.make_folder(folder)
-        own.mkdir(file_permissions.FOLDER)
+        private_files.make_folder(folder)
+        own.mkdir(private_files.FOLDER)
         part = simulation.setting.parts[index]
         tensors = {"inputs": part.inputs, "targets": part.targets}
         if part.groups is not None:
             tensors["groups"] = part.groups
         for name in ("data.safetensors", "model.safetensors"):
-            file_permissions.touch(own / name)
+            private_files.touch(own / name)
         save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, own / "data.safetensors")
         model = simulation.setting.models[index]
         model = model[0] if isinstance(model, Mapped) else model  # its file maps it again
@@ -155,10 +155,10 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             privacy=config.nodes.privacy,
             compute=ComputeConfig(engine.device, simulation.compute.precision, engine.channels_last, threads),
         )
-        file_permissions.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
+        private_files.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
         secret = f"{owner_folder.REHEARSAL}{simulation.secret(node.name)}\n"
-        file_permissions.replace(own / owner_folder.SECRET, secret.encode())
-        file_permissions.touch(own / SALT)  # the simulation has none
+        private_files.replace(own / owner_folder.SECRET, secret.encode())
+        private_files.touch(own / SALT)  # the simulation has none
 
 
 def _allowing(config: RunConfig) -> PolicyConfig:

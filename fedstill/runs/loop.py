@@ -19,22 +19,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.clock import Clock
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.core.json_text import finite
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records, holding
+from fedstill.core.text_format import finite
+from fedstill.core.timing import Clock
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
 from fedstill.models.module_check import needs_two
-from fedstill.models.parameter_vector import parameter_count
+from fedstill.models.module_utils import parameter_count
 from fedstill.node.audit_entries import ALL
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.network_setup import fitted
 from fedstill.privacy.statement import Statement, summary
 from fedstill.protocol.method import Method, method_name
-from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.queries import NodeSide
 from fedstill.runs.cautions import best, cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs
 from fedstill.runs.predictions import FILE as PREDICTIONS

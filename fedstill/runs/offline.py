@@ -20,7 +20,7 @@ from fedstill.core.progress import Bars
 from fedstill.core.run_writer import write_text
 from fedstill.data.config import check_measured_on_test
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.data.public import Public, load_public
 from fedstill.federation.offline_files import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
 from fedstill.federation.offline_link import AnswerFiles

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedstill.core.dataset import DataSet
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.data.public import Public, load_public
 from fedstill.federation.meter import Meter
 from fedstill.federation.remote import Remote
@@ -23,12 +23,11 @@ from fedstill.methods._server import Server
 from fedstill.node.network_setup import architecture
 from fedstill.node.replies import NOTHING
 from fedstill.privacy.statement import Statement
-from fedstill.protocol.kinds import LABEL_COUNTS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import side_of
-from fedstill.protocol.questions import NodeSetting
-from fedstill.protocol.run_description import describe
-from fedstill.protocol.run_plan import Plan, fingerprint
+from fedstill.protocol.payload_kinds import LABEL_COUNTS
+from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.run_plan import Plan, describe, fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.assemble import about, servers
 from fedstill.runs.config import RunConfig, to_dict

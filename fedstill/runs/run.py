@@ -15,13 +15,10 @@ from typing import Any
 import torch
 
 from fedstill.core import toml
-from fedstill.core.callers import by_caller
-from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.json_text import json_text
-from fedstill.core.object_runs import require_no_objects
+from fedstill.core.errors import ArgumentError, RunFolderError, by_caller
 from fedstill.core.progress import PROGRESS, Noted
-from fedstill.core.run_writer import make_folder, require_same, write_text
-from fedstill.core.text_format import counted
+from fedstill.core.run_writer import make_folder, require_no_objects, require_same, write_text
+from fedstill.core.text_format import counted, json_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_measured_on_test
 from fedstill.runs.assemble import prepare

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from fedstill import models
-from fedstill.core.callers import by_caller, option_name
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData, check_pixels
-from fedstill.core.errors import ArgumentError, DataError, MethodRefused
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller, option_name
 from fedstill.core.names import plain
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public

@@ -18,7 +18,7 @@ from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
 from fedstill.federation.inprocess import partition, stacks
 from fedstill.methods._server import Server
-from fedstill.models.non_torch import file_of
+from fedstill.models.predictors import file_of
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate

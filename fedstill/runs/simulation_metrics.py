@@ -14,16 +14,15 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.json_text import finite
+from fedstill.core.text_format import finite
 from fedstill.federation.federation import Answers
 from fedstill.methods._histogram import LabelHistogram
-from fedstill.models.copies import copied
-from fedstill.models.parameter_vector import load_vector, parameter_count, to_vector, weighted_mean
+from fedstill.models.module_utils import copied, load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import at_once
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import WHOLE
-from fedstill.protocol.summing import SUM, read_sums, summands, total
+from fedstill.protocol.secure_aggregation import SUM, read_sums, summands, total
 from fedstill.runs.evaluation import Metrics, Outputs, deviation, float32_outputs, mean
 from fedstill.runs.simulation_nodes import Prepared
 from fedstill.runs.trained_models import TrainedModels

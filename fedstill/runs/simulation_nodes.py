@@ -16,7 +16,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, seeded
 from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
-from fedstill.models.copies import copied
+from fedstill.models.module_utils import copied
 from fedstill.node import local_training
 from fedstill.node.gate import Gate
 from fedstill.node.network_setup import check_local_batch
@@ -25,7 +25,7 @@ from fedstill.node.node_group import kind as kind_of
 from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
 from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.method import side_of
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.loop import Run
 from fedstill.runs.setting import Setting, check_networks, check_nodes

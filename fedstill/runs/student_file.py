@@ -15,9 +15,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from fedstill.core.callers import by_caller
-from fedstill.core.errors import ArgumentError, FedstillError, ModelError, RunFolderError
-from fedstill.core.user_functions import first_line
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError, RunFolderError, by_caller
+from fedstill.core.registry import first_line
 from fedstill.core.version import __version__
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import MODELS, build

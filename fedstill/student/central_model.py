@@ -1,19 +1,250 @@
-"""A run's student as a torch module that takes inputs as they are."""
+"""Inputs as they are, pixels, cells or token ids, on their way to a network, as modules that exports hold.
+
+Each module gives what the network takes (``forward``), and which of a batch it may be asked about at all
+(``sound``). ``checked`` is for callers in Python, who get an error that names the fault.
+
+A run's student as a torch module that takes inputs as they are.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fedstill.core.compute import torch_defaults
 from fedstill.core.config_tables import as_table
-from fedstill.core.torch_defaults import torch_defaults
+from fedstill.core.dataset import as_tensor
+from fedstill.core.errors import DataError, MethodRefused
+from fedstill.core.text_format import times
+from fedstill.data.images import array_of, holds_images
 from fedstill.data.input_spec import InputSpec
+from fedstill.data.raw import image_array
+from fedstill.data.tables import RowFeatures, coded, is_frame
+from fedstill.data.text import HASH, ids_of
 from fedstill.runs.predictions import unit_of
 from fedstill.runs.student_file import StudentFile, read
-from fedstill.student.raw_inputs import RawInputs, raw_inputs
+
+ROUNDING = 1e-3  # how far outside of 0..1 a pixel may be, as averaged ones are
+
+
+class RawInputs(nn.Module, ABC):
+    """Inputs of one form.
+
+    Attributes:
+        called: what they are, as exports name them.
+        says: what they must be, in words.
+    """
+
+    called: str
+    says: str
+
+    @abstractmethod
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the network takes."""
+
+    @abstractmethod
+    def sound(self, x: torch.Tensor) -> torch.Tensor:
+        """Which of a batch are inputs, ``(B,)`` bool."""
+
+    @abstractmethod
+    def checked(self, given: Any) -> torch.Tensor:
+        """Inputs in whatever form a caller has them, as :meth:`forward` takes them.
+
+        Raises:
+            DataError: another shape, or values that are no such inputs.
+        """
+
+    @abstractmethod
+    def example(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        """Inputs drawn at random, to compare two forms of one model."""
+
+
+class RawPixels(RawInputs):
+    """Images: uint8 from 0 to 255, or floats from 0 to 1, ``(N, C, H, W)``, in Python of one channel also
+    ``(N, H, W)``."""
+
+    called = "images"
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__()
+        self.shape = spec.shape
+        self.says = f"images (N, {', '.join(map(str, spec.shape))}), float32 from 0 to 1"
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(getattr(spec, name)).view(-1, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(pixel - mean) / std``, as the nodes' images were normalised."""
+        return (x - self.mean) / self.std
+
+    def sound(self, x: torch.Tensor) -> torch.Tensor:
+        """Those whose pixels are from 0 to 1; not those with NaN."""
+        pixels = x.flatten(1)
+        return (pixels.amin(1) >= -ROUNDING) & (pixels.amax(1) <= 1 + ROUNDING)
+
+    def checked(self, given: Any) -> torch.Tensor:
+        """See :class:`RawInputs`."""
+        if holds_images(given):
+            given = image_array(Path("images"), {"images": array_of(given, self.called)})
+        x = as_tensor(given, self.called)
+        if x.ndim == 3 and self.shape[0] == 1:
+            x = x.unsqueeze(1)
+        if tuple(x.shape[1:]) != self.shape:
+            found, shape = times(tuple(x.shape)), times(self.shape)
+            raise DataError(f"images are {found}: allowed are N x {shape} (images, channels, height, width)")
+        if x.dtype == torch.uint8:
+            return x.float() / 255
+        if not x.is_floating_point():
+            raise DataError(f"images are {x.dtype}: allowed are torch.uint8, or floats from 0 to 1")
+        x = x.float()
+        wrong = torch.nonzero(~self.sound(x)).flatten()
+        if len(wrong):
+            some = x[wrong[0]]
+            told = f"image {int(wrong[0])} has values from {some.min():.4g} to {some.max():.4g}"
+            way = "the normalisation is done here" if some.min() < 0 else "divide by 255, or give uint8"
+            raise DataError(f"{told}: allowed are floats from 0 to 1, or uint8 from 0 to 255: {way}")
+        return x
+
+    def example(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        """Pixels drawn evenly."""
+        return torch.rand(count, *self.shape, generator=generator)
+
+
+class RawRows(RawInputs):
+    """Rows of a table: a column a cell, in the order of the schema, ``(N, columns)``.
+
+    A number is in its own unit, a category the number of its place in the schema, from 0; NaN is nothing.
+    """
+
+    called = "rows"
+    empty: torch.Tensor
+    least: torch.Tensor
+    most: torch.Tensor
+    whole: torch.Tensor
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__()
+        self.schema = spec.schema
+        columns = spec.schema.inputs
+        names = ", ".join(column.name for column in columns)
+        self.says = (
+            f"rows (N, {len(columns)}), float32: {names}; numbers in their own unit, categories by their "
+            "place in the schema from 0, NaN for nothing"
+        )
+        self.features = RowFeatures(columns)
+        tensors: dict[str, Any] = {  # of each column: what its cells may be
+            "empty": [column.missing for column in columns],
+            "least": [column.range[0] if column.range else 0.0 for column in columns],
+            "most": [column.range[1] if column.range else len(column.categories) - 1.0 for column in columns],
+            "whole": [column.type == "category" for column in columns],
+        }
+        for name, values in tensors.items():
+            self.register_buffer(name, torch.tensor(values))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Features ``(N, F)``, as the nodes' rows have them."""
+        features: torch.Tensor = self.features(x)
+        return features
+
+    def sound(self, x: torch.Tensor) -> torch.Tensor:
+        """Those whose cells the schema allows."""
+        return self._sound(x).all(1)
+
+    def _sound(self, x: torch.Tensor) -> torch.Tensor:
+        inside = (x >= self.least) & (x <= self.most) & (~self.whole | (x == x.round()))
+        return inside | (x.isnan() & self.empty)  # nothing is inside of no range
+
+    def checked(self, given: Any) -> torch.Tensor:
+        """See :class:`RawInputs`; DataFrames, and mappings of columns to cells, have the schema's names."""
+        if is_frame(given):
+            given = {str(name): list(given[name]) for name in given.columns}
+        if isinstance(given, Mapping):
+            return torch.from_numpy(coded(given, self.schema, "rows", lambda row: f"row {row}"))
+        x = as_tensor(given, self.called).float()
+        columns = self.schema.inputs
+        if x.ndim != 2 or x.shape[1] != len(columns):
+            names = ", ".join(column.name for column in columns)
+            raise DataError(f"rows are {times(tuple(x.shape))}: allowed are N x {len(columns)}: {names}")
+        wrong = torch.nonzero(~self._sound(x))
+        if len(wrong):
+            row, place = wrong[0].tolist()
+            column, value = columns[place], x[row, place].item()
+            own = column.allowed
+            if column.type == "category":
+                own = f"0 to {len(column.categories) - 1} ({own})"
+            raise DataError(f"row {row}: column {column.name!r} is {value:g}: allowed is {own}")
+        return x
+
+    def example(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        """Cells drawn evenly; of those that may be empty, one in five is."""
+        shares = torch.rand(2, count, len(self.least), generator=generator)
+        drawn = self.least + (self.most - self.least) * shares[0]
+        drawn = torch.where(self.whole, drawn.round(), drawn)
+        none = shares[1] < 0.2
+        return torch.where(none & self.empty, torch.nan, drawn)
+
+
+class RawTexts(RawInputs):
+    """Texts as token ids ``(N, L)`` int64, 0 for padding; in Python also as they are.
+
+    Args:
+        spec: length and vocabulary.
+        words: how words become ids, as :class:`fedstill.data.text.TextData` says it.
+    """
+
+    called = "ids"
+
+    def __init__(self, spec: InputSpec, words: str) -> None:
+        super().__init__()
+        (self.length,), self.vocabulary, self.words = spec.shape, spec.vocabulary, words or HASH
+        self.says = f"token ids (N, {self.length}), int64 from 0 (padding) to {self.vocabulary - 1}"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same ids."""
+        return x
+
+    def sound(self, x: torch.Tensor) -> torch.Tensor:
+        """Those whose ids there are."""
+        return ((x >= 0) & (x < self.vocabulary)).all(1)
+
+    def checked(self, given: Any) -> torch.Tensor:
+        """See :class:`RawInputs`; texts become ids as those of the run did."""
+        if not isinstance(given, torch.Tensor):
+            return ids_of(list(given), self.length, self.vocabulary, self.words, "texts")
+        if given.dtype != torch.int64 or tuple(given.shape[1:]) != (self.length,):
+            raise DataError(f"ids are {given.dtype} of {times(tuple(given.shape))}: allowed are {self.says}")
+        if not bool(self.sound(given).all()):
+            raise DataError(f"ids are from {given.min()} to {given.max()}: allowed are {self.says}")
+        return given
+
+    def example(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        """Ids drawn evenly."""
+        return torch.randint(self.vocabulary, (count, self.length), generator=generator)
+
+
+def raw_inputs(spec: InputSpec, words: str) -> RawInputs:
+    """What brings inputs as they are into a spec.
+
+    Raises:
+        MethodRefused: inputs are measurements of images, which no camera or table gives.
+    """
+    if spec.task.makes.kind == "image":
+        raise MethodRefused("asking a student about new images", "the student", MEASURED)
+    kind = spec.task.makes.form
+    return RawPixels(spec) if kind == "images" else RawRows(spec) if kind == "rows" else RawTexts(spec, words)
+
+
+MEASURED = (
+    "its inputs are measurements that its task makes of whole images; `fedstill evaluate` makes them of test "
+    "images, and the network itself (its attribute `network`) takes them"
+)
+
 
 BLOCK = 256  # inputs at once
 
@@ -23,7 +254,7 @@ class CentralModel(nn.Module):
 
     Images are ``(N, C, H, W)``, or ``(N, H, W)`` of one channel, uint8 from 0 to 255 or floats from 0 to 1:
     what was normalised already is refused. Rows of a table are a DataFrame, a mapping of columns to cells, or
-    numbers ``(N, columns)`` (:class:`fedstill.student.raw_inputs.RawRows`); texts are strings or token ids.
+    numbers ``(N, columns)`` (:class:`fedstill.student.central_model.RawRows`); texts are strings or token ids.
     Outputs are those of the run's task: logits of classes, ``(N, classes)`` or ``(N, classes, H, W)``, or
     numbers ``(N, 1)`` in the target's own unit.
 

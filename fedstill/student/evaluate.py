@@ -16,10 +16,10 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import FedstillError
-from fedstill.core.json_text import finite
 from fedstill.core.run_writer import Records, read_object
+from fedstill.core.text_format import finite
 from fedstill.core.version import __version__
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.data.new_data import Reading, measured
 from fedstill.runs.assemble import divide, told_cases
 from fedstill.runs.cautions import digests

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
+from fedstill.core.registry import first_line
 from fedstill.core.seeds import torch_generator
-from fedstill.core.user_functions import first_line
 from fedstill.student.central_model import CentralModel, Portable, described
 
 EXAMPLES = 8  # that both forms are asked about

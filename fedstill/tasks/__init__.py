@@ -15,7 +15,6 @@ May import core. A newcomer adds a task: a file here, and a line in ``TASKS``; a
 from __future__ import annotations
 
 from fedstill.tasks.config import TASKS, Targets, TaskConfig
-from fedstill.tasks.figure import Figure
-from fedstill.tasks.task import ENSEMBLES, Ensemble, Kind, Task
+from fedstill.tasks.task import ENSEMBLES, Ensemble, Figure, Kind, Task
 
 __all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Figure", "Kind", "Targets", "Task", "TaskConfig"]

@@ -8,8 +8,7 @@ from inspect import isabstract
 from typing import Any, ClassVar, Literal, get_args
 
 from fedstill.core.registry import Registered, Registry
-from fedstill.tasks.figure import Figure
-from fedstill.tasks.task import Kind, Task
+from fedstill.tasks.task import Figure, Kind, Task
 
 # What examples teach: what a target is, or that inputs are texts, or rows of a table with a class, a value or
 # a time until an event each, or pictures whose objects are told apart.

@@ -21,10 +21,9 @@ import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import formulas
-from fedstill.tasks.classification_metrics import Floats, areas, over_classes
+from fedstill.tasks.classification import Floats, areas, over_classes
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.figure import Figure
-from fedstill.tasks.task import Kind, Task
+from fedstill.tasks.task import Figure, Kind, Task
 
 UNKNOWN = -1
 SMALLEST = 1e-30  # stands for a weight of nothing where a logarithm is taken

@@ -11,8 +11,8 @@ import torch
 from fedstill.core.dataset import Cases, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.figure import Figure
-from fedstill.tasks.numbers import Numbers
+from fedstill.tasks.numeric import Numbers
+from fedstill.tasks.task import Figure
 
 
 class Regression(Numbers):

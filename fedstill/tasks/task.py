@@ -1,4 +1,8 @@
-"""What a method, a node and a report may ask of a task, whichever it is.
+"""What one of a task's metrics is called, in which unit, and which way is better.
+
+Tells which case each example is a part of, and takes means over these.
+
+What a method, a node and a report may ask of a task, whichever it is.
 
 Letters: K nodes, G models of a group, B inputs, C classes, labels or channels of an output. Outputs of one
 model are ``(B, C, ...)``: nothing follows C where an input has one answer, H and W where each pixel has one.
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,8 +23,40 @@ from fedstill.core.dataset import Cases, Form, TensorData, check_inputs, check_l
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
 from fedstill.tasks import formulas
-from fedstill.tasks.cases import case_of
-from fedstill.tasks.figure import Figure
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of a task's metrics, as tables show it.
+
+    Args:
+        unit: "%", "dB", "px" or nothing.
+        better: whether a higher or a lower one is better.
+        brief: whether a terminal and a comparison's tables have it, too, and not only pages and files.
+    """
+
+    key: str
+    title: str
+    unit: str = "%"
+    digits: int = 1
+    better: Literal["higher", "lower"] = "higher"
+    brief: bool = True
+
+
+def case_of(examples: int, cases: Cases | None) -> tuple[torch.Tensor, int]:
+    """Each example's case, ``(N,)`` from 0 in the order of :meth:`Cases.present`, and how many there are."""
+    if cases is None:
+        return torch.arange(examples), examples
+    present, of = torch.unique(cases.of, return_inverse=True)
+    return of, len(present)
+
+
+def mean_by(values: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
+    """Means of ``values`` (N,) by group ``of`` (N,), ``(count,)``, without those that are NaN."""
+    known = ~values.isnan()
+    total = torch.zeros(count, dtype=values.dtype).index_add(0, of[known], values[known])
+    return total / torch.bincount(of[known], minlength=count)  # 0 / 0 is NaN
+
 
 Kind = Literal["class", "labels", "map", "image", "number", "time"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.dotted_names import flat
+from fedstill.core.config_tables import flat
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.core.user_functions import first_line
+from fedstill.core.registry import first_line
 from fedstill.track.tracker import TRACKERS, Tracker
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fedstill.attacks.membership_scores import Seen
-from fedstill.attacks.rerun import RepeatedRun
-from fedstill.attacks.updates import Observed, Part, Schedule, gradients, shared
+from fedstill.attacks.model_updates import Observed, Part, Schedule, gradients, shared
+from fedstill.attacks.transcript import RepeatedRun
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.node.local_training import predict

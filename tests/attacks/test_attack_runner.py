@@ -18,8 +18,8 @@ from fedstill.attacks.attack import Attack, AttackResult, LeakageFigure, Picture
 from fedstill.attacks.attack_runner import attack
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.gradient_inversion import GradientInversion
-from fedstill.attacks.heard import HeardRelease
 from fedstill.attacks.label_counts import LabelCounts
+from fedstill.attacks.transcript import HeardRelease
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.report import write_report
 from tests.attacks.runs import FEDAVG, FEDIOD, made

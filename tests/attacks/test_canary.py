@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks import mechanism_audits, worlds
+from fedstill.attacks import mechanism_audits, neighboring_datasets
 from fedstill.attacks.mechanism_audits import DELTA, Finding, audit, audit_one_run, one_run_linear
-from fedstill.attacks.worlds import Distinguisher, contradicted
+from fedstill.attacks.neighboring_datasets import Distinguisher, contradicted
 from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.node import dp_training
 from fedstill.node.run_mechanism import Mechanism
-from fedstill.privacy import pate, pate_teachers, release_rules
+from fedstill.privacy import pate, release_rules
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.clipping import numbers
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.privacy.noise import Draws, add_noise
-from fedstill.privacy.pate_teachers import shards
+from fedstill.privacy.pate import shards
 from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, Sanitised
 from fedstill.runs import config
 
@@ -33,13 +33,13 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 # Each with the part of what is claimed that so many runs show at least.
 RELEASES: dict[str, tuple[Make, float, int]] = {
-    "counts": (worlds.counts, 0.25, 300),
-    "votes": (worlds.votes, 0.2, 500),
-    "label": (partial(worlds.votes, release="label"), 0.2, 500),
-    "laplace": (worlds.outputs, 0.2, 600),
-    "gaussian": (partial(worlds.outputs, "gaussian", noise=0.2), 0.2, 300),
-    "gradients": (worlds.gradients, 0.2, 300),
-    "teachers' gradients": (partial(worlds.gradients, mechanism="pate"), 0.2, 200),
+    "counts": (neighboring_datasets.counts, 0.25, 300),
+    "votes": (neighboring_datasets.votes, 0.2, 500),
+    "label": (partial(neighboring_datasets.votes, release="label"), 0.2, 500),
+    "laplace": (neighboring_datasets.outputs, 0.2, 600),
+    "gaussian": (partial(neighboring_datasets.outputs, "gaussian", noise=0.2), 0.2, 300),
+    "gradients": (neighboring_datasets.gradients, 0.2, 300),
+    "teachers' gradients": (partial(neighboring_datasets.gradients, mechanism="pate"), 0.2, 200),
 }
 
 
@@ -112,12 +112,14 @@ def test_what_is_audited_is_what_the_private_presets_train(
 
 
 def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
-    assert worlds.counts(scale=2.0).claimed == {Event("laplace", 2.0): 2}
-    assert worlds.votes(noise=2.0).claimed == {Event("gaussian", 2 / math.sqrt(2)): 2}
-    assert worlds.outputs("laplace", noise=0.4, bound=0.1).claimed == {Event("laplace", 1.0): 2}
-    assert worlds.outputs("gaussian", noise=0.4, bound=0.1).claimed == {Event("gaussian", 2.0): 2}
+    assert neighboring_datasets.counts(scale=2.0).claimed == {Event("laplace", 2.0): 2}
+    assert neighboring_datasets.votes(noise=2.0).claimed == {Event("gaussian", 2 / math.sqrt(2)): 2}
+    assert neighboring_datasets.outputs("laplace", noise=0.4, bound=0.1).claimed == {Event("laplace", 1.0): 2}
+    assert neighboring_datasets.outputs("gaussian", noise=0.4, bound=0.1).claimed == {
+        Event("gaussian", 2.0): 2
+    }
     for mechanism in ("pate", "noisy-outputs"):
-        claimed = worlds.gradients(2.0, mechanism).claimed
+        claimed = neighboring_datasets.gradients(2.0, mechanism).claimed
         assert claimed[Event("gaussian", 1.0)] == 2
         assert epsilon(claimed, 1e-5) == pytest.approx(epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6)
     assert mechanism_audits.steps(0.8, taken=4, records=8, batch=2).claimed == {
@@ -177,7 +179,7 @@ def no_bound(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clip_at_teachers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pate_teachers, "shorten", lambda rows, clip: rows)
+    patch.setattr(pate, "shorten", lambda rows, clip: rows)
 
 
 def teachers_that_share(patch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.attacks import copy_tests as module
-from fedstill.attacks.copy_tests import Neighbours, copying, data_copying, nearest, wilson
+from fedstill.attacks import memorization as module
 from fedstill.attacks.generative_metrics import Extractor, penultimate, pixels
+from fedstill.attacks.memorization import Neighbours, copying, data_copying, nearest, wilson
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.data import Digits, load
 from fedstill.models.classifiers import LeNet5

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks import generated_images as module
+from fedstill.attacks import memorization as module
 from fedstill.attacks.attack import AttackResult
 from fedstill.attacks.attack_runner import described
-from fedstill.attacks.copy_tests import copying
-from fedstill.attacks.data_copying import DataCopying, looked_at
 from fedstill.attacks.generative_metrics import (
     frechet,
     inception_scores,
@@ -21,6 +19,7 @@ from fedstill.attacks.generative_metrics import (
     penultimate,
     pixels,
 )
+from fedstill.attacks.memorization import DataCopying, copying, looked_at
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load

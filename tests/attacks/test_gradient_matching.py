@@ -16,12 +16,14 @@ from fedstill.attacks.gradient_matching import (
     IDLG,
     INVERTING,
     InversionConfig,
+    Pixels,
+    Recovered,
     distance,
     invert,
+    psnr,
     read_labels,
 )
-from fedstill.attacks.recovered_images import Pixels, Recovered, psnr
-from fedstill.attacks.updates import Observed, Part, Schedule, trained
+from fedstill.attacks.model_updates import Observed, Part, Schedule, trained
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load, named
 from fedstill.models import build

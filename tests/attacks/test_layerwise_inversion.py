@@ -12,7 +12,7 @@ from torch import nn
 from fedstill.attacks import layerwise_inversion
 from fedstill.attacks.gradient_matching import IDLG, invert
 from fedstill.attacks.layerwise_inversion import factors, invert_layers
-from fedstill.attacks.updates import Observed, Part, shared
+from fedstill.attacks.model_updates import Observed, Part, shared
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, named
 from fedstill.models import build

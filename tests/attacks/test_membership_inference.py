@@ -12,16 +12,20 @@ from torch import nn
 
 from fedstill.attacks import membership_inference
 from fedstill.attacks.attack import Target
-from fedstill.attacks.candidates import candidates, merged
 from fedstill.attacks.gradient_inversion import GradientInversion
-from fedstill.attacks.heard import Heard
 from fedstill.attacks.label_counts import LabelCounts
-from fedstill.attacks.membership_inference import MembershipInference, best_of
-from fedstill.attacks.outsider import federation, outsider
-from fedstill.attacks.rerun import Overheard, RepeatedRun
+from fedstill.attacks.membership_inference import (
+    MembershipInference,
+    best_of,
+    candidates,
+    federation,
+    merged,
+    outsider,
+)
+from fedstill.attacks.transcript import Heard, Overheard, RepeatedRun
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.node.local_training import predict
-from fedstill.protocol.summing import SUM
+from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from tests.attacks.runs import FEDAVG, SGD, replay

@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedstill.attacks.membership_scores import Seen, confidence, lira, lira_offline, loss, rmia
-from fedstill.attacks.roc import rates
-from fedstill.attacks.shadow_models import halves, together
+from fedstill.attacks.membership_scores import (
+    Seen,
+    confidence,
+    halves,
+    lira,
+    lira_offline,
+    loss,
+    rates,
+    rmia,
+    together,
+)
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError

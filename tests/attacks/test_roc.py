@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedstill.attacks.roc import at_rate, auc
+from fedstill.attacks.membership_scores import at_rate, auc
 
 # Few values, so that many scores are equal.
 SCORES = st.lists(st.integers(0, 12), min_size=1, max_size=40).map(lambda s: torch.tensor(s).float())

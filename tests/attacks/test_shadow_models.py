@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.attacks.membership_scores import Seen, lira, rmia
-from fedstill.attacks.roc import rates
-from fedstill.attacks.shadow_models import halves, proxies, together
+from fedstill.attacks.membership_scores import Seen, halves, lira, proxies, rates, rmia, together
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError

@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.data_copying import DataCopying
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
-from fedstill.attacks.leakage_file import Leakage
+from fedstill.attacks.leakage import Leakage
 from fedstill.attacks.membership_inference import MembershipInference
+from fedstill.attacks.memorization import DataCopying
 from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.config_tables import changed, load
 from fedstill.core.errors import FedstillError

@@ -189,7 +189,7 @@ def test_output_in_an_encoding_without_some_letters_is_written_with_question_mar
         [
             sys.executable,
             "-c",
-            "from fedstill.core.safe_output import safe_output as s\nwith s(): print('97 \u00b1 1')",
+            "from fedstill.core.console import safe_output as s\nwith s(): print('97 \u00b1 1')",
         ],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,

@@ -18,7 +18,7 @@ from fedstill.cli.console import print_json
 from fedstill.federation import flare_kit, flare_site, provision, server_view
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import AuditLog
-from fedstill.privacy.budget_text import up
+from fedstill.privacy.budget import up
 
 Main = Callable[..., tuple[int, str, str]]
 

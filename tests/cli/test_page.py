@@ -26,7 +26,7 @@ from fedstill.node.audit_entries import DATA, REFUSED, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.requests import Requests
 from fedstill.node.security_log import SecurityLog
-from fedstill.protocol.run_description import describe
+from fedstill.protocol.run_plan import describe
 from fedstill.report import page_server
 from fedstill.report.page_server import PageServer
 from tests.node.test_host import PLAN

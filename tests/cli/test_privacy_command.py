@@ -26,7 +26,7 @@ from fedstill.node.audit_entries import DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_knob, forecast, rounded_up
 from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget_text import up
+from fedstill.privacy.budget import up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, as_text, from_text
 from fedstill.runs.assemble import prepare

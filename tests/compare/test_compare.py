@@ -23,13 +23,13 @@ from fedstill.compare.comparison_file import Comparison, ComparisonRun
 from fedstill.core.config_tables import options
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.run_writer import holding
-from fedstill.data.vision import Digits
+from fedstill.data.builtin import Digits
 from fedstill.methods.fedavg import FedAvg
 from fedstill.privacy.config import StepsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE, PateConfig
-from fedstill.protocol.kinds import PRIVATE_DATA, Kind
 from fedstill.protocol.method import METHODS
+from fedstill.protocol.payload_kinds import PRIVATE_DATA, Kind
 from fedstill.report import write_report
 from fedstill.report.compare_files import summarise, write_comparison
 from fedstill.runs import config, run

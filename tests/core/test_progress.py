@@ -11,7 +11,7 @@ import pytest
 
 from fedstill.core import progress
 from fedstill.core.errors import DataError, RunFolderError
-from fedstill.core.locks import is_locked
+from fedstill.core.private_files import is_locked
 from fedstill.core.progress import Bars, Note, Noted, following
 from fedstill.core.run_writer import holding
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core import deadline
+from fedstill.core import timing
 from fedstill.core.compute import Compute
 from fedstill.core.seeds import seeded
 from fedstill.core.workers import Workers
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
 
 
@@ -122,7 +122,7 @@ def test_who_is_interrupted_does_not_wait_for_the_work_of_others() -> None:
         start = time.monotonic()
         try:
             while time.monotonic() < start + 60:
-                deadline.check()
+                timing.check()
                 time.sleep(0.005)
         finally:
             ended.append(time.monotonic() - start)

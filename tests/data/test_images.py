@@ -1,14 +1,38 @@
-"""Resizing and patches, against slow references."""
+"""Resizing and patches, against slow references.
+
+Images in unusual modes: what is seen of them is what networks get, in every entry point.
+"""
 
 from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from fedstill.data.images import places, resized, resized_maps
+from fedstill.core.errors import DataError
+from fedstill.data import load, named, node_data
+from fedstill.data.images import (
+    UnreadableImage,
+    array_of,
+    arrays_of,
+    decoded,
+    instance_map,
+    pixels_of,
+    places,
+    resized,
+    resized_maps,
+)
+from fedstill.data.new_data import Reading, unlabelled
+from fedstill.data.node_data import PrivateConfig
 
 
 def test_images_are_box_averaged() -> None:
@@ -39,3 +63,144 @@ def test_patches_cover_a_picture_and_stay_inside(height: int, width: int, patch:
         covered[top : top + patch, left : left + patch] += 1
     assert covered.min() >= 1
     assert len(corners) == -(-height // patch) * -(-width // patch)  # no fewer could
+
+
+GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+COLOR = np.stack([GREY, GREY[::-1], GREY.T], axis=-1)
+ALPHA = np.array([0, 51, 255], dtype=np.uint8)  # nothing, a fifth, everything
+SHOWN = [255, 225, 105]  # of grey 105 on white: 255, 0.2 * 105 + 0.8 * 255, 105
+
+
+def saved(path: Path, image: Any, **how: Any) -> Path:
+    image.save(path, **how)
+    return path
+
+
+def transparent(mode: str) -> Any:
+    grey = np.full((1, 3), 105, dtype=np.uint8)
+    bands = [grey] * (len(mode) - 1)
+    return Image.merge(mode, [Image.fromarray(band) for band in [*bands, ALPHA[None]]])
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_transparent_pixels_are_drawn_on_white(tmp_path: Path, mode: str, suffix: str) -> None:
+    how = {"lossless": True, "exact": True} if suffix == "webp" else {}
+    pixels = decoded(saved(tmp_path / f"a.{suffix}", transparent(mode), **how), "a")
+    assert len(pixels) == (1 if mode == "LA" and suffix != "webp" else 3)
+    assert pixels[:, 0].tolist() == [SHOWN] * len(pixels)
+
+
+@pytest.mark.parametrize("suffix", ["png", "gif"])
+def test_a_transparent_color_is_drawn_on_white(tmp_path: Path, suffix: str) -> None:
+    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
+    palette.putpalette([200, 10, 20, 30, 40, 50])
+    pixels = decoded(saved(tmp_path / f"a.{suffix}", palette, transparency=0), "a")
+    assert pixels[:, 0].T.tolist() == [[255, 255, 255], [30, 40, 50]]
+    for image, kept in (
+        (Image.fromarray(np.array([[7, 8]], dtype=np.uint8)), 7),
+        (Image.fromarray(np.array([[[7, 7, 7], [8, 8, 8]]], dtype=np.uint8)), (7, 7, 7)),
+    ):
+        pixels = decoded(saved(tmp_path / "b.png", image, transparency=kept), "b")
+        assert pixels[:, 0].tolist() == [[255, 8]] * len(pixels)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_alpha_that_hides_nothing_changes_nothing(mode: str) -> None:
+    image = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).convert(mode)
+    opaque = image.convert({"L": "LA", "RGB": "RGBA"}[mode])
+    assert np.array_equal(pixels_of(opaque, "a"), np.asarray(image))
+
+
+def test_masks_of_a_palette_keep_numbers_under_a_transparent_color(tmp_path: Path) -> None:
+    mask = Image.fromarray(np.array([[0, 1, 2, 1]], dtype=np.uint8), "P")
+    mask.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0])
+    file = saved(tmp_path / "m.png", mask, transparency=0)
+    assert instance_map(file, "m").tolist() == [[0, 1, 2, 1]]
+
+
+def test_modes_of_eight_bits_or_one_have_their_colors(tmp_path: Path) -> None:
+    cases: list[tuple[str, Any, dict[str, Any], Any]] = [
+        ("bw.png", Image.fromarray(GREY > 100), {}, (GREY > 100) * 255),
+        ("bw.tif", Image.fromarray(GREY > 100), {"compression": "group4"}, (GREY > 100) * 255),
+        ("cmyk.tif", Image.fromarray(COLOR).convert("CMYK"), {}, COLOR),
+        ("cmyk.jpg", Image.fromarray(COLOR).convert("CMYK"), {"quality": 100, "subsampling": 0}, COLOR),
+    ]
+    for name, image, how, wanted in cases:
+        pixels = decoded(saved(tmp_path / name, image, **how), name)
+        pixels = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]
+        assert np.abs(pixels.astype(int) - wanted).max() <= (1 if name == "cmyk.jpg" else 0), name
+
+
+def test_sixteen_bit_colors_keep_their_high_bytes(tmp_path: Path) -> None:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checked = kind + content
+        return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    lines = b"".join(b"\0" + (row.astype(">u2") * 256 + 9).astype(">u2").tobytes() for row in COLOR)
+    header = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    pixels = decoded(io.BytesIO(b"\x89PNG\r\n\x1a\n" + content), "a")
+    assert np.array_equal(pixels.transpose(1, 2, 0), COLOR)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_grey_of_more_bits_is_refused_with_a_way_out(tmp_path: Path, kind: type) -> None:
+    file = saved(tmp_path / "a.tif", Image.fromarray(GREY.astype(kind)))
+    with pytest.raises(DataError, match=r"a\.tif: is an image of mode .* 8 bits a channel; divide by"):
+        decoded(file, "a.tif")
+
+
+def test_half_a_file_is_no_image(tmp_path: Path) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    for suffix in ("jpg", "png", "webp", "gif", "tif", "bmp"):
+        content = saved(tmp_path / f"a.{suffix}", noise).read_bytes()
+        (tmp_path / f"a.{suffix}").write_bytes(content[: len(content) * 2 // 3])
+        with pytest.raises(UnreadableImage, match=f"a.{suffix}: cannot be read as an image"):
+            decoded(tmp_path / f"a.{suffix}", f"a.{suffix}")
+
+
+def test_images_of_pil_in_a_list_are_one_array() -> None:
+    grey, color = Image.fromarray(GREY), Image.fromarray(COLOR)
+    assert np.array_equal(array_of([grey, grey], "images")[1], GREY)
+    mixed = array_of([grey, color], "images")
+    assert np.array_equal(mixed, np.stack([np.stack([GREY] * 3, axis=-1), COLOR]))
+    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
+    palette.putpalette([200, 10, 20, 30, 40, 50])
+    assert array_of([palette], "images")[0, 0].tolist() == [[200, 10, 20], [30, 40, 50]]
+    assert array_of([palette], "masks", numbers=True)[0, 0].tolist() == [0, 1]
+    with pytest.raises(DataError, match="images: image 1 is 4 x 8, but image 0 is 8 x 8"):
+        array_of([grey, grey.resize((8, 4))], "images")
+
+
+def test_masks_among_arrays_by_name_are_numbers_and_images_are_colors() -> None:
+    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
+    palette.putpalette([200, 10, 20, 30, 40, 50])
+    arrays = arrays_of({"images": [palette], "masks": [palette], "labels": ["a"]}, "mine")
+    assert arrays["images"][0, 0].tolist() == [[200, 10, 20], [30, 40, 50]]
+    assert arrays["masks"][0].tolist() == [[0, 1]]
+    assert arrays["labels"].tolist() == ["a"]
+
+
+def test_a_photograph_from_python_is_turned_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = io.BytesIO()
+    Image.fromarray(GREY[:4]).save(stream, "png", exif=exif)
+    with Image.open(io.BytesIO(stream.getvalue())) as image:
+        assert np.array_equal(array_of([image], "images")[0], np.rot90(GREY[:4], -1))
+
+
+def test_a_run_a_node_and_new_data_see_the_same_of_a_transparent_image(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(2):
+            image = Image.new("RGBA", (8, 8), (9, 8, 7, 255))
+            image.putpixel((0, 0), (9, 8, 7, 0))
+            image.save(tmp_path / "pets" / name / f"{number}.png")
+    run = load(named(str(tmp_path / "pets")))
+    node, spec = node_data.load(PrivateConfig(source="folder", path="pets"), tmp_path)
+    _, asked = unlabelled(str(tmp_path / "pets"), spec, Reading())
+    for pixels in (run.train.inputs / 2 + 0.5, node.inputs / 2 + 0.5, asked):
+        assert (pixels[:, :, 0, 0] == 1).all()
+        torch.testing.assert_close(pixels[0, :, 1, 1] * 255, torch.tensor([9.0, 8.0, 7.0]), atol=1e-4, rtol=0)

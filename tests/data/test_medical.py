@@ -14,11 +14,10 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Digits, load, named
-from fedstill.data.preparation import of_images
+from fedstill.data.loading import of_images
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.data.raw import Raw
-from fedstill.data.split_base import split
-from fedstill.data.splits import IID
+from fedstill.data.splits import IID, split
 from fedstill.tasks import TASKS
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig

@@ -15,8 +15,8 @@ import torch
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import ArgumentError, DataError, UnknownName
 from fedstill.data import DATA, ArrayData, Digits, Targets, UserFiles, load, named, node_data
-from fedstill.data.node_data_config import PrivateConfig
-from fedstill.data.text_data import Labelled, TextData
+from fedstill.data.node_data import PrivateConfig
+from fedstill.data.text import Labelled, TextData
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
 from fedstill.tasks.classification import TextConfig
@@ -184,7 +184,7 @@ def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task:
     [
         ("digits", "data.source is 'digits': allowed is npz, folder"),
         ("plate", "data.source is 'plate': allowed is npz, folder"),
-        ("fedstill.data.vision:MNIST", "allowed is a data set that is arrays"),
+        ("fedstill.data.builtin:MNIST", "allowed is a data set that is arrays"),
     ],
 )
 def test_what_no_node_can_read_is_said(tmp_path: Path, source: str, said: str) -> None:

@@ -13,18 +13,18 @@ from PIL import Image
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import load, named
-from fedstill.data.csv_tables import Columns, read_findings
 from fedstill.data.image_folders import map_files, read_folder
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.instance_images import Picture, whose
 from fedstill.data.new_data import Reading, measured, unlabelled
+from fedstill.data.node_data import PrivateConfig
 from fedstill.data.node_data import load as load_node
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.object_images import Picture, whose
 from fedstill.data.raw import Raw, from_arrays
 from fedstill.data.splits import ByColumn
+from fedstill.data.table_files import Columns, read_findings
 from fedstill.data.tables import cells_of, encoded
 from fedstill.data.tables import read_folder as read_tables
-from fedstill.data.text_data import read_table
+from fedstill.data.text import read_table
 from fedstill.methods.fedavg import FedAvg
 from fedstill.runs.assemble import divide
 from fedstill.runs.config import RunConfig

@@ -15,8 +15,7 @@ import torch
 from fedstill.core.errors import DataError
 from fedstill.data import load, named
 from fedstill.data.nifti import read_volumes
-from fedstill.data.split_base import split
-from fedstill.data.splits import Sorted
+from fedstill.data.splits import Sorted, split
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 

@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, RunNeeded
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.node_data import check_values, load
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.node_data import PrivateConfig, check_values, load
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 

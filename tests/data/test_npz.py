@@ -10,10 +10,10 @@ from PIL import Image
 
 from fedstill.core.errors import DataError
 from fedstill.data import load, named, node_data
-from fedstill.data.csv_tables import pixel_images
 from fedstill.data.image_folders import read_folder
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.node_data import PrivateConfig
 from fedstill.data.raw import Raw, from_arrays
+from fedstill.data.table_files import pixel_images
 from fedstill.data.user_data import read
 from fedstill.tasks.multi_label import MultiLabelConfig
 

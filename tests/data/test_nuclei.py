@@ -12,10 +12,9 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import UserFiles, load, named
-from fedstill.data.instance_images import Picture, cases_of, cut, data_set
+from fedstill.data.object_images import Picture, cases_of, cut, data_set
 from fedstill.data.public import PublicConfig, held_out
-from fedstill.tasks.instance_classes import three_classes
-from fedstill.tasks.instances import InstancesConfig
+from fedstill.tasks.instances import InstancesConfig, three_classes
 
 INSTANCES = InstancesConfig()
 

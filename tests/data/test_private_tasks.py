@@ -16,9 +16,8 @@ from fedstill.core.errors import ArgumentError, DataError, RunNeeded, TooLarge
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import named
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.loader import load as load_data
-from fedstill.data.node_data import load
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.loading import load as load_data
+from fedstill.data.node_data import PrivateConfig, load
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig

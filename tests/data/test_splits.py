@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.split_base import SPLITS, SplitConfig, split, topped_up
-from fedstill.data.splits import dirichlet_shares
+from fedstill.data.splits import SPLITS, SplitConfig, dirichlet_shares, split, topped_up
 from fedstill.data.stratified_sampling import stratified
 
 

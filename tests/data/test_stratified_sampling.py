@@ -16,11 +16,9 @@ from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.node_data import load
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.node_data import PrivateConfig, load
 from fedstill.data.public import PublicConfig, held_out
-from fedstill.data.split_base import SPLITS, SplitConfig, split
-from fedstill.data.splits import IID, ByColumn, Dirichlet, Positives, conceal
+from fedstill.data.splits import IID, SPLITS, ByColumn, Dirichlet, Positives, SplitConfig, conceal, split
 from fedstill.data.stratified_sampling import drawn_units, labels_of, limit_groups, numbered, whole
 from fedstill.tasks.classification import ClassificationConfig
 

@@ -17,10 +17,10 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, TooLarge
 from fedstill.core.seeds import torch_generator
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data import Dirichlet, csv_tables, named, node_data, split
+from fedstill.data import Dirichlet, named, node_data, split, table_files
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.loader import load
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.loading import load
+from fedstill.data.node_data import PrivateConfig
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.data.tables import check_rows, drawn, encoded, read_folder, read_schema
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig
@@ -390,4 +390,4 @@ def test_what_a_spreadsheet_saved_otherwise_says_how_to_save_it(
 ) -> None:
     (tmp_path / "own.csv").write_bytes(content)
     with pytest.raises(DataError, match=told):
-        list(csv_tables.rows(tmp_path / "own.csv"))
+        list(table_files.rows(tmp_path / "own.csv"))

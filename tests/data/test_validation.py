@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, DataSet, Digits, TensorData, named
-from fedstill.data.instance_images import Picture
-from fedstill.data.instance_images import data_set as nuclei_data_set
-from fedstill.data.loader import load
-from fedstill.data.preparation import Source, prepared
+from fedstill.data.loading import Source, load, prepared
+from fedstill.data.object_images import Picture
+from fedstill.data.object_images import data_set as nuclei_data_set
 from fedstill.runs import assemble, offline, run
 from fedstill.runs.config import load as run_config
 

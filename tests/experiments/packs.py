@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.dataset import DataSet
-from fedstill.core.user_functions import look_in
+from fedstill.core.registry import look_in
 from fedstill.data import load, named
 from fedstill.tasks import TaskConfig
 

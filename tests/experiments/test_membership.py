@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.compare import comparison_file, comparison_runner
-from fedstill.core.user_functions import look_in
+from fedstill.core.registry import look_in
 from fedstill.report import write_report
 from tests.experiments.packs import PRESETS
 

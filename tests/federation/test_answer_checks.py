@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import NodeFault
 from fedstill.federation.answer_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
-from fedstill.protocol.questions import Question
+from fedstill.protocol.queries import Question
 
 ASKED = Question("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
 B, C = 4, 3

@@ -19,11 +19,10 @@ from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.release_rules import Exact
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import Kind
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.queries import NodeSide, Question, question
 from fedstill.protocol.wire_format import as_text, from_text, pack, unpack
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig

@@ -21,7 +21,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Question
 
 SHAPE, B = (1, 8, 8), 3
 ALIKE = ("small-cnn:4",) * 3

@@ -44,7 +44,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import PROTOCOL, Plan, fingerprint
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.tasks.classification import Classification, ClassificationConfig

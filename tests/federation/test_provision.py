@@ -30,7 +30,7 @@ from fedstill.cli import server as command
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QuestionRefused
 from fedstill.core.progress import Bars
 from fedstill.core.startup_kit import StartupKit
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.data.public import load_public
 from fedstill.federation import flare_job as jobs
 from fedstill.federation import flare_kit, flare_permissions, flare_site, provision
@@ -38,7 +38,7 @@ from fedstill.federation.admin import Admin
 from fedstill.node import owner_folder
 from fedstill.node.requests import Requests
 from fedstill.node.security_log import SecurityLog
-from fedstill.protocol.run_description import describe
+from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import from_dict
 from fedstill.runs.deployed import submit
 from fedstill.runs.remote_run import plan_of

@@ -32,13 +32,13 @@ from fedstill.federation.remote import Remote
 from fedstill.federation.replies import LONGEST, read_about, read_paid
 from fedstill.federation.transport import Link, LinkError
 from fedstill.methods._histogram import LabelHistogram
-from fedstill.models.parameter_vector import to_vector, weighted_mean
+from fedstill.models.module_utils import to_vector, weighted_mean
 from fedstill.node.audit_entries import ALL, DATA
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.host import Host
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.questions import Question
+from fedstill.protocol.queries import Question
 from fedstill.protocol.run_plan import PROTOCOL, Plan
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import assemble, local_processes

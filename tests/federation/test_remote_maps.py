@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedstill.core import compute as compute_module
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.host import Host
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, from_dict

@@ -17,11 +17,11 @@ from fedstill.core.errors import ArgumentError, FedstillError, NodeFault, Questi
 from fedstill.federation import summed as summed_answers
 from fedstill.federation.transport import LinkError
 from fedstill.methods import _averaging
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.host import Host
 from fedstill.node.run_folder import RunFolder
 from fedstill.protocol.method import SUMMED
-from fedstill.protocol.summing import from_ring, total
+from fedstill.protocol.secure_aggregation import from_ring, total
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import assemble, local_processes
 from fedstill.runs.config import RunConfig, to_toml

@@ -14,7 +14,7 @@ import torch
 
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import FedstillError
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.runs import assemble
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here

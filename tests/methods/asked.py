@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fedstill.core.compute import Compute
 from fedstill.methods._histogram import CountsLabels, TellsSize
-from fedstill.protocol.declarations import declared
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.queries import NodeSetting, Question, declared
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 

@@ -21,7 +21,7 @@ from fedstill.federation.summed import Sent
 from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.extractor_head import split
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
@@ -29,7 +29,7 @@ from fedstill.node.node_group import Group, signature
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting, NodeSide
+from fedstill.protocol.queries import NodeSetting, NodeSide
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4

@@ -16,11 +16,10 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import Kind
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, side_of
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.queries import NodeSetting, question
 from fedstill.tasks.classification import Classification
 from tests.methods.small_world import make_nodes
 

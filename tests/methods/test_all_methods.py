@@ -28,13 +28,12 @@ from fedstill.core.workers import Workers
 from fedstill.data.input_spec import InputSpec
 from fedstill.federation.federation import Federation
 from fedstill.models import build
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_entries import ALL
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.run_description import describe
-from fedstill.protocol.run_plan import Plan, fingerprint
+from fedstill.protocol.run_plan import Plan, describe, fingerprint
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import ClassificationConfig

@@ -20,7 +20,7 @@ from fedstill.methods.fedper import FedPer
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.lg_fedavg import LGFedAvg
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedstill.core.seeds import torch_generator
 from fedstill.methods.co_dream import CoDream
-from fedstill.models.batch_norm import remembered
+from fedstill.models.normalization import remembered
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world

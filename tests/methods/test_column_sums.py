@@ -23,10 +23,9 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
-from fedstill.protocol.declarations import declared
-from fedstill.protocol.kinds import COLUMN_SUMS
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.payload_kinds import COLUMN_SUMS
+from fedstill.protocol.queries import NodeSide, Question, declared
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS

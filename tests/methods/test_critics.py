@@ -16,13 +16,13 @@ from fedstill.core.errors import ArgumentError
 from fedstill.methods._critics import Critics, seeing
 from fedstill.methods._label_maps import told, whose
 from fedstill.methods.fediod import FedIOD
-from fedstill.models.parameter_vector import to_vector
-from fedstill.models.patch_critics import PatchGAN
+from fedstill.models.critics import PatchGAN
+from fedstill.models.module_utils import to_vector
 from fedstill.node.node_group import Group
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import TabularClassification
 from tests.methods.map_world import ASYN, FIOD, RECONSTRUCTION, SHAPE, TASK, vgg, world
 

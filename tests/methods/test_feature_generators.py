@@ -23,14 +23,14 @@ from fedstill.methods._local_generators import Uploads, crossed, ensembled, kl
 from fedstill.methods.fedcg import FedCG, ramp
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
-from fedstill.models.feature_gan import FeatureGenerator, condition
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.generators import FeatureGenerator, condition
+from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
 

@@ -18,7 +18,7 @@ from fedstill.methods import fedad
 from fedstill.methods.fedad import ATTENTION, FedAD
 from fedstill.models import build
 from fedstill.models.attention_maps import looked, place_of
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig

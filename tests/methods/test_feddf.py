@@ -19,7 +19,7 @@ from fedstill.core.seeds import torch_generator
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods import feddf
 from fedstill.methods.feddf import FedDF
-from fedstill.models.parameter_vector import load_vector, to_vector
+from fedstill.models.module_utils import load_vector, to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig, Span

@@ -19,7 +19,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.federation.federation import Answers
 from fedstill.methods.fediod import FedIOD
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import QuestionRefused
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.data.augment import shifted
+from fedstill.data.augmentation import shifted
 from fedstill.federation.federation import Answers
 from fedstill.methods import fedkd
 from fedstill.methods._perturbing import dequantise

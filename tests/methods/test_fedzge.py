@@ -18,7 +18,7 @@ from fedstill.methods._zeroth_order import directions, linearised
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedzge import FedZGE
 from fedstill.models.interface import Interface
-from fedstill.models.non_torch import Predictor
+from fedstill.models.predictors import Predictor
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.methods import small_world

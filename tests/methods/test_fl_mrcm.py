@@ -18,12 +18,12 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent
 from fedstill.models import build
 from fedstill.models.extractor_head import EXTRACTOR, split
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.node_group import Group
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.methods import small_world
 from tests.methods.small_world import SHAPE, World, answering, make_nodes, run, same

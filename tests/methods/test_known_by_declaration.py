@@ -13,7 +13,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, refusal, side_of
-from fedstill.protocol.questions import NodeSetting, stand_in
+from fedstill.protocol.queries import NodeSetting, stand_in
 from fedstill.tasks import TASKS
 
 PACKAGE = Path(fedstill.__file__).parent

@@ -18,7 +18,7 @@ from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method, side_of
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.queries import NodeSetting, Question
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.tasks.classification import Classification

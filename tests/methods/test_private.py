@@ -12,7 +12,7 @@ import torch
 from fedstill.core.compute import EngineConfig
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.methods._server import Server
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.accounting import epsilon

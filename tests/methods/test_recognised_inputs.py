@@ -16,9 +16,9 @@ from fedstill.core.seeds import torch_generator
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.co_boosting import CoBoosting
 from fedstill.methods.dense import DENSE
-from fedstill.models.batch_norm import remembered
 from fedstill.models.interface import Interface
-from fedstill.models.non_torch import Predictor
+from fedstill.models.normalization import remembered
+from fedstill.models.predictors import Predictor
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification

@@ -30,8 +30,8 @@ from fedstill.methods.fedprox import FedProx
 from fedstill.methods.fedzge import FedZGE
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.questions import NodeSetting, stand_in
-from fedstill.protocol.summing import SUM
+from fedstill.protocol.queries import NodeSetting, stand_in
+from fedstill.protocol.secure_aggregation import SUM
 from fedstill.tasks.classification import Classification
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, World, disagreeing, made, make_nodes, public_data, run

@@ -9,7 +9,7 @@ import torch
 
 from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.models import hugging_face, own_model
+from fedstill.models import custom_model, hugging_face
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, OwnModel
 from fedstill.tasks.classification import ClassificationConfig
@@ -131,6 +131,6 @@ def test_a_classifier_of_images_is_named_or_given_and_its_labels_are_found(
     expected = theirs(pixel_values=x).logits.flip(1)
     to = Interface(ClassificationConfig().make(classes), classes, (1, 8, 8))
     for said in (ModelConfig(name=f"hf:{tmp_path}"), OwnModel(source=theirs)):
-        model = own_model.make(said, to, Path(), 0).eval()
+        model = custom_model.make(said, to, Path(), 0).eval()
         torch.testing.assert_close(model(x), expected)
         assert models.carries_gradient(model, (1, 8, 8))

@@ -13,8 +13,8 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from fedstill.core.errors import ModelError
 from fedstill.models import check
-from fedstill.models.copies import copied
 from fedstill.models.module_check import needs_two
+from fedstill.models.module_utils import copied
 from fedstill.node.node_group import kind, signature
 
 SHAPE = (1, 4, 4)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from fedstill.methods import Group, kinds, question
+from fedstill.methods import Group, payload_kinds, question
 from fedstill.methods.fediod import FedIOD
 
 NAME = "tests.node.judging:Judging"
@@ -21,8 +21,8 @@ class Judging(FedIOD):
     title: ClassVar[str] = "Judging"
 
     @question(
-        sends={"x": kinds.INPUTS},
-        releases={"critic": kinds.CRITIC},
+        sends={"x": payload_kinds.INPUTS},
+        releases={"critic": payload_kinds.CRITIC},
         differentiable=("x",),
         times=40,
         rows=lambda self, at: self.batch,

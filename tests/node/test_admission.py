@@ -17,14 +17,13 @@ from safetensors.torch import save_file
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.node_data import PrivateConfig
 from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder, requests
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_text import facts
 from fedstill.node.security_log import FILE, SecurityLog
-from fedstill.protocol.run_description import describe
-from fedstill.protocol.run_plan import Plan
+from fedstill.protocol.run_plan import Plan, describe
 from fedstill.tasks.regression import RegressionConfig
 from tests.audited import entries
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic

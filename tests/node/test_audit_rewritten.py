@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.hash_chain import link
+from fedstill.core.hashing import link
 from fedstill.node.audit_log import AuditError, AuditLog, Spent
 from tests.audited import edit
 from tests.node.test_audit_log import entry, fill, head

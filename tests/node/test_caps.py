@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core import deadline
+from fedstill.core import timing
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.federation import offline_node
@@ -28,8 +28,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import Event, Price
 from fedstill.protocol.run_plan import PROTOCOL, Plan, fingerprint, public_tensors
-from fedstill.protocol.tensor_bytes import METADATA, header_of
-from fedstill.protocol.wire_format import HEADER, WireConfig, pack
+from fedstill.protocol.wire_format import HEADER, METADATA, WireConfig, header_of, pack
 from tests.forked import FORKING
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
@@ -336,7 +335,7 @@ def test_training_that_a_plan_parts_into_endless_rounds_is_refused(tmp_path: Pat
 
 def test_what_many_steps_cost_is_not_worked_out_past_the_time_of_a_message() -> None:
     price = Price({Event("gaussian", 1.2345, rate=0.0123): 10**5})
-    with deadline.within(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
+    with timing.within(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
         epsilon(price, 1e-5)
 
 

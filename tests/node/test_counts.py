@@ -16,7 +16,7 @@ from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.queries import NodeSide
 from fedstill.tasks import Task
 from tests.methods.asked import count_labels, tell_size
 

@@ -105,15 +105,15 @@ def test_salt_and_plan_are_on_the_disk_before_anything_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    from fedstill.core import file_permissions
+    from fedstill.core import private_files
 
-    replace = file_permissions.replace
+    replace = private_files.replace
 
     def seen(path: Path, content: bytes, *, sync: bool = False) -> None:
         synced.extend([path.name] if sync else [])
         replace(path, content, sync=sync)
 
-    monkeypatch.setattr(file_permissions, "replace", seen)
+    monkeypatch.setattr(private_files, "replace", seen)
     Clinic(tmp_path / "clinic").say("join", plan=PLAN.to_dict())
     assert [name for name in synced if name in (SALT, PLAN_FILE)] == [SALT, PLAN_FILE]
 

@@ -26,7 +26,7 @@ from fedstill.node import dp_training, local_training
 from fedstill.node.dp_training import step
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
-from fedstill.privacy import alone, dpsgd
+from fedstill.privacy import dpsgd, per_example
 from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig, Span
@@ -244,7 +244,7 @@ def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one
         assert not moved[: 64 * 9 + 9].any()
         return moved, Fixed.asked
 
-    monkeypatch.setattr(alone.Alone, "_is_even", lambda *given: True)  # what is tried asks them, too
+    monkeypatch.setattr(per_example.Alone, "_is_even", lambda *given: True)  # what is tried asks them, too
     step_by_step, often = learned(Whole)
     monkeypatch.setattr(dp_training, "PIECE", 24)
     at_once, seldom = learned(nn.Sequential)

@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 
 from fedstill.data.public import Public
 from fedstill.methods import fedmd
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, owner_folder
 from fedstill.node.audit_entries import DATA
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, Price, from_text
-from fedstill.protocol.run_description import describe
-from fedstill.protocol.run_plan import fingerprint, public_tensors
+from fedstill.protocol.run_plan import describe, fingerprint, public_tensors
 from tests.node.judging import NAME, POLICY
 from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
 

@@ -22,10 +22,10 @@ from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy
 from fedstill.privacy.events import Bill, Event, Price
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-from fedstill.protocol.kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.run_description import Description
+from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
+from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.run_plan import Description
 from fedstill.tasks.classification import Classification
 from tests.audited import entries, paid
 

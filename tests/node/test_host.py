@@ -24,7 +24,7 @@ from PIL import UnidentifiedImageError
 from fedstill.core.errors import FedstillError, QuestionRefused
 from fedstill.data.input_spec import InputSpec
 from fedstill.federation.replies import read
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, first_training, local_training, run_folder
 from fedstill.node import session as at
 from fedstill.node.audit_entries import ALL, DATA
@@ -34,7 +34,7 @@ from fedstill.node.replies import NOTHING, About
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import from_text
 from fedstill.protocol.messages import MESSAGES
-from fedstill.protocol.questions import Question
+from fedstill.protocol.queries import Question
 from fedstill.protocol.run_plan import PROTOCOL, Plan
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
 from fedstill.tasks.classification import ClassificationConfig

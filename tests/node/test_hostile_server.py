@@ -18,16 +18,16 @@ import torch
 
 from fedstill.data import node_data
 from fedstill.data.public import Public
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node import host as host_module
 from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL, DATA
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.digests import digest, keyed
-from fedstill.protocol.kinds import LABEL_COUNTS, SCHEDULE
-from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
+from fedstill.protocol.queries import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.node import test_host

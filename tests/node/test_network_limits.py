@@ -14,8 +14,8 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.node.network_limits import within_parameters
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.kinds import GENERATOR_PARAMETERS
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
+from fedstill.protocol.queries import NodeSide, Question
 from tests.node.test_host import FEDIOD, PLAN, Clinic
 
 HUGE = {

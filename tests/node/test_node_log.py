@@ -21,7 +21,7 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Question
 from fedstill.protocol.run_plan import PLAN_FILE, Plan
 from fedstill.tasks.classification import Classification
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same

@@ -21,14 +21,13 @@ from sklearn.linear_model import LogisticRegression
 
 from fedstill import models
 from fedstill.cli.node_facts import node_facts
-from fedstill.core.commented_toml import commented
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import as_table, read_table
+from fedstill.core.config_tables import as_table, commented, read_table
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.startup_kit import StartupKit
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
-from fedstill.models.non_torch import Predictor
+from fedstill.models.predictors import Predictor
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.cohort import COHORT, Cohort
@@ -36,7 +35,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.queries import NodeSetting
 from fedstill.runs import presets
 from fedstill.tasks.classification import ClassificationConfig
 

@@ -33,14 +33,12 @@ from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
 from fedstill.privacy.events import Event, Price, as_text, total
 from fedstill.privacy.noisy_outputs import OutputsConfig
-from fedstill.privacy.pate import PateConfig
-from fedstill.privacy.pate_teachers import Teachers
+from fedstill.privacy.pate import PateConfig, Teachers
 from fedstill.privacy.statement import SEVERAL
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import CRITIC, INPUTS, LOGITS
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import side_of
-from fedstill.protocol.questions import NodeSetting
+from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
+from fedstill.protocol.queries import NodeSetting, question
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation

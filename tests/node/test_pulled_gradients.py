@@ -22,9 +22,9 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
-from fedstill.protocol.kinds import INPUTS, LOGITS
-from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.summing import FINER, Added, SumCall, from_ring, total
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS
+from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.secure_aggregation import FINER, Added, SumCall, from_ring, total
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
 from tests.node.test_host import CLASSES, MAP, B, Clinic
 from tests.node.test_host import gradients as sound_gradients

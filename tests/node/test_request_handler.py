@@ -28,7 +28,7 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import Span
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Question
 from tests.node.test_gate import Journal
 
 B = 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, OwnDataError, QuestionRefused
-from fedstill.data.node_data_config import PrivateConfig
+from fedstill.data.node_data import PrivateConfig
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import ALL, Asked
@@ -26,9 +26,9 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, Price, from_text, total
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
-from fedstill.protocol.kinds import Kind
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.queries import NodeSide, Question
 from fedstill.tasks.classification import Classification
 
 ROWS, EXAMPLES = 8, 100

@@ -23,9 +23,9 @@ from fedstill.privacy.events import Event, Price, total
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.release_rules import Exact
-from fedstill.protocol.kinds import PARAMETERS
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.questions import NodeSide, Question
+from fedstill.protocol.payload_kinds import PARAMETERS
+from fedstill.protocol.queries import NodeSide, Question
 from fedstill.protocol.wire_format import SCALE
 from fedstill.tasks import Kind, Task
 from fedstill.tasks.classification import Classification

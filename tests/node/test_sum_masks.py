@@ -20,9 +20,9 @@ from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_masks import SumMasks, sign, stream
 from fedstill.node.summand import Adding
-from fedstill.protocol.kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, Kind
-from fedstill.protocol.questions import NodeSide, Question
-from fedstill.protocol.summing import SumCall, from_ring, to_ring, total
+from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, Kind
+from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.secure_aggregation import SumCall, from_ring, to_ring, total
 from tests.kits import Authority
 from tests.unknowns import free_directions
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from fedstill.core import deadline
+from fedstill.core import timing
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy import accounting, privacy_loss, renyi
+from fedstill.privacy import accounting
 from fedstill.privacy.accounting import calibrate, epsilon, most, within
 from fedstill.privacy.events import Event, from_text
 
@@ -91,10 +91,10 @@ def test_the_curve_of_a_sample_is_dp_accountings(noise: float, rate: float) -> N
     import dp_accounting
     from dp_accounting import rdp
 
-    accountant = rdp.RdpAccountant(renyi.ORDERS)
+    accountant = rdp.RdpAccountant(accounting.ORDERS)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)))
-    theirs, ours = np.array(accountant.rdp), renyi.curve(gaussian(noise, rate))
-    whole = renyi.ORDERS % 1 == 0
+    theirs, ours = np.array(accountant.rdp), accounting.curve(gaussian(noise, rate))
+    whole = accounting.ORDERS % 1 == 0
     assert whole.sum() == 66
     assert ours[whole] == pytest.approx(theirs[whole], rel=1e-6)
     assert (ours <= theirs * (1 + 1e-6) + 1e-13).all()
@@ -114,7 +114,7 @@ def test_the_curve_of_a_group_is_the_integral_of_its_mixture(noise: float, rate:
         return float(stats.norm.pdf(x, 0, noise))
 
     for at in (5, 12, 21):  # orders 1.4, 2.1, 3.0
-        order = renyi.ORDERS[at]
+        order = accounting.ORDERS[at]
         both = []
         for p, q in ((upper, lower), (lower, upper)):
             area = integrate.quad(
@@ -124,12 +124,12 @@ def test_the_curve_of_a_group_is_the_integral_of_its_mixture(noise: float, rate:
                 limit=200,
             )[0]
             both.append(math.log(area) / (order - 1))
-        assert renyi.curve(gaussian(noise, rate, group))[at] == pytest.approx(max(both), rel=1e-5)
+        assert accounting.curve(gaussian(noise, rate, group))[at] == pytest.approx(max(both), rel=1e-5)
 
 
 def test_however_small_a_divergence_rounding_makes_none_negative() -> None:
     """Sums that should be 1 come out a little below."""
-    assert all((renyi.curve(gaussian(noise, 1e-8)) >= 0).all() for noise in np.geomspace(1.1, 1e4, 12))
+    assert all((accounting.curve(gaussian(noise, 1e-8)) >= 0).all() for noise in np.geomspace(1.1, 1e4, 12))
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -190,9 +190,9 @@ def test_thousands_of_different_events_cost_a_little_more_than_as_many_equal_one
 
 def test_few_different_events_are_not_rounded() -> None:
     spent = {gaussian(2.0 + i, 0.01): 7 for i in range(accounting.MOST_KINDS)}
-    assert epsilon(spent, 1e-5, "rdp") == renyi.to_epsilon(renyi.compose(spent), 1e-5)
+    assert epsilon(spent, 1e-5, "rdp") == accounting.to_epsilon(accounting.compose(spent), 1e-5)
     spent[gaussian(1.5, 0.01)] = 7
-    exact = renyi.to_epsilon(renyi.compose(spent), 1e-5)
+    exact = accounting.to_epsilon(accounting.compose(spent), 1e-5)
     assert exact < epsilon(spent, 1e-5, "rdp") < 1.1 * exact
 
 
@@ -242,13 +242,13 @@ def test_few_losses_are_composed_until_noise_is_found(
 ) -> None:
     """Each takes long; the Rényi bound shows where to look."""
     composed: list[Mapping[Event, int]] = []
-    compose = privacy_loss.epsilon
+    compose = accounting.pld_epsilon
 
     def counted(spent: Mapping[Event, int], delta: float, step: float) -> float:
         composed.append(spent)
         return compose(spent, delta, step)
 
-    monkeypatch.setattr(privacy_loss, "epsilon", counted)
+    monkeypatch.setattr(accounting, "pld_epsilon", counted)
     calibrate(lambda s: {gaussian(s, rate): 300, gaussian(2 * s, 2 * rate): 50}, limit, 1e-5)
     assert 2 <= len(composed) <= 5
 
@@ -294,7 +294,7 @@ def test_little_noise_takes_no_grid_that_memory_does_not_hold() -> None:
     """Of 17 GB, it was: a node can name any price, and the server works it out."""
     price = {Event("gaussian", 0.3, rate=1e-9): 1}
     bound = epsilon(price, 1e-5, "rdp")
-    step = privacy_loss.interval(price, bound)
+    step = accounting.interval(price, bound)
     # Its losses reach from about -1 / (2 noise^2) - 12 / noise to as much above.
     assert 2 * (1 / (2 * 0.3**2) + 12 / 0.3) / step < 2**21
     assert epsilon(price, 1e-5) <= bound
@@ -302,8 +302,8 @@ def test_little_noise_takes_no_grid_that_memory_does_not_hold() -> None:
 
 @pytest.mark.parametrize("event", [Event("laplace", 10.0), Event("gaussian", 2.0, rate=0.1)])
 def test_composing_ends_where_its_time_does(event: Event) -> None:
-    with deadline.within(1e-9, lambda: TimeoutError("late")), pytest.raises(TimeoutError):
-        privacy_loss.epsilon({event: 1}, 1e-5, 0.01)
+    with timing.within(1e-9, lambda: TimeoutError("late")), pytest.raises(TimeoutError):
+        accounting.pld_epsilon({event: 1}, 1e-5, 0.01)
 
 
 def test_a_sum_of_prices_may_be_more_often_than_one() -> None:

@@ -25,7 +25,7 @@ from fedstill.protocol.messages import (
     SayHello,
     read_message,
 )
-from fedstill.protocol.summing import SumCall
+from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import pack, unpack
 
 CALL = SumCall(7, ("a", "b"), True)

@@ -18,11 +18,18 @@ from fedstill.methods._histogram import CountsLabels
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.declarations import question
-from fedstill.protocol.kinds import GRADIENTS, KNOWN, LABEL_COUNTS, LABEL_MAPS, LOGITS, Kind, kind_named
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import METHODS, Method, method_name, side_of
-from fedstill.protocol.questions import NodeSetting, Question
+from fedstill.protocol.payload_kinds import (
+    GRADIENTS,
+    KNOWN,
+    LABEL_COUNTS,
+    LABEL_MAPS,
+    LOGITS,
+    Kind,
+    kind_named,
+)
+from fedstill.protocol.queries import NodeSetting, Question, question
 from fedstill.protocol.run_plan import Plan
 from fedstill.tasks.classification import Classification, ClassificationConfig
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedstill import figures
-from fedstill.attacks.leakage_rows import LeakageColumn
+from fedstill.attacks.leakage import LeakageColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import compare_figures, drawing, run_figures

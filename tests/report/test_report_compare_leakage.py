@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage_file import Leakage, skipped
-from fedstill.attacks.leakage_rows import LeakageColumn
+from fedstill.attacks.leakage import Leakage, LeakageColumn, skipped
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import load

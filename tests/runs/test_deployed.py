@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.federation.admin import Admin
 from fedstill.runs.config import from_dict
 from fedstill.runs.deployed import _waits_for, untested

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.core.json_text import finite
 from fedstill.core.run_writer import Records
+from fedstill.core.text_format import finite
 from fedstill.runs import resampling
 from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean
 from fedstill.tasks import TASKS

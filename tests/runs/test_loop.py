@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedstill.core.clock import Clock
 from fedstill.core.errors import FedstillError
+from fedstill.core.timing import Clock
 from fedstill.runs import assemble
 from fedstill.runs.config import from_dict
 from fedstill.runs.simulation import Simulation

@@ -25,9 +25,9 @@ from fedstill.core.errors import (
 )
 from fedstill.data import named
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.loader import load
-from fedstill.models.non_torch import file_of
-from fedstill.models.parameter_vector import to_vector
+from fedstill.data.loading import load
+from fedstill.models.module_utils import to_vector
+from fedstill.models.predictors import file_of
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.host import Host
 from fedstill.protocol.local_config import LocalConfig

@@ -15,7 +15,7 @@ from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, Questi
 from fedstill.core.progress import Note, Noted
 from fedstill.federation import transport
 from fedstill.federation.transport import LinkError
-from fedstill.models.parameter_vector import to_vector
+from fedstill.models.module_utils import to_vector
 from fedstill.node.host import Host
 from fedstill.protocol.run_plan import Plan
 from fedstill.protocol.wire_format import unpack

@@ -13,12 +13,12 @@ import torch
 from fedstill.cli.main import main as cli
 from fedstill.cli.node_check import LIVE
 from fedstill.core.errors import FedstillError
-from fedstill.data.loader import load
-from fedstill.models.parameter_vector import to_vector
+from fedstill.data.loading import load
+from fedstill.models.module_utils import to_vector
 from fedstill.node.host import Host
 from fedstill.node.request_text import facts
 from fedstill.node.requests import Request
-from fedstill.protocol.run_description import describe
+from fedstill.protocol.run_plan import describe
 from fedstill.runs import assemble
 from fedstill.runs.config import RunConfig, from_dict, to_toml
 from fedstill.runs.remote_run import plan_of

@@ -12,7 +12,7 @@ import fedstill
 from fedstill.cli import main as cli
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import named
-from fedstill.data.loader import load
+from fedstill.data.loading import load
 from fedstill.data.tables import check_rows, of_frame
 from fedstill.models import MLP, Linear
 from fedstill.tasks.classification import TabularConfig

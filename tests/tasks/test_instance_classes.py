@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.seeds import torch_generator
-from fedstill.tasks.instance_classes import grow, objects_of, separate, three_classes
-from fedstill.tasks.instance_metrics import aji, match
+from fedstill.tasks.instances import aji, grow, match_objects, objects_of, separate, three_classes
 from fedstill.tasks.synthetic_maps import nuclei
 
 Map = npt.NDArray[np.int64]
@@ -61,7 +60,7 @@ def test_true_classes_give_back_the_objects(seed: int, touching: bool) -> None:
         truth = grow(truth, np.ones(truth.shape, dtype=bool), 4)
     found = objects_of(three_classes(truth))
     assert found.max() >= truth.max()
-    assert aji(match(found, truth)) > 0.95
+    assert aji(match_objects(found, truth)) > 0.95
 
 
 def test_objects_are_separated_at_their_contour_and_grow_back() -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.tasks.instance_metrics import aji, match, object_dice, panoptic_quality
+from fedstill.tasks.instances import aji, match_objects, object_dice, panoptic_quality
 
 Map = npt.NDArray[np.int64]
 
@@ -31,7 +31,7 @@ def random_map(seed: int, objects: int = 5) -> Map:
 
 
 def figures(prediction: Map, truth: Map) -> tuple[float, float, float]:
-    objects = match(prediction, truth)
+    objects = match_objects(prediction, truth)
     return object_dice(objects), aji(objects), panoptic_quality(objects)
 
 
@@ -54,7 +54,7 @@ def test_no_prediction_is_assigned_twice_and_the_best_pair_comes_first() -> None
     # In order of true objects the first would take the prediction with 2 of 12; the second has 8 of 10.
     truth = nuclei((0, 2, 0, 2), (0, 2, 2, 6))
     prediction = nuclei((0, 2, 1, 6))  # 10: 2 of the first, 8 of the second
-    assert aji(match(prediction, truth)) == pytest.approx(8 / (10 + 4))
+    assert aji(match_objects(prediction, truth)) == pytest.approx(8 / (10 + 4))
 
 
 # --- slow readings ---------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_figures_equal_the_slow_definitions(seed: int) -> None:
     prediction, truth = random_map(seed), random_map(seed + 20_000)
     if not (prediction.any() and truth.any()):
         return
-    objects = match(prediction, truth)
+    objects = match_objects(prediction, truth)
     assert object_dice(objects) == pytest.approx(slow_object_dice(prediction, truth))
     assert aji(objects) == pytest.approx(slow_aji(prediction, truth))
 
@@ -105,8 +105,8 @@ def test_figures_do_not_see_which_numbers_objects_have_and_stay_in_range(seed: i
     other = np.random.default_rng(seed).permutation(np.arange(1, 60))[:6]
     other[0] = 0  # the background stays
     first = figures(prediction, truth)
-    assert object_dice(match(other[prediction], truth)) == pytest.approx(first[0])
-    assert panoptic_quality(match(other[prediction], truth)) == pytest.approx(first[2])
+    assert object_dice(match_objects(other[prediction], truth)) == pytest.approx(first[0])
+    assert panoptic_quality(match_objects(other[prediction], truth)) == pytest.approx(first[2])
     assert all(0 <= figure <= 1 for figure in first)
 
 
@@ -120,5 +120,5 @@ def test_panoptic_quality_is_monais(seed: int) -> None:
     prediction[rng.random(truth.shape) < 0.1] = 0
     prediction[:5] = 0  # four misses at least
     theirs = metrics.compute_panoptic_quality(torch.from_numpy(prediction), torch.from_numpy(truth))
-    assert panoptic_quality(match(prediction, truth)) == pytest.approx(theirs.item(), abs=1e-5)
+    assert panoptic_quality(match_objects(prediction, truth)) == pytest.approx(theirs.item(), abs=1e-5)
     assert theirs > 0.1  # there were hits

@@ -12,8 +12,7 @@ import torch
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.tasks.instance_classes import three_classes
-from fedstill.tasks.instances import Instances, InstancesConfig, stitch
+from fedstill.tasks.instances import Instances, InstancesConfig, stitch, three_classes
 
 TASK = Instances()
 Objects = npt.NDArray[np.int32]

@@ -12,7 +12,7 @@ from scipy import ndimage
 
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.tasks import reconstruction_metrics
+from fedstill.tasks import reconstruction
 from fedstill.tasks.reconstruction import Reconstruction, ReconstructionConfig, lines, undersample
 
 TASK = Reconstruction()
@@ -98,7 +98,7 @@ def test_metrics_are_means_over_images_in_pixels() -> None:
     told = TASK.metrics(found, true)
     assert set(told) == {figure.key for figure in TASK.figures}
     for key in told:
-        each = getattr(reconstruction_metrics, key)((found + 1) / 2, (true + 1) / 2)
+        each = getattr(reconstruction, key)((found + 1) / 2, (true + 1) / 2)
         assert told[key] == pytest.approx(each.mean().item())
     best = TASK.metrics(true, true)
     assert best["ssim"] > told["ssim"]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.tasks.segmentation_metrics import dice, hd95, overlap, sensitivity, specificity
+from fedstill.tasks.segmentation import dice, hd95, overlap, sensitivity, specificity
 
 Mask = npt.NDArray[np.bool_]
 

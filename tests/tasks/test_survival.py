@@ -14,8 +14,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.tables import encoded
-from fedstill.tasks.survival import SurvivalConfig, by_interval
-from fedstill.tasks.survival_metrics import Floats, concordance, integrated_brier
+from fedstill.tasks.survival import Floats, SurvivalConfig, by_interval, concordance, integrated_brier
 
 TASK = SurvivalConfig().make(3)
 

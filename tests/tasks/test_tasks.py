@@ -15,9 +15,9 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.data import named
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.loader import load
+from fedstill.data.loading import load
+from fedstill.data.node_data import PrivateConfig
 from fedstill.data.node_data import load as load_private
-from fedstill.data.node_data_config import PrivateConfig
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.models import example
 from fedstill.protocol.method import METHODS, refusal

@@ -21,7 +21,7 @@ from fedstill.methods import (
     Needs,
     Server,
     Span,
-    kinds,
+    payload_kinds,
     predict,
     question,
     train_round,
@@ -59,7 +59,7 @@ class FedDistill(Method):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @question(
-        sends={"shared": CLASS_LOGITS, "round": kinds.SCHEDULE},
+        sends={"shared": CLASS_LOGITS, "round": payload_kinds.SCHEDULE},
         releases={"mean": CLASS_LOGITS},
         times=lambda self, at: self.rounds,
         rows=lambda self, at: at.task.classes,

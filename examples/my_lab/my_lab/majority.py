@@ -10,7 +10,7 @@ import torch
 
 from fedstill.attacks.attack import Attack, AttackResult, LeakageColumn, LeakageFigure, Target
 from fedstill.core.errors import ArgumentError
-from fedstill.protocol.questions import NodeSide
+from fedstill.protocol.queries import NodeSide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import Column
 from fedstill.data import ArrayData, Targets, find_file
-from fedstill.data.image_files import Bytes, decoded
+from fedstill.data.images import Bytes, decoded
 from fedstill.data.raw import need, read_npz
 
 SIDE = 32  # of an image

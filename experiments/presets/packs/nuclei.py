@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from fedstill.core.dataset import Column, DataSet
 from fedstill.data import PictureData, find_file
-from fedstill.data.image_files import decoded, instance_map
-from fedstill.data.instance_images import Picture, data_set, picture
-from fedstill.data.preparation import check_sites
+from fedstill.data.images import decoded, instance_map
+from fedstill.data.loading import check_sites
+from fedstill.data.object_images import Picture, data_set, picture
 from fedstill.data.raw import need, read_npz
 from fedstill.tasks import TaskConfig
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstill.data import TextData, find_file
 from fedstill.data.raw import need, read_npz
-from fedstill.data.text_data import HF, Labelled, read_table
+from fedstill.data.text import HF, Labelled, read_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from fedstill.core.dataset import DataSet
 from fedstill.data import DataConfig, Targets, find_file
 from fedstill.data.config import Side
-from fedstill.data.preparation import PATIENT, of_images
+from fedstill.data.loading import PATIENT, of_images
 from fedstill.data.raw import Raw, need, read_npz
 from fedstill.tasks import TaskConfig
 

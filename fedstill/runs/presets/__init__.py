@@ -14,8 +14,8 @@ from pathlib import Path
 from fedstill.core import toml
 from fedstill.core.config_tables import layered
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.registry import is_path, look_in
 from fedstill.core.toml import Table
-from fedstill.core.user_functions import is_path, look_in
 
 __all__ = ["Table", "describe", "filled", "names", "parse", "path", "read", "read_file"]
 

@@ -1,0 +1,223 @@
+"""What an attack got, as reports have it: figures, columns of comparisons, pictures side by side.
+
+A run's ``leakage.json`` holds these ready to be shown, so that its report needs no attack's code.
+
+What attacks got from a run, as its ``leakage.json`` holds it: ready to be shown, whichever they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstill.core.config_tables import load
+from fedstill.core.run_writer import read_result
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakageFigure:
+    """One figure that an attack got; those of one ``attack`` on one ``who`` make a line of a table.
+
+    Args:
+        attack: which one, where an attack is tried in several ways; may be empty.
+        who: whom or what it was tried on: a node's name, "student".
+        figure: what the number is: "AUC".
+        value: the number itself, in the unit in which it is written; None where words alone tell it.
+        interval: the ends of its confidence interval, in the same unit.
+        text: the figure as it is written, with its unit; empty: the number, to four digits.
+        without: what comes without attacking, as by guessing.
+        says: small print beside it.
+        column: name of the :class:`LeakageColumn` of a comparison that it stands in.
+        detail: for the page alone, and not for the terminal.
+    """
+
+    who: str
+    figure: str
+    attack: str = ""
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    text: str = ""
+    without: str = ""
+    says: str = ""
+    column: str = ""
+    detail: bool = False
+
+    @property
+    def written(self) -> str:
+        """The figure as it is written, without its small print.
+
+        >>> LeakageFigure(who="node-0", figure="right", value=0.51236).written
+        '0.5124'
+        """
+        return self.text or ("-" if self.value is None else f"{self.value:.4g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakageColumn:
+    """A figure by which a comparison sets methods side by side: that of the strongest attack of those tried.
+
+    Args:
+        name: in CSV files, and in :class:`LeakageFigure`.
+        head: in terminals and Markdown: "membership AUC".
+        title: on the page, with its unit: "Membership AUC %"; empty: as in terminals.
+        says: how to read it, in a sentence.
+        digits: after the point.
+        lowest: whether the least of several values is the strongest attack's, as with p-values.
+        guess: of a figure in percent: what guessing gets, beside which it is drawn.
+        axis: what the figure is called where methods are drawn against it; empty: they are not.
+    """
+
+    name: str
+    head: str
+    title: str = ""
+    says: str = ""
+    digits: int = 1
+    lowest: bool = False
+    guess: float | None = None
+    axis: str = ""
+
+    @property
+    def heading(self) -> str:
+        """What the page calls it."""
+        return self.title or f"{self.head[:1].upper()}{self.head[1:]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """One row of pictures: its head, the name of its stack ``(N, C, H, W)`` uint8, and words below each."""
+
+    head: str
+    stack: str
+    below: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """Pictures side by side: strips, from top to bottom, of as many as there are ``heads``; ``says`` is what
+    whoever has them should know.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    strips: tuple[Strip, ...]
+    says: str = ""
+
+
+def share(value: float | None) -> str:
+    """A part of 1 in percent.
+
+    >>> share(0.6141), share(None)
+    ('61.4%', '-')
+    """
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def in_percent(value: float, low: float, high: float) -> dict[str, Any]:
+    """Value, interval and text of a row that is a part of 1.
+
+    >>> in_percent(0.614, 0.58, 0.64)["text"]
+    '61.4% (58.0 to 64.0)'
+    """
+    text = f"{share(value)} ({100 * low:.1f} to {100 * high:.1f})"
+    return {"value": 100 * value, "interval": (100 * low, 100 * high), "text": text}
+
+
+FILE = "leakage.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """What one attack got; its parts are those of :class:`fedstill.attacks.attack.Attack`."""
+
+    name: str
+    title: str = ""
+    strength: str = ""
+    about: tuple[tuple[str, str], ...] = ()
+    rows: tuple[LeakageFigure, ...] = ()
+    columns: tuple[LeakageColumn, ...] = ()
+    notes: tuple[str, ...] = ()
+    pictures: tuple[Pictures, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """An attack that was not tried, and why."""
+
+    attack: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leakage:
+    """All of it.
+
+    Args:
+        audit: how what was heard differs from the run's audit log; None: it does not.
+        epsilon: that holds at each node; None: there is no guarantee.
+        config: the attacks with their options, as a table.
+    """
+
+    audit: str | None
+    attacks: tuple[Attacked, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    sentence: str = ""
+    leaves: tuple[str, ...] = ()
+    epsilon: float | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    machine: str = ""
+    seconds: float | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Leakage | None:
+        """Of the run in a folder; None where nobody attacked it.
+
+        Raises:
+            RunFolderError: the file is spoilt.
+        """
+        path = folder / FILE
+        return load(cls, read_result(path), path) if path.exists() else None
+
+
+@dataclass(frozen=True)
+class TableLine:
+    """The figures that one attack got of one target, by their names."""
+
+    attack: str
+    who: str
+    figures: Mapping[str, LeakageFigure]
+
+
+def lines(rows: Iterable[LeakageFigure]) -> list[TableLine]:
+    """Rows of one attack on one target as a line each, in the order of their first ones."""
+    found: dict[tuple[str, str], dict[str, LeakageFigure]] = {}
+    for row in rows:
+        found.setdefault((row.attack, row.who), {})[row.figure] = row
+    return [TableLine(attack, who, figures) for (attack, who), figures in found.items()]
+
+
+def tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
+    """Lines as tables: those that follow each other and have a figure in common.
+
+    >>> right, auc = (LeakageFigure(who="student", figure=name) for name in ("right", "AUC"))
+    >>> figures = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
+    >>> [len(table) for table in tables([TableLine("LiRA", "student", each) for each in figures])]
+    [3, 1]
+    """
+    found: list[list[TableLine]] = []
+    for line in lines:
+        if found and any(line.figures.keys() & before.figures.keys() for before in found[-1]):
+            found[-1].append(line)
+        else:
+            found.append([line])
+    return found
+
+
+def skipped(found: Leakage) -> list[str]:
+    """What was not tried, and why; one text a reason."""
+    reasons: dict[str, list[str]] = {}
+    for part in found.skipped:
+        reasons.setdefault(part.reason, []).append(part.attack)
+    return [f"{', '.join(attacks)}: {reason}" for reason, attacks in reasons.items()]

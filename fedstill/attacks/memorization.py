@@ -1,0 +1,738 @@
+"""Do generated images copy private ones? Each one's nearest private and nearest held-out neighbour.
+
+Two tests, since each misses what the other finds:
+
+* **nearer to private than to held-out images**: who is private is drawn anew, many times, and of images made
+  without the private ones the truth does not stand out among the drawings. A small p-value shows that images
+  depend on these very private ones, as the mean and covariance of a few would, too.
+* **nearer to private than held-out images are** (Meehan, Chaudhuri, Dasgupta: "A Non-Parametric Test to
+  Detect Data-Copying in Generative Models", AISTATS 2020; here all of the space is one cell). Poor images,
+  far from everything, pass it even where some are copies; images of few kinds fail it without a copy.
+
+Both are about generated images on the whole: one copy in a thousand is looked for among the closest pairs.
+Both assume that private and held-out images were parted by chance: where a part is another hospital, its
+images differ for that reason too. And the features of a network that has learned from the private images may
+tell them from others without any copy.
+
+What the inputs that a server made give away: copies of private images, distances from them, their quality.
+
+The server learns to make inputs from what nodes tell it about others. Whoever sees the inputs that it sends
+around may ask whether some are private images come back (:mod:`fedstill.attacks.memorization`), how near they
+come to each node's own (:mod:`fedstill.attacks.generative_metrics`), and what the nodes' models recognise in
+them.
+
+Data copying: whether inputs that a server made are private images come back, and how near they come.
+
+The server learns to make inputs from what nodes tell it about others. The adversary is whoever sees those
+that it sends around.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from annotated_types import Ge
+
+from fedstill.attacks.attack import Attack, AttackResult, Target
+from fedstill.attacks.generative_metrics import (
+    Extractor,
+    frechet,
+    inception_scores,
+    kernel_distance,
+    penultimate,
+    pixels,
+)
+from fedstill.attacks.gradient_matching import Pixels
+from fedstill.attacks.leakage import LeakageColumn, LeakageFigure, Pictures, Strip, in_percent
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError
+from fedstill.core.options import PositiveInt
+from fedstill.core.seeds import torch_generator
+from fedstill.runs.setting import normalisation
+from fedstill.runs.simulation import Simulation
+
+NUMBERS = 1 << 23  # float64 in memory at once while neighbours are looked for, beside the vectors: 64 MiB
+
+
+def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each vector in x the nearest one in y: Euclidean distances ``(N,)`` float64, and places ``(N,)``.
+
+    Args:
+        x: ``(N, d)``.
+        y: ``(M, d)``; of equally near ones the first is told.
+        other: the second nearest, which is the nearest other one where x is y, of two vectors or more.
+
+    >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
+    (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
+    """
+    distances, places = _sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
+    return distances[:, int(other)], places[:, int(other)]
+
+
+class Neighbours:
+    """Vectors, and others sorted by their distance to each, so that the nearest of any part is found fast.
+
+    Args:
+        x: ``(N, d)``.
+        y: the others ``(M, d)``.
+        width: how long the lists are; they grow where a part is not met in them.
+    """
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, width: int = 32) -> None:
+        self.x, self.y, self.width = x.double(), y.double(), width
+        self.distances, self.places = _sorted(self.x, self.y, width)  # (N, width), ascending
+
+    def first(self, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
+        while True:
+            met, column = among[self.places].byte().max(1, keepdim=True)  # of equal ones the first
+            if met.all():
+                return self.distances.gather(1, column).squeeze(1), self.places.gather(1, column).squeeze(1)
+            self.width *= 2
+            self.distances, self.places = _sorted(self.x, self.y, self.width)
+
+    def count(self, among: torch.Tensor, limit: torch.Tensor, *, ties: bool) -> torch.Tensor:
+        """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.
+
+        Args:
+            ties: whether those count that are as far as the limit.
+        """
+        bound = limit.unsqueeze(1)
+        near = self.distances <= bound if ties else self.distances < bound
+        return (near & among[self.places]).sum(1)
+
+
+def _sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest ``width`` of y, or all: distances and places ``(N, width)``, of equal ones the first first.
+
+    Who they are is found by ``|x|^2 - 2 x y + |y|^2``, a product of matrices; how far they are, and their
+    order, by the differences themselves, since the former loses digits where distances are small.
+    """
+    width = min(width, len(y))
+    middle = y.mean(0)
+    centred = y - middle
+    norms = centred.square().sum(1)
+    found, where = [], []
+    for part in torch.split(x, max(1, NUMBERS // len(y))):
+        squares = torch.addmm(norms.unsqueeze(0), part - middle, centred.T, alpha=-2)  # less |x|^2 (B, M)
+        near = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
+        rows = max(1, NUMBERS // (width * x.shape[1]))
+        for few, places in zip(torch.split(part, rows), torch.split(near, rows), strict=True):
+            exact = (few.unsqueeze(1) - y[places]).norm(dim=2)
+            order = exact.argsort(dim=1, stable=True)
+            found.append(exact.gather(1, order))
+            where.append(places.gather(1, order))
+    return torch.cat(found), torch.cat(where)
+
+
+SURE = 1.959964  # standard deviations to each side of a 95 % interval
+ROUNDING = 1e-12  # by which two equal statistics may differ
+
+
+def copying(
+    generated: torch.Tensor,
+    private: torch.Tensor,
+    held_out: torch.Tensor,
+    extractor: Extractor,
+    *,
+    seed: int,
+    drawings: int = 999,
+    closest: int = 10,
+    groups: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> dict[str, Any]:
+    """Measure whether generated images copy private ones.
+
+    Args:
+        generated, private, held_out: images ``(N, C, H, W)``, as networks take them. Private images are all
+            that generated ones may be copies of; held-out ones are from the same source, and nobody's.
+        seed: of the drawings of who is private.
+        closest: pairs to tell.
+        groups: whose each private and each held-out image is, ``(N,)`` int64 each (patients). Then patients
+            are drawn, not images, since slices of one patient are near each other without any copy.
+
+    Returns:
+        ``extractor``, and the numbers of ``generated``, ``private`` and ``held_out`` images and of
+        ``drawings``. ``statistic``: the mean of ``(h - p) / (h + p)`` over generated images, where p and h
+        are distances to the nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of
+        private images). ``expected``: its mean over drawings of who is private, which is 0 only for as many
+        private as held-out. ``p_value``: how often, among drawings and the truth, it is as large as in truth.
+
+        ``share``: of generated images that are nearer to a private than to a held-out image, the larger set
+        cut to the size of the smaller, on average over all ways: about 0.5 for images that copy nothing.
+        ``low``, ``high``: its 95 % interval, over more images of the same generator (Wilson; private and
+        held-out images held as they are). ``z``, ``z_p_value``: of :func:`data_copying`, far below 0 where
+        generated images lie nearer to private images than held-out ones do; one-sided.
+
+        ``pairs``: the closest in proportion, each private image once: places of ``generated``, ``private``
+        and ``held_out`` image, its ``distance`` to the private and to the ``other`` one, and their ``ratio``,
+        0 for a copy and 1 where both are 0. ``fresh``: the smallest ratio that a held-out image has, were it
+        generated: what a fresh image comes to by chance; None for fewer than two held-out images.
+
+    Raises:
+        ArgumentError: no images, or a group that has both kinds of images.
+        DataError: as the extractor says.
+    """
+    generated, private, held_out = (extractor(images) for images in (generated, private, held_out))
+    whose = _whose(groups)  # (P + H,), or None
+    is_private = torch.arange(len(private) + len(held_out)) < len(private)
+    # As many neighbours as seldom are all of one kind, once in about e^20.
+    width = 20 * (1 + len(is_private) // min(len(private), len(held_out)))
+    pool = Neighbours(generated, torch.cat([private, held_out]), width)
+    truth = _statistic(pool, is_private)
+    drawn = torch.tensor(
+        [_statistic(pool, again) for again in _drawings(is_private, whose, seed, drawings)],
+        dtype=torch.float64,
+    )
+    share = float(_nearer(pool, is_private).mean())
+    low, high = wilson(share, len(generated))
+    to_private = nearest(held_out, private)[0]
+    z, z_p_value = data_copying(nearest(generated, private)[0], to_private)
+    fresh = None
+    if len(held_out) > 1:
+        fresh = float(_ratio(to_private, nearest(held_out, held_out, other=True)[0]).min())
+    return {
+        "extractor": extractor.name,
+        "generated": len(generated),
+        "private": len(private),
+        "held_out": len(held_out),
+        "statistic": truth,
+        "expected": float(drawn.mean()),
+        "p_value": (1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
+        "drawings": drawings,
+        "share": share,
+        "low": low,
+        "high": high,
+        "z": z,
+        "z_p_value": z_p_value,
+        "pairs": _closest(pool, is_private, closest),
+        "fresh": fresh,
+    }
+
+
+def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
+    """The z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value; 0 and 1/2 where all
+    distances are equal.
+
+    U counts pairs of a generated ``(m,)`` and a held-out image ``(n,)`` of which the generated one is farther
+    from its nearest private image (Mann, Whitney 1947): ``(U - mn / 2) / sqrt(mn (m + n + 1) / 12)``, with
+    ties as half a pair, and the variance that they leave.
+
+    >>> z, p = data_copying(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
+    >>> round(z, 4), round(p, 4)  # (0 - 3) / sqrt(2 * 3 * 6 / 12)
+    (-1.7321, 0.0416)
+    """
+    from scipy.special import ndtr
+    from scipy.stats import rankdata, tiecorrect
+
+    m, n = len(generated), len(held_out)
+    ranks = rankdata(torch.cat([generated, held_out]).double().numpy())
+    u = float(ranks[:m].sum()) - m * (m + 1) / 2
+    variance = tiecorrect(ranks) * m * n * (m + n + 1) / 12
+    z = (u - m * n / 2) / math.sqrt(variance) if variance > 1e-9 else 0.0
+    return z, float(ndtr(z))
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % interval of a share of n (Wilson 1927); for means of numbers in 0..1 it is the wider for it.
+
+    >>> low, high = wilson(0.5, 100)
+    >>> round(low, 4), round(high, 4)
+    (0.4038, 0.5962)
+    """
+    weight = SURE**2 / n
+    middle = (share + weight / 2) / (1 + weight)
+    half = SURE / (1 + weight) * math.sqrt(share * (1 - share) / n + weight / (4 * n))
+    return middle - half, middle + half
+
+
+def _whose(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
+    """A number from 0 up for each image's group, ``(P + H,)``: those of private images first."""
+    if groups is None:
+        return None
+    both = sorted(set(groups[0].tolist()) & set(groups[1].tolist()))
+    if both:
+        raise ArgumentError("groups", both[0], "of private images or of held-out ones, and not of both")
+    first, second = (np.unique(part.cpu().numpy(), return_inverse=True)[1] for part in groups)
+    return torch.from_numpy(np.concatenate([first, second + first.max() + 1]))
+
+
+def _drawings(
+    is_private: torch.Tensor, whose: torch.Tensor | None, seed: int, count: int
+) -> Iterator[torch.Tensor]:
+    """Who is private, drawn anew: as many images, or groups, as in truth; ``(P + H,)`` bool each."""
+    of_groups = is_private
+    if whose is not None:
+        of_groups = torch.zeros(int(whose.max()) + 1, dtype=torch.bool)
+        of_groups[whose[is_private]] = True
+    for number in range(count):
+        order = torch.randperm(len(of_groups), generator=torch_generator(seed, "copying", number))
+        again = of_groups[order]
+        yield again if whose is None else again[whose]
+
+
+def _statistic(pool: Neighbours, is_private: torch.Tensor) -> float:
+    """The mean of (h - p) / (h + p); 0 where an image is a copy of both."""
+    (p, _), (h, _) = pool.first(is_private), pool.first(~is_private)
+    return float(((h - p) / (h + p).clamp_min(torch.finfo(p.dtype).tiny)).mean())
+
+
+def _nearer(pool: Neighbours, is_private: torch.Tensor) -> torch.Tensor:
+    """Of each generated image, how likely its nearest is private if the larger set is cut to the smaller.
+
+    Of N images of the larger set, j are nearer than the nearest of the smaller one, which has n. That one of
+    the j is among n drawn of the N has probability ``1 - C(N - j, n) / C(N, n)``. Where distances are equal:
+    the mean of both answers, nearer and farther.
+    """
+    from scipy.stats import hypergeom
+
+    flip = int(is_private.sum()) < int((~is_private).sum())
+    larger = ~is_private if flip else is_private
+    limit, _ = pool.first(~larger)
+    total, n = int(larger.sum()), int((~larger).sum())
+    nearer = torch.stack([pool.count(larger, limit, ties=ties) for ties in (False, True)])
+    won = torch.from_numpy(hypergeom.sf(0, total, nearer.numpy(), n)).mean(0)
+    return 1 - won if flip else won
+
+
+def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    return torch.where((p == 0) & (h == 0), 1.0, p / h)
+
+
+def _closest(pool: Neighbours, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
+    """The pairs of the smallest ratio of distances, and of these of the smallest distance; each private image
+    once, with the generated image that is nearest to it in proportion."""
+    (p, private), (h, held_out) = pool.first(is_private), pool.first(~is_private)
+    columns = {
+        "generated": torch.arange(len(p)),
+        "private": private,
+        "held_out": held_out - is_private.sum(),  # private images come first in the pool
+        "distance": p,
+        "other": h,
+        "ratio": _ratio(p, h),
+    }
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in values]
+    found: dict[int, dict[str, Any]] = {}
+    for pair in sorted(rows, key=lambda row: (row["ratio"], row["distance"])):
+        found.setdefault(pair["private"], pair)
+    return list(found.values())[:count]
+
+
+MOST = 4000  # private images, and held-out ones, that neighbours are sought among in one space
+MOST_OF_A_NODE = 1000  # images of one node that generated ones are measured from
+MOST_DIMENSIONS = 1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
+
+
+class Sample:
+    """Private and held-out images that neighbours are sought among, and which ones they are.
+
+    Args:
+        seed: of the draws, where there are more than :data:`MOST`.
+    """
+
+    def __init__(self, experiment: Simulation, seed: int) -> None:
+        task, test = experiment.task, experiment.test
+        self.names = [node.name for node in experiment.nodes]
+        sizes = torch.tensor([len(node.data) for node in experiment.nodes])
+        ends = sizes.cumsum(0)
+        chosen = _some(int(ends[-1]), MOST, seed, "private")
+        self.owner = torch.searchsorted(ends, chosen, right=True)  # (P,) places of nodes
+        self.place = chosen - (ends - sizes)[self.owner]  # (P,) in its node's data
+        self.test_place = _some(len(test), MOST, seed, "held-out")  # (H,)
+        self.of = (int(ends[-1]), len(test))  # from how many
+        self.private = torch.cat(
+            [
+                task.pictured(_subset(node.data, self.place[self.owner == index])).cpu()
+                for index, node in enumerate(experiment.nodes)
+            ]
+        ).float()
+        self.held_out = task.pictured(_subset(test, self.test_place)).cpu().float()
+        self.groups = self._groups([node.data for node in experiment.nodes], test)
+        self.known = all(node.data.groups is not None for node in experiment.nodes)
+
+    def _groups(
+        self, parts: Sequence[TensorData], test: TensorData
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Whose each image is, where that is known of all: no split parts a patient, so that numbers that
+        happen to be alike in two places are of two patients."""
+        told = test.groups if test.groups is not None else None if test.cases is None else test.cases.of
+        numbers = [part.groups for part in parts if part.groups is not None]
+        if told is None or len(numbers) < len(parts):
+            return None
+        firsts, offset = [], 0
+        for each in [*numbers, told]:
+            found = torch.unique(each.cpu(), return_inverse=True)[1]
+            firsts.append(found + offset)
+            offset += int(found.max()) + 1
+        *own, other = firsts
+        mine = torch.cat([each[self.place[self.owner == index]] for index, each in enumerate(own)])
+        return mine, other[self.test_place]
+
+    def told(self, found: dict[str, Any]) -> dict[str, Any]:
+        """A result with places in the node's data and in the test part, and what to mind."""
+        pairs = [
+            {
+                **pair,
+                "private": int(self.place[pair["private"]]),
+                "held_out": int(self.test_place[pair["held_out"]]),
+                "node": self.names[int(self.owner[pair["private"]])],
+            }
+            for pair in found["pairs"]
+        ]
+        mind, (private, held_out) = [], (found["private"], found["held_out"])
+        if (private, held_out) != self.of:
+            drawn = f"{private} of {self.of[0]} private and {held_out} of {self.of[1]} held-out"
+            mind.append(f"{drawn} images were drawn to compare with")
+        if self.known and self.groups is None:
+            unknown = "images of one patient go together, but which held-out ones do is not known"
+            mind.append(f"{unknown}, so that p is too small")
+        return {**found, "pairs": pairs, "mind": mind}
+
+
+def spaces(images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]) -> list[Extractor]:
+    """What distances are measured in: pixels, and the student's features."""
+    found = [pixels(*(part.flatten().tolist() for part in normalisation(experiment.setting)))]
+    if experiment.has_student and experiment.task.kind in ("class", "labels"):
+        try:
+            found.append(penultimate(experiment.student, images[:2], "the student"))
+        except ModelError as error:
+            skipped += [(attack, str(error)) for attack in ("copying", "distances")]
+    return found
+
+
+def apart(
+    images: torch.Tensor, experiment: Simulation, space: Extractor, seed: int, skipped: list[tuple[str, str]]
+) -> dict[str, Any] | None:
+    """FID and KID from each node's own images in one space; None where there is none, which is told."""
+    task, test = experiment.task, experiment.test
+    dimensions = space(images[:1]).shape[1]
+    if dimensions > MOST_DIMENSIONS:
+        why = f"{space.name}: {dimensions} dimensions, more than {MOST_DIMENSIONS}, are too many for FID"
+        skipped.append(("distances", why))
+        return None
+    own: dict[str, torch.Tensor] = {}
+    for node in experiment.nodes:
+        if len(node.data) < 2:
+            why = f"{space.name}: {node.name} holds one image, which has no covariance"
+            skipped.append(("distances", why))
+            continue
+        some = _some(len(node.data), MOST_OF_A_NODE, seed, "distances", node.name)
+        own[node.name] = task.pictured(_subset(node.data, some)).float()
+    if not own:
+        return None
+    # Real images that are nobody's, spread over all of them, lest they be sorted; and as many generated ones,
+    # as FID falls with their number.
+    many = len(test) > 1
+    count = min(len(test), len(images)) if many else len(images)
+    made = space(_spread(images, count))
+    others = space(_spread(task.pictured(test).float(), count)) if many else None
+    real = {name: space(those) for name, those in own.items()}
+
+    def far(from_: torch.Tensor) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"fid": frechet(from_, each), "kid": kernel_distance(from_, each), "real": len(each)}
+            for name, each in real.items()
+        }
+
+    nodes, held_out = far(made), {} if others is None else far(others)
+    return {
+        "extractor": space.name,
+        "dimensions": dimensions,
+        "generated": len(made),
+        "average": fmean(of["fid"] for of in nodes.values()),
+        "average_held_out": fmean(of["fid"] for of in held_out.values()) if held_out else None,
+        # Vectors enough for all covariances to be known in every direction.
+        "full_rank": min(len(made), *map(len, real.values())) > dimensions,
+        "nodes": nodes,
+        "held_out": held_out,
+    }
+
+
+def _spread(images: torch.Tensor, count: int) -> torch.Tensor:
+    """So many of images ``(N, C, H, W)``, evenly over all of them; all where these are no more."""
+    return images[torch.linspace(0, len(images) - 1, count).long()]
+
+
+def distinct(images: torch.Tensor) -> torch.Tensor:
+    """Of images ``(N, C, H, W)`` those that are no later one asked about again, or moved a little.
+
+    Methods that difference answers ask about each image and its surroundings, others about one batch several
+    times; who counts all of them counts one image often, and takes chance for evidence. What lies nearer to a
+    later image than a tenth of the median distance between two is that one again.
+
+    >>> x = torch.tensor([0.0, 5.0, 9.0, 0.01]).view(4, 1, 1, 1)
+    >>> distinct(x).flatten()
+    tensor([5.0000, 9.0000, 0.0100])
+    """
+    flat = images.flatten(1)
+    between = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")  # (N, N), 0 of equal ones
+    near = between <= between[torch.ones_like(between, dtype=torch.bool).triu(1)].median() / 10
+    kept = torch.zeros(len(images), dtype=torch.bool)
+    for place in reversed(range(len(images))):
+        kept[place] = not bool((near[place] & kept).any())
+    return images[kept]
+
+
+def scores(
+    images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
+) -> dict[str, Any] | None:
+    """Inception scores by each node's model (FedIOD, Table 7), and by the student."""
+    if experiment.task.kind != "class":
+        reason = f"an inception score is of one label an image, and this task is {experiment.task.name}"
+        skipped.append(("scores", reason))
+        return None
+    try:
+        nodes = inception_scores(images, {node.name: node.model for node in experiment.nodes})
+        central = {"student": experiment.student} if experiment.has_student else {}
+        student = inception_scores(images, central)["student"] if central else None
+    except DataError as error:
+        skipped.append(("scores", str(error)))
+        return None
+    return {"images": len(images), "adapted": fmean(nodes.values()), "nodes": nodes, "student": student}
+
+
+def closest(
+    found: dict[str, Any], images: torch.Tensor, sample: Sample, experiment: Simulation
+) -> dict[str, torch.Tensor]:
+    """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
+    shown = Pixels.of(*(part.cpu() for part in normalisation(experiment.setting))).shown
+    sets = {"generated": images, "private": sample.private, "held_out": sample.held_out}
+    return {name: shown(those[[pair[name] for pair in found["pairs"]]]) for name, those in sets.items()}
+
+
+def _some(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:
+    if count <= most:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch_generator(seed, "generated", *purpose))
+    return order[:most].sort().values
+
+
+def _subset(data: TensorData, places: torch.Tensor) -> TensorData:
+    return data.subset(places.to(data.inputs.device))
+
+
+OF = "inputs that the server sent to nodes"
+
+
+@dataclass(frozen=True)
+class DataCopying(Attack):
+    """What is asked about the inputs that a server made: copies, distances, scores."""
+
+    title: ClassVar[str] = "Whether generated images copy private ones, and how near they come"
+    columns: ClassVar[tuple[LeakageColumn, ...]] = (
+        LeakageColumn(
+            name="copying_p",
+            head="copying p",
+            title="Copying p",
+            says="Copying p: how often generated images that copy nothing would lie as close to private "
+            "ones; where it is small they depend on these very images, and the closest pairs in the run's "
+            "report say whether one is copied.",
+            digits=3,
+            lowest=True,
+        ),
+    )
+    notes: ClassVar[tuple[str, ...]] = (
+        "Of images made without the private ones about 50% are nearer to private images, and p is as "
+        "likely small as large; z far below 0: nearer to private images than held-out ones are. A small p "
+        "says that generated images depend on these very images, not that one is copied. Closest pair: the "
+        "distance to the nearest private image over that to the nearest held-out one; 0 is a copy, and "
+        "held-out images themselves come to the figure behind it by chance.",
+        "FID and KID: the lower, the more alike; figures of one extractor cannot be set beside those of "
+        "another. Held-out: real images that nobody had, as many or all there are: what perfect images of "
+        "the same source would come to.",
+        "Inception scores: from 1, all alike or unclear, to the number of classes, each clear and all as "
+        "frequent.",
+    )
+
+    images: Annotated[int, Ge(2)] = 1000
+    """Of the inputs that the server made last, how many are looked at; an image that it asked about more than
+    once, or moved by next to nothing, counts once."""
+    drawings: PositiveInt = 999
+    """Of who is private, for the p-value, which is at least 1 / (drawings + 1)."""
+    pairs: PositiveInt = 10
+    """Closest pairs of a generated and a private image that are kept."""
+
+    @property
+    def rows_heard(self) -> int:
+        return self.images
+
+    def run(self, target: Target) -> AttackResult:
+        inputs = target.heard.inputs
+        form = target.experiment.task.form
+        if inputs is None or not target.heard.made or form != "images":
+            reason = "the server made no images that left it: it asked about none, or about public ones"
+            if form == "rows":
+                reason = "it compares images, and the inputs of this task are rows of a table"
+            raise MethodRefused(target.experiment.method.title, "every node", reason)
+        return looked_at(inputs, target.experiment, self, target.seed)
+
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+        for space in part["spaces"]:
+            yield from _copies(space, part["images"])
+        for space in part["distances"]:
+            yield from _distances(space)
+        if part["scores"]:
+            yield from _scores(part["scores"])
+
+    def sentence(self, part: Mapping[str, Any]) -> str:
+        if not part["spaces"]:
+            return ""
+        space = part["spaces"][0]
+        pair = space["pairs"][0]["ratio"] if space["pairs"] else None
+        fresh = nearest = ""
+        if space["fresh"] is not None:
+            fresh = f", where held-out images themselves come to {space['fresh']:.2f}"
+        if pair is not None:
+            nearest = f"; the closest lies at {pair:.2f} of its distance to a held-out one{fresh}"
+        depends = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
+        return (
+            f"The images that the server made {depends} the nodes' own ones, by {space['extractor']} "
+            f"(p = {space['p_value']:.2g}){nearest}."
+        )
+
+    def strength(self, part: Mapping[str, Any]) -> str:
+        return f"copying in {', '.join(space['extractor'] for space in part['spaces']) or 'no space'}"
+
+    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+        return [(f"{part['images']:,} images", f"{part['of']}; the adversary is whoever sees them")]
+
+    def pictures(self, part: Mapping[str, Any]) -> Sequence[Pictures]:
+        if not part["spaces"]:
+            return ()
+        space = part["spaces"][0]
+        heads = []
+        for pair in space["pairs"]:
+            ratio, fresh = pair["ratio"], space["fresh"]
+            closer = ratio is not None and fresh is not None and ratio < fresh
+            head = f"ratio {_text(ratio, '.2f')}, {pair['node']}"
+            heads.append(head + (", closer than any held-out image" if closer else ""))
+        shown = {"generated": "generated", "private": "nearest private", "held_out": "nearest held-out"}
+        strips = [Strip(head=head, stack=stack) for stack, head in shown.items()]
+        title = f"The {len(heads)} closest pairs, by {space['extractor']}"
+        says = "The private ones are records of nodes."
+        return (Pictures(title=title, heads=tuple(heads), strips=tuple(strips), says=says),)
+
+
+def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, seed: int) -> AttackResult:
+    """Attack the inputs that a server made, the last ones last: ``(Q, C, H, W)`` as the networks take them.
+
+    Private are all nodes' images, held-out those of the test part; of more than ``generated.MOST`` some are
+    drawn.
+
+    Raises:
+        ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
+    """
+    shape = tuple(experiment.task.pictured(experiment.test).shape[1:])
+    if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
+        raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
+    images = distinct(inputs[-how.images :].detach().cpu().float())
+    if len(images) < 2:
+        raise ArgumentError("generated inputs", "all one image", "2 or more different ones")
+    skipped: list[tuple[str, str]] = []
+    known = spaces(images, experiment, skipped)
+    sample = Sample(experiment, seed)
+
+    def of_each(attack: str, measure: Callable[[Extractor], dict[str, Any] | None]) -> list[dict[str, Any]]:
+        found = []
+        for space in known:
+            try:
+                told = measure(space)
+            except DataError as error:  # a network that diverged has features that are no numbers
+                skipped.append((attack, str(error)))
+                continue
+            if told is not None:
+                found.append(told)
+        return found
+
+    pictures: dict[str, torch.Tensor] = {}
+
+    def copied(space: Extractor) -> dict[str, Any]:
+        found = copying(
+            images,
+            sample.private,
+            sample.held_out,
+            space,
+            seed=seed,
+            drawings=how.drawings,
+            closest=how.pairs,
+            groups=sample.groups,
+        )
+        if not pictures:
+            pictures.update(closest(found, images, sample, experiment))
+        return sample.told(found)
+
+    part = {
+        "images": len(images),
+        "of": OF,
+        "spaces": of_each("copying", copied),
+        "distances": of_each("distances", lambda space: apart(images, experiment, space, seed, skipped)),
+        "scores": scores(images, experiment, skipped),
+    }
+    return AttackResult(part, pictures, skipped)
+
+
+def _copies(space: Mapping[str, Any], images: int) -> Iterator[LeakageFigure]:
+    name, who = space["extractor"], f"{images:,} images"
+    counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
+    row = partial(LeakageFigure, attack=name, who=who)
+    yield row(
+        figure="nearer to private than to held-out",
+        **in_percent(space["share"], space["low"], space["high"]),
+        without="50%",
+        says=f"{space['generated']:,} generated, {', '.join(counts)}",
+    )
+    p, drawings = space["p_value"], "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
+    yield row(figure="p", value=p, text=f"{p:.3g}", without="any p alike", says=drawings, column="copying_p")
+    z = f"p {_text(space['z_p_value'], '.3g')}"
+    yield row(figure="data-copying z", text=_text(space["z"], ".1f"), says=z, detail=True)
+    ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
+    yield row(figure="closest pair", text=_text(min(ratios, default=None), ".2f"), detail=True)
+    yield row(figure="held-out images come to", text=_text(space["fresh"], ".2f"), detail=True)
+
+
+def _distances(space: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+    name = f"in {space['extractor']}"
+    few = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
+    for node, of in space["nodes"].items():
+        held_out = space["held_out"].get(node, {})
+        for figure, form in (("fid", "#.4g"), ("kid", "#.3g")):
+            for whose, told in (("generated", of), ("held-out", held_out)):
+                label = f"{figure.upper()}, {whose}"
+                text = _text(told.get(figure), form)
+                yield LeakageFigure(attack=name, who=node, figure=label, text=text, detail=True)
+        yield LeakageFigure(attack=name, who=node, figure="its images", text=f"{of['real']:,}", detail=True)
+    average, held = space["average"], space["average_held_out"]
+    row, of = partial(LeakageFigure, attack=name, who="mean of nodes"), f"{space['generated']:,}"
+    yield row(
+        figure="FID, generated",
+        value=average,
+        text=_text(average, "#.4g"),
+        without="" if held is None else f"{held:.1f} of held-out images",
+        says=f"{of} in {space['dimensions']:,} dimensions" + (f", {few}" if few else ""),
+    )
+    yield row(figure="FID, held-out", text=_text(held, "#.4g"), detail=True)
+
+
+def _scores(part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+    figure, images = "inception score", f"of {part['images']:,} images"
+    adapted, student = part["adapted"], part["student"]
+    whole = {"the nodes' own models, on average": adapted, "the student": student}
+    for who, value in whole.items():
+        if who != "the student" or value is not None:
+            text = _text(value, ".2f")
+            yield LeakageFigure(
+                who=who, figure=figure, value=value, text=text, without="1 at least", says=images
+            )
+    for node, value in part["nodes"].items():
+        yield LeakageFigure(who=node, figure=figure, text=_text(value, ".2f"), detail=True)
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,217 @@
+"""What parameters give away: a gradient, or the update that all steps of local training make of one.
+
+A step is the one of :mod:`fedstill.node.local_training`: the same loss, optimisers, learning rates and
+batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from fedstill.core.errors import ArgumentError
+from fedstill.models.extractor_head import split
+from fedstill.models.module_utils import in_mode
+from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine
+from fedstill.protocol.wire_format import Tensors
+
+Part = Literal["all", "extractor", "head"]
+
+
+def shared(model: nn.Module, part: Part) -> tuple[str, ...]:
+    """The names of the parameters that a method shares: all, the extractor's or the head's.
+
+    Raises:
+        ModelError: the model cannot be split.
+
+    >>> shared(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "head")
+    ('2.weight', '2.bias')
+    """
+    if part == "all":
+        return tuple(name for name, _ in model.named_parameters())
+    own = {id(parameter) for parameter in split(model, "model").get_submodule(part).parameters()}
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in own)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a node trained between what it was sent and what it sent back; the server knows its own protocol.
+
+    Args:
+        rates: the learning rate of each step.
+        batch: examples a step.
+        optimiser: from a fresh start.
+        smoothing: share of each label spread over all classes.
+    """
+
+    rates: tuple[float, ...] = ()
+    batch: int = 1
+    optimiser: Literal["adam", "sgd"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    smoothing: float = 0.0
+
+    @classmethod
+    def of(cls, local: LocalConfig, examples: int, span: Span = WHOLE) -> Schedule:
+        """The steps of a node with so many examples, in a part of its local training.
+
+        Raises:
+            ArgumentError: images are augmented, by draws that only the node knows.
+
+        >>> Schedule.of(LocalConfig(epochs=1, batch=2, lr=0.5, lr_end=0.1), 4).rates
+        (0.5, 0.1)
+        """
+        if local.augment != "none":
+            raise ArgumentError("local.augment", local.augment, "none, as only the node knows the draws")
+        total = max(local.steps(examples), span.of)
+        return cls(
+            tuple(cosine(step, total, local.lr, local.lr_end) for step in span.steps(total)),
+            local.batch,
+            local.optimiser,
+            local.momentum,
+            local.weight_decay,
+            local.smoothing,
+        )
+
+    def batches(self, examples: int) -> list[torch.Tensor]:
+        """Which examples each step takes, if every pass takes them in their own order: indices ``(batch,)``.
+
+        The first pass may be in this order without loss; that of later ones only the node knows.
+
+        >>> [indices.tolist() for indices in Schedule((0.1, 0.1), 2).batches(3)]
+        [[0, 1], [2, 0]]
+        """
+        steps = range(len(self.rates))
+        return [torch.arange(step * self.batch, (step + 1) * self.batch) % examples for step in steps]
+
+
+def gradients(
+    model: nn.Module, parameters: Tensors, inputs: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+) -> dict[str, torch.Tensor]:
+    """Gradients of the mean cross-entropy in training mode, by the parameters' names, differentiable.
+
+    The model itself stays as it is.
+
+    Args:
+        parameters: those that count, by name; the model's own stand in for others.
+        labels: classes ``(B,)`` int64, or how much of each class, ``(B, classes)``.
+    """
+    used = {name: value.detach() for name, value in model.named_parameters()} | dict(parameters)
+    buffers = {name: value.clone() for name, value in model.named_buffers()}  # batch norm writes to its own
+    leaves = {
+        name: value if value.requires_grad else value.clone().requires_grad_()
+        for name, value in parameters.items()
+    }
+    with in_mode(model, True), torch.enable_grad():
+        outputs = functional_call(model, ({**used, **leaves}, buffers), (inputs,))
+        loss = F.cross_entropy(outputs, labels, label_smoothing=smoothing)
+        found = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def trained(
+    model: nn.Module,
+    before: Tensors,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    schedule: Schedule,
+    order: Sequence[torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Parameters after all steps of local training on some examples, as a function of them.
+
+    Args:
+        before: the parameters that are trained, by name, at the start.
+        order: which examples each step takes; None: as :meth:`Schedule.batches` has it.
+    """
+    now = {name: value.detach().clone() for name, value in before.items()}
+    first: dict[str, torch.Tensor] = {}
+    second: dict[str, torch.Tensor] = {}
+    order = schedule.batches(len(inputs)) if order is None else order
+    for step, (rate, indices) in enumerate(zip(schedule.rates, order, strict=True), 1):
+        slopes = gradients(model, now, inputs[indices], labels[indices], schedule.smoothing)
+        for name, slope in slopes.items():
+            g = slope + schedule.weight_decay * now[name]
+            if schedule.optimiser == "sgd":
+                first[name] = schedule.momentum * first[name] + g if name in first else g
+                now[name] = now[name] - rate * first[name]
+            else:
+                first[name], second[name], move = _adam(g, first.get(name), second.get(name), step)
+                now[name] = now[name] - rate * move
+    return now
+
+
+def _adam(
+    g: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor | None, step: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Adam's moments, and its move before the learning rate (torch's defaults: 0.9, 0.999, 1e-8)."""
+    m = 0.1 * g if first is None else 0.9 * first + 0.1 * g
+    v = 0.001 * g**2 if second is None else 0.999 * second + 0.001 * g**2
+    moved = v > 0  # the root of 0 has no slope
+    root = torch.where(moved, torch.where(moved, v, 1.0).sqrt(), 0.0) / (1 - 0.999**step) ** 0.5
+    return m, v, m / (1 - 0.9**step) / (root + 1e-8)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What left a node, as a function of examples that an adversary can compute and differentiate.
+
+    Args:
+        model: the network, with the parameters from before. Where a method keeps a part to the node, the
+            adversary's best guess of it, say the first weights that all started from.
+        target: what was released, by name: the gradient of the mean loss, or ``before - after``.
+        schedule: of the steps in between; of none, the target is one gradient.
+
+    Raises:
+        ArgumentError: the target holds NaN or infinity.
+    """
+
+    model: nn.Module
+    target: Tensors
+    schedule: Schedule = Schedule()
+
+    def __post_init__(self) -> None:
+        for name, value in self.target.items():
+            if not bool(value.isfinite().all()):
+                raise ArgumentError(f"release of {name}", "NaN or infinity", "finite numbers")
+
+    @property
+    def is_gradient(self) -> bool:
+        return not self.schedule.rates
+
+    def of(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What these examples would have released; gradients pass."""
+        before = {name: value.detach() for name, value in self.model.named_parameters()}
+        if self.is_gradient:
+            own = {name: before[name] for name in self.target}
+            return gradients(self.model, own, inputs, labels, self.schedule.smoothing)
+        after = trained(self.model, before, inputs, labels, self.schedule)
+        return {name: before[name] - after[name] for name in self.target}
+
+    def mean_gradient(self) -> Tensors:
+        """About the mean gradient: an update over how much each step's own gradient counts in it, of SGD."""
+        if self.is_gradient:
+            return self.target
+        again = self.schedule.momentum if self.schedule.optimiser == "sgd" else 0.0  # later steps repeat it
+        rates = self.schedule.rates
+        total = sum(rate * again**late for at in range(len(rates)) for late, rate in enumerate(rates[at:]))
+        return {name: moved / total for name, moved in self.target.items()}
+
+    def as_gradient(self) -> Observed:
+        """Of one step of SGD: the gradient of its batch.
+
+        Adam's first step tells little more than its signs: these then stand for the gradient.
+        """
+        (rate,), decay = self.schedule.rates, self.schedule.weight_decay
+        target = {name: moved / rate for name, moved in self.target.items()}
+        if self.schedule.optimiser == "sgd":
+            target = {
+                name: slope - decay * self.model.get_parameter(name).detach()
+                for name, slope in target.items()
+            }
+        return replace(self, target=target, schedule=replace(self.schedule, rates=()))

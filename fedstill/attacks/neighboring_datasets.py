@@ -1,0 +1,249 @@
+"""Two worlds that differ in one record: real nodes behind real gates, at the worst that their data can be.
+
+A guarantee is about all data that a node could hold, so the attacker chooses them: few digits, and one record
+that turns a small network round.
+
+Attacks on single releases ask both worlds the same. Each run asks twice, and the record moves the second
+answer the other way: so everything that is paid for tells something, and noise that comes twice is found.
+Request handler, gate, rules, noise, audit log are those of any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from fedstill.attacks.membership_inference import merged
+from fedstill.core.compute import Compute, EngineConfig, Precision
+from fedstill.core.dataset import TensorData
+from fedstill.core.seeds import numpy_generator
+from fedstill.data.builtin import Digits
+from fedstill.data.loading import load
+from fedstill.methods.audited import Audited
+from fedstill.models import build
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group, alike
+from fedstill.node.policy import PolicyConfig
+from fedstill.node.protection import protect
+from fedstill.node.request_handler import RequestHandler
+from fedstill.privacy.config import GradientsConfig, PrivacyConfig
+from fedstill.privacy.events import Price, from_text
+from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
+from fedstill.privacy.pate import PATE, PateConfig, shards
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.wire_format import Tensors
+from fedstill.tasks.classification import Classification
+
+NAME, RUN = "audited", "audit"
+SHAPE = (1, 8, 8)
+CLASSES = 2  # of digits, 0 and 1: the fewer, the further a record moves an answer as a whole
+
+
+@dataclass
+class World:
+    """One node with some records, trained and ready to be asked.
+
+    Args:
+        privacy: what its owner says; without a budget, so that it never refuses.
+        secret: keys its noise.
+        model: its network; "linear" is one layer that starts at zero.
+        rows: inputs of a question.
+        critics: whether the node has a critic, that takes a step for each answer.
+        precision: in which it learns and answers.
+    """
+
+    data: TensorData
+    privacy: PrivacyConfig
+    local: LocalConfig
+    secret: int = 0
+    model: str = "linear"
+    classes: int = CLASSES
+    rows: int = 1
+    critics: bool = False
+    precision: Precision = "float32"
+    node: Node = field(init=False)
+    handler: RequestHandler = field(init=False)
+    asked: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.task = Classification(self.classes)
+        self.compute = Compute(EngineConfig(precision=self.precision))
+        self.audit = AuditLog()
+        gate = Gate(NAME, PolicyConfig(outputs_only=False), self.audit, RUN)
+        own = self.model == "linear"
+        network = linear(self.classes) if own else build(self.model, SHAPE, self.classes, 0)
+        self.node = Node(NAME, self.data, network, gate, 0)
+        method = Audited(batch=self.rows, gan=float(self.critics))
+        setting = NodeSetting(self.task, self.local, self.compute)
+        side = method.node_side(setting)  # ours, though no method that is named: its votes are votes
+        protect(self.node, self.privacy, side, method, setting, secret=self.secret)
+        side.prepare([self.node])
+        local_training.prepare(self.node.learners, self.local)
+        self.handler = RequestHandler(Group([self.node]), side, self.compute)
+
+    def learn(self, start: int = 0, steps: int | None = None) -> None:
+        """Local training, or some steps of it."""
+        for group in alike(self.node.learners):
+            local_training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
+
+    def ask(self, question: str, **tensors: torch.Tensor) -> Tensors:
+        """What leaves in answer to a question, under a new number."""
+        self.asked += 1
+        (told,) = self.handler.answer(question, self.asked, tensors, bool(tensors))
+        return told
+
+    def pull_back(self, pull: torch.Tensor) -> Tensors:
+        """What leaves when a gradient of the last answer's logits is pulled back."""
+        return self.handler.pull_back(self.asked, {NAME: {"logits": pull}})[NAME]
+
+    def spent(self) -> Price:
+        """What its audit log says that all of this has cost."""
+        return from_text(self.audit.spent(NAME, RUN).run)
+
+
+def linear(classes: int) -> nn.Module:
+    """One layer that starts at zero, so that it follows its records and nothing else."""
+    layer = nn.Linear(SHAPE[0] * SHAPE[1] * SHAPE[2], classes, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def digits(seed: int, classes: int = CLASSES) -> TensorData:
+    """The digits of the first classes, in an order that follows from the seed."""
+    data = load(Digits()).train
+    own = (data.targets < classes).nonzero().flatten()
+    order = numpy_generator(seed, "audit", "digits").permutation(len(own))
+    return data.subset(own[torch.from_numpy(order)])
+
+
+def contradicted(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
+    """A digit, and a record that contradicts it: the same image, three times as strong, with another label.
+
+    Of several teachers the same one learns from both, and the others abstain.
+    """
+    first = digits(seed).subset(torch.tensor([0]))
+    strengths = 3 + torch.arange(20 * teachers).view(-1, 1, 1, 1) / 100
+    louder = strengths * first.inputs
+    candidates = TensorData(louder, ((first.targets + 1) % CLASSES).expand(len(louder)))
+    (home,) = _homes(first, teachers)
+    return first, candidates.subset(torch.tensor([_homes(candidates, teachers).index(home)]))
+
+
+def _homes(data: TensorData, teachers: int) -> list[int]:
+    whose = torch.empty(len(data), dtype=torch.int64)
+    for teacher, part in enumerate(shards(data, teachers)):
+        whose[part] = teacher
+    return whose.tolist()
+
+
+See = Callable[[bool, int], torch.Tensor]
+
+LOCAL = LocalConfig(
+    epochs=0, least_steps=30, batch=8, optimiser="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
+)
+STEEP = 1e4  # of what is pulled back: every network's gradient is clipped
+UNHEARD = 1e6  # noise of what is released beside what is attacked: its price is next to nothing
+TEACHERS = 4
+
+
+@dataclass(frozen=True)
+class Distinguisher:
+    """What somebody who knows all records but one makes of a mechanism.
+
+    Args:
+        on: what is attacked, in words.
+        claimed: what a run costs by the audit log of the node.
+        see: given whether the record is there and the number of the run, what is seen of it ``(d,)``.
+    """
+
+    mechanism: str
+    on: str
+    claimed: Price
+    see: See
+
+
+def counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
+    """Label counts, asked for twice: the record is one of its class."""
+    privacy = PATE(counts_noise=scale, pate=PateConfig(teachers=1, noise=1.0))
+
+    def ask(world: World, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([world.ask("count_labels")["counts"] for _ in range(2)])
+
+    data, record = contradicted(seed)
+    before = torch.bincount(data.targets, minlength=CLASSES).repeat(2).float()
+    after = before + torch.bincount(record.targets, minlength=CLASSES).repeat(2)
+    return _attack("counts", "noisy label counts", privacy, ask, seed, (before, after))
+
+
+def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Distinguisher:
+    """Noisy votes: the record turns one teacher's vote where it is asked."""
+    pate = PateConfig(teachers=TEACHERS, noise=noise, release="label" if release == "label" else "votes")
+    privacy = PATE(pate=pate)
+    on = "noisy votes" if release == "votes" else "the class of most votes"
+    return _attack("pate", on, privacy, _answers, seed)
+
+
+def outputs(how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0) -> Distinguisher:
+    """Noisy outputs of a network that the record turns round."""
+    kind = OutputsConfig(how="gaussian" if how == "gaussian" else "laplace", noise=noise, bound=bound)
+    privacy = NoisyOutputs(outputs=kind)
+    ends = torch.tensor(-bound), torch.tensor(bound)
+    return _attack("noisy-outputs", f"bounded outputs, {how} noise", privacy, _answers, seed, ends)
+
+
+def gradients(noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0) -> Distinguisher:
+    """Sanitised gradients: the record turns a network's gradient round, or that of one teacher of several."""
+    if mechanism == "pate":
+        teachers, own = PateConfig(teachers=TEACHERS, noise=UNHEARD), GradientsConfig(noise=noise / TEACHERS)
+        of = f"mean of {TEACHERS} teachers' gradients"
+        return _attack(mechanism, of, PATE(pate=teachers, gradients=own), _pulled, seed)
+    outputs = OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0)
+    privacy = NoisyOutputs(outputs=outputs, gradients=GradientsConfig(noise=noise))
+    return _attack(mechanism, "sanitised gradients", privacy, _pulled, seed)
+
+
+def _answers(world: World, x: torch.Tensor) -> torch.Tensor:
+    """Answers about the first digit and about its negative: a network of one layer answers the other way."""
+    return torch.cat([world.ask("examine", x=at)["logits"].flatten() for at in (x, -x)])
+
+
+def _pulled(world: World, x: torch.Tensor) -> torch.Tensor:
+    """Gradients along the first digit, of a pull and of its negative."""
+    along, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP, -STEEP]])
+    seen = []
+    for pull in (steep, -steep):
+        world.ask("examine", x=x)
+        seen.append(world.pull_back(pull)["d/dx"].flatten() @ along)
+    return torch.stack(seen)
+
+
+def _attack(
+    mechanism: str,
+    on: str,
+    privacy: PrivacyConfig,
+    ask: Callable[[World, torch.Tensor], torch.Tensor],
+    seed: int,
+    ends: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Distinguisher:
+    """Ask two worlds; with the exact answers of either, also what is seen cut off at them: so much of a
+    number is what tells the worlds apart under Laplace noise."""
+    teachers = privacy.pate.teachers if isinstance(privacy, PATE) else 1
+    data, record = contradicted(seed, teachers)
+    x = data.inputs[:1].view(1, *SHAPE)
+    worlds = [World(records, privacy, LOCAL, secret=seed) for records in (data, merged([data, record]))]
+    for world in worlds:
+        world.learn()
+
+    def see(there: bool, run: int) -> torch.Tensor:
+        seen = ask(worlds[there], x)
+        return seen if ends is None else torch.cat([seen, seen.clamp(*ends)])
+
+    see(False, 0)
+    return Distinguisher(mechanism, on, worlds[0].spent(), see)

@@ -1,0 +1,341 @@
+"""What the server of a run heard: releases as they left their nodes' gates, and what attacks use of them.
+
+A finished run, done once more to hear what left its nodes: all that attacks on it are given.
+
+A simulation follows from its configuration, so it can be repeated. Whether the repetition is the run is
+checked twice: it let out what the run's own audit log counts, node by node and kind by kind, and where there
+is a student, it came to the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedstill.core.dataset import DataSet, TensorData
+from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.run_writer import ATTACKS, read_result, require_no_objects
+from fedstill.data.loading import load
+from fedstill.data.public import Public
+from fedstill.federation.inprocess import InProcess
+from fedstill.federation.summed import Sent
+from fedstill.node.audit_entries import ANSWER, GRADIENT
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.node import Node
+from fedstill.protocol.payload_kinds import INDICES, INPUTS, kind_named
+from fedstill.protocol.secure_aggregation import SUM, SumCall, read_sums, total
+from fedstill.protocol.wire_format import Tensors, refine
+from fedstill.runs.assemble import assemble, divide
+from fedstill.runs.config import RunConfig, load_toml
+from fedstill.runs.run import REHEARSED
+from fedstill.runs.setting import Setting
+from fedstill.runs.simulation import Simulation
+
+
+@dataclass(frozen=True, eq=False)
+class HeardRelease:
+    """One release, with the question that it answers.
+
+    Args:
+        part: ``"answer"`` or ``"gradient"``.
+        kinds: the kind of each tensor that left.
+        sent: what had come down, by name.
+        asked: the kind of each tensor of the question; empty for what was pulled back.
+        moved: whether it is about inputs that the node moved before it answered.
+    """
+
+    node: str
+    number: int
+    question: str
+    part: str
+    kinds: Mapping[str, str]
+    tensors: Tensors
+    sent: Tensors
+    asked: Mapping[str, str]
+    moved: bool = False
+
+
+Hear = Callable[[HeardRelease], Any]
+
+
+@dataclass(eq=False)
+class Heard:
+    """What the server of a run saw, as far as attacks use it.
+
+    Args:
+        most: rows of questions and answers that are kept, the last ones.
+        counts: label counts as each node told them first, ``(C,)``.
+        taught: nodes of which something was heard beside how much they hold.
+        made: whether the server made what it asked about, by itself.
+    """
+
+    most: int
+    counts: dict[str, torch.Tensor] = field(default_factory=dict)
+    taught: set[str] = field(default_factory=set)
+    made: bool = False
+    _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the question
+    _told: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+
+    def take(self, release: HeardRelease, public: Public | None) -> None:
+        """Hear one release."""
+        kinds = {name: kind_named(kind) for name, kind in release.kinds.items()}
+        if any(kind.of != "counts" for kind in kinds.values()):
+            self.taught.add(release.node)
+        counted = [release.tensors[name] for name, kind in kinds.items() if kind.by_class]
+        if counted:  # by class, and perhaps their sum
+            self.counts.setdefault(release.node, max(counted, key=torch.Tensor.numel).flatten())
+        logits = next((release.tensors[name] for name, kind in kinds.items() if kind.of == "scores"), None)
+        about = None if logits is None else _about(release, public, len(logits))
+        if logits is None or about is None or len(logits) != len(about):
+            return
+        if not self._asked or self._asked[-1][0] != release.number:
+            self._asked.append((release.number, about))
+            self.made = self.made or INPUTS in release.asked.values()
+            self._forget()
+        self._told.setdefault(release.node, {})[release.number] = logits
+
+    def _forget(self) -> None:
+        """Keep as many questions as are needed for the rows that are wanted."""
+        while len(self._asked) > 1 and sum(len(about) for _, about in self._asked[1:]) >= self.most:
+            number, _ = self._asked.pop(0)
+            for told in self._told.values():
+                told.pop(number, None)
+
+    @property
+    def inputs(self) -> torch.Tensor | None:
+        """What nodes were asked about ``(Q, ...)``, on the CPU; None where they were asked about nothing."""
+        return torch.cat([about.cpu() for _, about in self._asked])[-self.most :] if self._asked else None
+
+    def answers(self, node: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What a node was asked about ``(Q, ...)`` and what it answered ``(Q, classes)``; None: nothing."""
+        told = self._told.get(node, {})
+        if not told:
+            return None
+        inputs = torch.cat([about.cpu() for number, about in self._asked if number in told])
+        outputs = torch.cat([told[number].cpu().float() for number, _ in self._asked if number in told])
+        return inputs[-self.most :], outputs[-self.most :]
+
+
+def _about(release: HeardRelease, public: Public | None, answers: int) -> torch.Tensor | None:
+    """The inputs that so many answers are about; None where they were moved."""
+    for name, kind in release.asked.items():
+        if kind == INPUTS and name in release.sent:
+            return release.sent[name]
+    rows = [name for name, kind in release.asked.items() if kind == INDICES and name in release.sent]
+    if not rows or public is None or release.moved:
+        return None
+    told = release.sent[rows[-1]].long().cpu()
+    if len(told) == 2 and int(told[1] - told[0]) == answers:  # from one row up to another
+        return public.inputs[int(told[0]) : int(told[1])]
+    return public.inputs[told.to(public.inputs.device)]
+
+
+class Enough(Exception):
+    """Everything wanted has been heard: the run is let go."""
+
+
+class _Tapped(InProcess):
+    """An engine whose releases are heard on their way to the server."""
+
+    hear: Hear
+
+    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
+        answers = super()._answer(asked, sent)
+        for node, told in self._seen(sent.question, answers, sent.call).items():
+            self._told(node, told, sent.question, sent.number, ANSWER, sent.tensors)
+        return answers
+
+    def _pull_back(
+        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+    ) -> Mapping[str, Tensors]:
+        gradients = super()._pull_back(number, question, pulls, call)
+        for node, told in self._seen(question, gradients, call).items():
+            sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
+            self._told(node, told, question, number, GRADIENT, sent)
+        return gradients
+
+    def _seen(
+        self, question: str, told: Mapping[str, Tensors], call: SumCall | None
+    ) -> Mapping[str, Tensors]:
+        """What a server sees: each node's, or their sum alone."""
+        if call is None:
+            return told
+        return {SUM: read_sums(total(list(told.values())), self.questions[question].kinds())[0]}
+
+    def _told(self, node: str, told: Tensors, question: str, number: int, part: str, sent: Tensors) -> None:
+        kinds, moves = self.questions[question].kinds(), self.questions[question].moves
+        asked = self.questions[question].sends if part == ANSWER else {}
+        # Copies: a server goes on to change its tensors in place.
+        tensors, down = (
+            {name: tensor.detach().clone() for name, tensor in refine(each).items()} for each in (told, sent)
+        )
+        moved = moves in down and bool(down[moves].any())
+        of = {name: kinds[name] for name in tensors}
+        self.hear(HeardRelease(node, number, question, part, of, tensors, down, asked, moved))
+
+
+class Overheard(Simulation):
+    """An experiment in this process whose releases somebody hears."""
+
+    hear: Hear
+
+    def listen(self, hear: Hear) -> bool:
+        """Run from the start to its end, whether it came to it; nothing is heard after that, or kept.
+
+        ``hear`` is called with each release in order, and raises :class:`Enough` to end the run.
+        """
+        self.hear = hear
+        try:
+            self.run()
+        except Enough:
+            return False
+        finally:
+            self.hear = lambda release: None  # what an attacker asks later on is no part of the run
+        return True
+
+    def reopen(self) -> None:
+        """Let nodes answer after the run's end, as those of an ensemble in use do.
+
+        What that costs is charged to a log that begins anew: a run's own is closed with the run.
+        """
+        self.audit.open(None)
+
+    def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
+        tapped = _Tapped(self.nodes, groups, self.side, self.compute, self.setting.link)
+        tapped.hear = lambda release: self.hear(release)
+        return tapped
+
+
+SAME = 1e-2  # of a student's length: rounding of other engines grows to less than that
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedRun:
+    """What a run was made of.
+
+    Args:
+        config: of the run, with its nodes in this process and without what only measures it.
+    """
+
+    config: RunConfig
+    data: DataSet
+    parts: Sequence[TensorData]
+    public: Public | None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> RepeatedRun:
+        """Of a run's configuration.
+
+        Raises:
+            FedstillError: data that cannot be read or divided.
+        """
+        # Engines give the same figures, to rounding.
+        deployed = config.engine.name in REHEARSED
+        engine = replace(config.engine, name="one-by-one" if deployed else config.engine.name)
+        silent = replace(config.evaluation, every=0, centralised=False, samples=0)
+        config = replace(config, engine=engine, evaluation=silent)
+        data = load(config.data, config.task)
+        parts, public = divide(config, data)
+        return cls(config, data, parts, public)
+
+    @property
+    def setting(self) -> Setting:
+        """Data and networks in their first state, as objects; made anew each time."""
+        return assemble(self.config, self.data, self.parts, self.public)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an input."""
+        return tuple(self.data.test.inputs.shape[1:])
+
+    def experiment(self, **changes: Any) -> Overheard:
+        """The run's experiment, with other parts of its setting where they are given."""
+        return Overheard(replace(self.setting, **changes))
+
+
+def replay(folder: Path) -> RepeatedRun:
+    """What a finished run in a folder was made of.
+
+    Raises:
+        RunFolderError: there is no finished run in the folder.
+        ArgumentError: its nodes' data are not here.
+    """
+    require_no_objects(folder, ATTACKS)
+    if not all((folder / name).exists() for name in ("result.json", "config.toml")):
+        raise RunFolderError(
+            f"{folder} holds no finished run: there is no result.json or no config.toml in it"
+        )
+    config = load_toml(folder / "config.toml")
+    if config.engine.startup_kit:
+        raise ArgumentError("run", str(folder), "a run whose nodes' data are on this machine")
+    # Chosen anew, it could be another one on this machine.
+    precision = read_result(folder / "result.json")["engine"]["precision"]
+    return RepeatedRun.of(replace(config, engine=replace(config.engine, precision=precision)))
+
+
+def hear(
+    folder: Path, again: RepeatedRun, most: int, also: Hear = lambda release: None
+) -> tuple[Overheard, Heard, str | None]:
+    """Repeat a run to its end, with the student that it really came to; ``also`` is called with each release.
+
+    Returns:
+        The experiment at its end, what its server saw (of questions and answers the last ``most`` rows), and
+        why that is not the run of the folder, if it is not.
+
+    Raises:
+        RunFolderError: the student in the folder is broken.
+    """
+    experiment, heard = again.experiment(), Heard(most)
+    if not (folder / FILE).exists():
+        raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
+
+    def both(release: HeardRelease) -> None:
+        heard.take(release, experiment.public)
+        also(release)
+
+    experiment.listen(both)
+    with closing(AuditLog(folder / FILE, read_only=True)) as audit:
+        wrong = _disagreement(audit, experiment.audit)
+    if experiment.has_student:
+        file = folder / "student.safetensors"
+        try:
+            state = load_file(str(file))
+        except (SafetensorError, OSError) as error:
+            raise RunFolderError(f"{file} cannot be read: {error}") from error
+        apart = _apart(experiment.student, state)
+        if not apart <= SAME and wrong is None:
+            wrong = f"the repetition came to another student, {100 * apart:.2g} % apart from the run's own"
+        experiment.student.load_state_dict(state)
+    return experiment, heard, wrong
+
+
+def _disagreement(run: AuditLog, again: AuditLog) -> str | None:
+    """Where the bytes that left in a repetition are not those of the run, by node and kind; or None."""
+    written, repeated = (
+        {(node, kind): n for (_, node, way, kind), n in audit.sums.bytes.items() if way == "up" and n}
+        for audit in (run, again)
+    )
+    for node, kind in sorted({*written, *repeated}):
+        told, seen = (counts.get((node, kind), 0) for counts in (written, repeated))
+        if told != seen:
+            return f"{node}: {told} bytes of {kind} by the audit log, {seen} heard"
+    return None
+
+
+def _apart(network: nn.Module, state: Mapping[str, torch.Tensor]) -> float:
+    """How far a network is from weights, over their length; infinity for those of another architecture."""
+    own = network.state_dict()
+    if {name: value.shape for name, value in own.items()} != {n: value.shape for n, value in state.items()}:
+        return math.inf
+    pairs = [(own[name].cpu().double(), value.double()) for name, value in state.items()]
+    length = sum(float(value.square().sum()) for _, value in pairs)
+    return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs) / max(length, 1e-30))

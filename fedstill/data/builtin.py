@@ -1,0 +1,257 @@
+"""Images of classes with a name: scikit-learn's digits, MNIST and CIFAR.
+
+Tables that come with scikit-learn, with ranges from what was published of them, rounded outwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstill.core.dataset import DataSet
+from fedstill.core.errors import DataError
+from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.data.config import DataConfig
+from fedstill.data.loading import ArrayData, of_images
+from fedstill.data.raw import Raw
+from fedstill.data.tables import TableData
+from fedstill.data.user_data import folders, listed, read
+from fedstill.tasks import Targets, TaskConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits(ArrayData):
+    """The 8 x 8 handwritten digits of scikit-learn, which come with the installation."""
+
+    targets: ClassVar[tuple[Targets, ...]] = ("class",)
+    note: ClassVar[str] = "the 8 x 8 handwritten digits of scikit-learn"
+
+    def arrays(self) -> Mapping[str, npt.ArrayLike]:
+        """All 1797."""
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return {"images": (digits.images / 16).astype(np.float32), "labels": digits.target}  # from 0..16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vision(DataConfig):
+    """A data set as torchvision keeps it, or from an ``.npz``.
+
+    Attributes:
+        vision: torchvision's class.
+        vision_folder: in which torchvision keeps the data.
+        file: an ``.npz``, which comes first; empty: none.
+        note: what is to be said of that file.
+    """
+
+    targets: ClassVar[tuple[Targets, ...]] = ("class",)
+    vision: ClassVar[str]
+    vision_folder: ClassVar[str]
+    file: ClassVar[str] = ""
+
+    download: bool = False
+    """Let torchvision (the extra "vision") download what is not there."""
+
+    def read(self, task: TaskConfig) -> DataSet:
+        """From the first folder that has the file, else from torchvision's."""
+        roots = folders(self)
+        files = [root / self.file for root in roots if self.file and (root / self.file).is_file()]
+        if files:
+            return of_images(read(files[0], "npz", "class"), self, task, self.called, self.note)
+        there = [root for root in roots if (root / self.vision_folder).is_dir()]
+        if there or self.download:
+            raw = self._torchvision((there or roots)[0])
+            return of_images(raw, self, task, self.called, "official split")
+        wanted = f"torchvision's {self.vision_folder}" + (f" or {self.file}" if self.file else "")
+        raise DataError(
+            f"data {self.called!r}: there is no {wanted} in {listed(roots)}: put it there, name its folder "
+            "in data.root, or set data.download; docs/tasks.md says what such files are made of"
+        )
+
+    def _torchvision(self, root: Path) -> Raw:
+        """Both official parts of a data set, through torchvision.
+
+        The CIFAR files are pickles: torchvision opens them only if their MD5 sums are those of the published.
+        """
+        try:
+            vision = importlib.import_module("torchvision.datasets")
+        except ImportError as error:
+            raise DataError(
+                f"{root / self.vision_folder}: only torchvision can read this or download it: "
+                "pip install 'fedstill[vision]'"
+            ) from error
+        try:
+            train, test = (
+                getattr(vision, self.vision)(str(root), train=part, download=self.download)
+                for part in (True, False)
+            )
+        except (RuntimeError, OSError, ValueError, AssertionError, EOFError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"{self.vision} in {root}: torchvision gives none ({reason})") from error
+        images = np.concatenate([np.asarray(train.data), np.asarray(test.data)])  # (N, H, W) or (N, H, W, 3)
+        labels = np.concatenate([np.asarray(train.targets), np.asarray(test.targets)]).astype(np.int64)
+        return Raw(
+            images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2),
+            labels,
+            tuple(str(name) for name in train.classes),
+            np.arange(len(labels)) >= len(train.targets),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MNIST(Vision):
+    """MNIST: 28 x 28 handwritten digits."""
+
+    file = "mnist.npz"
+    note = "official split"
+    vision = vision_folder = "MNIST"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionMNIST(Vision):
+    """Fashion-MNIST: 28 x 28 pieces of clothing."""
+
+    file = "fashion_mnist.npz"
+    note = "a stratified split, not the official one"
+    vision = vision_folder = "FashionMNIST"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CIFAR10(Vision):
+    """CIFAR-10: 32 x 32 colour images of 10 classes."""
+
+    vision, vision_folder = "CIFAR10", "cifar-10-batches-py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CIFAR100(Vision):
+    """CIFAR-100: 32 x 32 colour images of 100 classes."""
+
+    vision, vision_folder = "CIFAR100", "cifar-100-python"
+
+
+# Of each of ten measurements of a nucleus: its mean, its standard error, and its worst value.
+NUCLEI = {
+    "radius": ((6, 30), (0, 3), (7, 40)),
+    "texture": ((9, 40), (0, 5), (12, 50)),
+    "perimeter": ((40, 190), (0, 22), (50, 260)),
+    "area": ((140, 2600), (0, 550), (180, 4300)),
+    "smoothness": ((0.05, 0.17), (0, 0.035), (0.07, 0.23)),
+    "compactness": ((0, 0.35), (0, 0.14), (0, 1.1)),
+    "concavity": ((0, 0.43), (0, 0.4), (0, 1.3)),
+    "concave points": ((0, 0.21), (0, 0.055), (0, 0.3)),
+    "symmetry": ((0.1, 0.31), (0, 0.08), (0.15, 0.67)),
+    "fractal dimension": ((0.04, 0.1), (0, 0.03), (0.05, 0.21)),
+}
+WINE = {
+    "alcohol": (11, 15),
+    "malic acid": (0.7, 6),
+    "ash": (1.3, 3.3),
+    "alcalinity of ash": (10, 30),
+    "magnesium": (70, 170),
+    "total phenols": (0.9, 4),
+    "flavanoids": (0.3, 5.2),
+    "nonflavanoid phenols": (0.1, 0.7),
+    "proanthocyanins": (0.4, 3.6),
+    "colour intensity": (1, 13),
+    "hue": (0.4, 1.8),
+    "OD280/OD315": (1.2, 4),
+    "proline": (270, 1700),
+}
+DIABETES = {
+    "age": (18, 80),
+    "bmi": (15, 45),
+    "blood pressure": (60, 140),
+    "tc": (90, 310),
+    "ldl": (40, 250),
+    "hdl": (20, 100),
+    "tch": (1, 10),
+    "ltg": (3, 6.5),
+    "glu": (50, 130),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreastCancer(TableData):
+    """30 measurements of cell nuclei, malignant or benign (569 rows), as they come with scikit-learn."""
+
+    note: ClassVar[str] = "the Breast Cancer Wisconsin (Diagnostic) data of scikit-learn"
+
+    def schema(self) -> Schema:
+        """Means, standard errors and worst values, in scikit-learn's order."""
+        ranges = {
+            f"{kind} {name}": each[place]
+            for place, kind in enumerate(("mean", "error of", "worst"))
+            for name, each in NUCLEI.items()
+        }
+        return _schema(ranges, "diagnosis", ("malignant", "benign"))
+
+    def cells(self) -> Mapping[str, Sequence[Any]]:
+        """All 569 rows."""
+        from sklearn.datasets import load_breast_cancer
+
+        return _cells(load_breast_cancer(), self.schema())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wine(TableData):
+    """13 chemical measurements of wines of three cultivators (178 rows), as they come with scikit-learn."""
+
+    note: ClassVar[str] = "the wine recognition data of scikit-learn"
+
+    def schema(self) -> Schema:
+        """In scikit-learn's order."""
+        return _schema(WINE, "cultivator", ("0", "1", "2"))
+
+    def cells(self) -> Mapping[str, Sequence[Any]]:
+        """All 178 rows."""
+        from sklearn.datasets import load_wine
+
+        return _cells(load_wine(), self.schema())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diabetes(TableData):
+    """Ten baseline measurements of patients and how far their diabetes was a year later (442 rows), as they
+    come with scikit-learn."""
+
+    targets: ClassVar[tuple[Targets, ...]] = ("values",)
+    note: ClassVar[str] = "the diabetes data of scikit-learn, unscaled"
+
+    def schema(self) -> Schema:
+        """Nine numbers, with the sex in its place as a category; the target is the progression."""
+        age, *others = (_number(name, ends) for name, ends in DIABETES.items())
+        sex = SchemaColumn(name="sex", type="category", categories=("1", "2"))
+        return Schema("progression", (age, sex, *others, _number("progression", (0, 350))))
+
+    def cells(self) -> Mapping[str, Sequence[Any]]:
+        """All 442 rows."""
+        from sklearn.datasets import load_diabetes
+
+        found, schema = load_diabetes(scaled=False), self.schema()
+        names = [column.name for column in schema.inputs]
+        return {**dict(zip(names, found.data.T.tolist(), strict=True)), schema.target: found.target.tolist()}
+
+
+def _number(name: str, ends: tuple[float, float]) -> SchemaColumn:
+    return SchemaColumn(name=name, range=(float(ends[0]), float(ends[1])))
+
+
+def _schema(ranges: Mapping[str, tuple[float, float]], target: str, classes: tuple[str, ...]) -> Schema:
+    answer = SchemaColumn(name=target, type="category", categories=classes)
+    numbers = (_number(name, ends) for name, ends in ranges.items())
+    return Schema(target, (*numbers, answer))
+
+
+def _cells(bunch: Any, schema: Schema) -> dict[str, Sequence[Any]]:
+    """scikit-learn's columns by the schema's names, the target's numbers as its categories."""
+    names = [column.name for column in schema.inputs]
+    columns: dict[str, Sequence[Any]] = dict(zip(names, bunch.data.T.tolist(), strict=True))
+    return {**columns, schema.target: [schema.classes[number] for number in bunch.target]}

@@ -1,0 +1,124 @@
+"""Copies of networks, also of those with torch's older reparametrizations.
+
+``torch.nn.utils.spectral_norm``, ``weight_norm`` and ``prune`` keep what they computed in the last forward as
+an attribute of the layer; with its graph it cannot be copied.
+
+Puts a network into training or evaluation mode for a while.
+
+A network's state as one vector, which is how parameters travel.
+
+Parameters and buffers, in the order of ``state_dict()``: averaging vectors therefore averages the
+running statistics of batch norm too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from fedstill.core.errors import ArgumentError
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def computed(layer: nn.Module) -> set[str]:
+    """Names of a layer's tensors that an older reparametrization computes again in each forward.
+
+    >>> computed(torch.nn.utils.spectral_norm(nn.Linear(2, 3))), computed(nn.Linear(2, 3))
+    ({'weight'}, set())
+    """
+    own = [name for name, _ in layer.named_parameters(recurse=False)]
+    return {name.removesuffix(end) for name in own for end in ("_orig", "_g") if name.endswith(end)}
+
+
+def settle(module: nn.Module) -> None:
+    """Detach what was computed in the last forward, so that the network can be copied."""
+    for layer in module.modules():
+        for name in computed(layer):
+            if isinstance(value := vars(layer).get(name), torch.Tensor):
+                setattr(layer, name, value.detach())
+
+
+def copied(module: Network) -> Network:
+    """A deep copy of a network."""
+    settle(module)
+    return copy.deepcopy(module)
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """A network in training mode, or in evaluation mode; afterwards it is in the one that it was in.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> with in_mode(norm, False):
+    ...     print(norm.training)
+    False
+    >>> norm.training
+    True
+    """
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+def parameter_count(module: nn.Module) -> int:
+    """How many numbers a network learns, frozen ones included.
+
+    >>> parameter_count(nn.Linear(2, 3))
+    9
+    """
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def to_vector(module: nn.Module) -> torch.Tensor:
+    """All parameters and buffers as float32: ``(P,)``, a copy.
+
+    >>> to_vector(nn.Linear(2, 3)).shape
+    torch.Size([9])
+    """
+    tensors = [tensor.detach().float().reshape(-1) for tensor in module.state_dict().values()]
+    return torch.cat(tensors) if tensors else torch.zeros(0)
+
+
+def whole_numbers(module: nn.Module) -> torch.Tensor:
+    """Return which numbers of :func:`to_vector` are counts, such as batch norm's of its batches: ``(P,)``.
+
+    >>> whole_numbers(nn.BatchNorm1d(1)).tolist()
+    [False, False, False, False, True]
+    """
+    own = module.state_dict().values()
+    parts = [torch.full((tensor.numel(),), not tensor.is_floating_point()) for tensor in own]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+
+def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
+    """Put a vector ``(P,)`` back, in place; whole numbers (a count of batches) are rounded.
+
+    Raises:
+        ArgumentError: the vector has another length than the module's state.
+    """
+    own = list(module.state_dict().values())
+    sizes = [tensor.numel() for tensor in own]
+    if vector.shape != (sum(sizes),):
+        raise ArgumentError("parameters", tuple(vector.shape), f"({sum(sizes)},), as the network has")
+    with torch.no_grad():
+        for tensor, part in zip(own, torch.split(vector, sizes), strict=True):
+            values = part if tensor.is_floating_point() else part.round()
+            tensor.copy_(values.view(tensor.shape))
+
+
+def weighted_mean(vectors: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """``sum_k w_k v_k / sum_k w_k`` of ``(K, P)`` and ``(K,)``: ``(P,)``.
+
+    >>> weighted_mean(torch.tensor([[0.0], [4.0]]), torch.tensor([3.0, 1.0]))
+    tensor([1.])
+    """
+    return (weights / weights.sum()) @ vectors

@@ -1,0 +1,134 @@
+"""Gradient inversion meets what the protocol really lets out: all parameters, a part, later rounds, Adam."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.attacks.gradient_inversion import GradientInversion, Victim, attacked, inverted, victims
+from fedstill.attacks.gradient_matching import Pixels
+from fedstill.attacks.transcript import RepeatedRun
+from fedstill.core.errors import ArgumentError
+from tests.attacks.runs import FEDAVG, FEDKD, SGD, replay
+
+ONE = GradientInversion(victims=2, attacks=("idlg",))
+LG, PER = {"name": "lg-fedavg", "rounds": 2}, {"name": "fedper", "rounds": 2}
+
+
+def held(again: RepeatedRun, count: int) -> list[Victim]:
+    return victims(again, 0, count=count, images=1, round=0)
+
+
+def adam(**changes: Any) -> dict[str, Any]:
+    local = {**SGD, "optimiser": "adam", "lr": 1e-3}
+    return {"nodes": {"models": ["mlp:32"], "local": local, "policy": {"outputs_only": False}}}
+
+
+def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
+    got = inverted(replay(FEDAVG), ONE, seed=0)
+    told = got.part
+    assert (told["shared"], told["steps"], told["optimiser"], told["best"]) == (
+        "all parameters",
+        1,
+        "sgd",
+        "idlg",
+    )
+    assert told["attacks"][0]["psnr"]["mean"] > 30
+    assert told["attacks"][0]["labels"] == {"right": 2, "of": 2}
+    assert told["guess"] < 20
+    assert got.pictures["original"].shape == got.pictures["idlg"].shape == (2, 1, 8, 8)
+    soon = inverted(replay(FEDAVG), replace(ONE, steps=1), seed=0).part["attacks"][0]
+    assert soon["psnr"]["mean"] < told["attacks"][0]["psnr"]["mean"] - 5
+    apart = got.pictures["original"].int() - got.pictures["idlg"].int()
+    assert apart.abs().float().mean() < 8
+
+
+def test_what_is_attacked_is_what_left_the_node() -> None:
+    again = replay(FEDAVG)
+    first, second = held(again, 2)
+    assert first.release.is_gradient
+    own = first.release.of(first.data.inputs, first.data.targets)
+    for name, slope in own.items():
+        assert torch.allclose(slope, first.release.target[name], atol=1e-4), name
+    other = first.release.of(second.data.inputs, second.data.targets)
+    assert not all(
+        torch.allclose(slope, first.release.target[name], atol=1e-4) for name, slope in other.items()
+    )
+    # Each victim has an image of another node.
+    for victim, part in zip((first, second), again.parts, strict=False):
+        assert (part.inputs == victim.data.inputs).flatten(1).all(1).any()
+
+
+def test_several_steps_are_an_update() -> None:
+    local = {**SGD, "batch": 1, "epochs": 4.0, "momentum": 0.0}
+    nodes = {"models": ["mlp:32"], "local": local, "policy": {"outputs_only": False}}
+    (victim,) = held(replay(FEDAVG, nodes=nodes), 1)
+    assert not victim.release.is_gradient
+    assert len(victim.release.schedule.rates) == 2  # 4 epochs of one image in batches of one, over 2 rounds
+    own = victim.release.of(victim.data.inputs, victim.data.targets)
+    for name, moved in own.items():
+        assert torch.allclose(moved, victim.release.target[name], atol=1e-5), name
+
+
+def test_a_head_gives_away_less_once_the_extractor_is_not_known() -> None:
+    wide = {"nodes": {"models": ["mlp:512"], "local": SGD, "policy": {"outputs_only": False}}}
+    again = replay(LG, split={"nodes": 2, "alpha": 5.0}, student={"model": "mlp:512"}, **wide)
+    first = inverted(again, ONE, seed=0).part
+    later = inverted(again, GradientInversion(victims=2, round=1, attacks=("idlg",)), seed=0).part
+    assert first["shared"] == later["shared"] == "the head"
+    assert "in the first round also the extractor" in first["known"]
+    assert "only the first weights" in later["known"]
+    assert first["attacks"][0]["psnr"]["mean"] > later["attacks"][0]["psnr"]["mean"] + 3
+
+
+def test_an_extractor_has_no_labels_to_read() -> None:
+    again = replay(PER)
+    (victim,) = held(again, 1)
+    assert victim.part == "extractor"
+    got = inverted(again, GradientInversion(victims=1, attacks=("idlg", "dlg")), seed=0)
+    assert [each["name"] for each in got.part["attacks"]] == ["dlg"]
+    assert [name for name, _ in got.skipped] == ["inversion: iDLG"]
+
+
+def test_adams_first_step_is_attacked_by_direction_alone() -> None:
+    again = replay(FEDAVG, **adam())
+    (victim,) = held(again, 1)
+    signs = torch.cat([value.flatten() for value in victim.release.target.values()])
+    assert torch.isclose(signs.abs(), torch.ones(()), atol=0.02).float().mean() > 0.5
+    for attack in ("dlg", "layers"):
+        with pytest.raises(ArgumentError, match="tells signs alone"):
+            attacked(victim, attack, Pixels(), 0)
+    assert attacked(victim, "inverting", Pixels(), 0).labels.tolist() == victim.data.targets.tolist()
+
+
+def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
+    side = replay(FEDKD, outputs_only=True, public={"name": "held-out"}).experiment().side
+    assert ONE.refusal(side) == "gradient inversion needs parameters, and none leave"
+    uploaded = {"name": "dense", "models": "uploaded"}
+    side = replay(uploaded).experiment().side
+    assert ONE.refusal(side) == (
+        "gradient inversion needs the weights that nodes began with, and none are sent"
+    )
+    assert ONE.refusal(replay(PER).experiment().side) is None
+    with pytest.raises(ArgumentError, match=r"inversion\.round is 2: allowed is 0 \.\. 1"):
+        inverted(replay(FEDAVG), GradientInversion(round=2), 0)
+    with pytest.raises(ArgumentError, match=r"inversion.victims is 300: allowed is at most \d+ of 1 images"):
+        inverted(replay(FEDAVG), GradientInversion(victims=300), 0)
+    for bad in ({"victims": 0}, {"images": 0}, {"round": -1}, {"attacks": ("guess",)}, {"attacks": ()}):
+        with pytest.raises(ArgumentError, match="inversion"):
+            GradientInversion(**bad)  # type: ignore[arg-type]
+
+
+def test_what_a_method_descends_beside_is_said_where_it_counts() -> None:
+    again = replay({"name": "fedmd-cg", "rounds": 2})
+    first, later = (
+        inverted(again, GradientInversion(victims=1, round=round, attacks=("idlg",)), 0).part["known"]
+        for round in (0, 1)
+    )
+    assert "also descend" not in first
+    assert "leaves out that nodes also descend distances from what the global generator gives" in later
+    plain = inverted(replay(LG), GradientInversion(victims=1, round=1, attacks=("idlg",)), 0)
+    assert "also descend" not in plain.part["known"]

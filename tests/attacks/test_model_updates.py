@@ -1,0 +1,135 @@
+"""What an adversary computes of a node's training is what the node's training does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedstill.attacks.model_updates import Observed, Part, Schedule, gradients, shared, trained
+from fedstill.core.compute import Compute
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError
+from fedstill.models import build
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import LocalConfig, Span
+from fedstill.tasks.classification import Classification
+
+SHAPE, CLASSES = (1, 8, 8), 4
+
+
+def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def examples(count: int) -> TensorData:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.rand(count, *SHAPE, generator=generator) * 2 - 1
+    return TensorData(inputs, torch.randint(CLASSES, (count,), generator=generator))
+
+
+def really_trained(
+    model: nn.Module, data: TensorData, local: LocalConfig
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """The node's own code: parameters after it, and which examples each step took."""
+    node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), AuditLog()), 3)
+    local_training.prepare([node], local)
+    local_training.train([node], Classification(CLASSES), local, Compute())
+    steps, total = local.steps(len(data)), len(data)
+    turns = range(steps * local.batch // total + 1)
+    passes = torch.cat([torch.randperm(total, generator=node.draw("pass", turn)) for turn in turns])
+    return parameters(node.model), list(passes[: steps * local.batch].split(local.batch))
+
+
+# --- the simulation against the training ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp:8", "lenet5", "resnet8:4"])  # the last with batch norm
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalConfig(epochs=1, batch=2, optimiser="sgd", lr=0.1, lr_end=0.02, momentum=0.0, smoothing=0.0),
+        LocalConfig(epochs=2, batch=2, optimiser="sgd", lr=0.1, lr_end=0.02, weight_decay=0.01),
+        LocalConfig(epochs=2, batch=2, lr=1e-2, weight_decay=0.01),
+        LocalConfig(epochs=3, batch=8, lr=1e-3),  # a batch is more than a pass
+    ],
+    ids=["sgd", "momentum", "adam", "large batch"],
+)
+def test_a_simulated_update_is_that_of_local_training(model: str, local: LocalConfig) -> None:
+    network, data = build(model, SHAPE, CLASSES, 0), examples(5)
+    after, order = really_trained(network, data, local)
+    before = parameters(network)
+    found = trained(network, before, data.inputs, data.targets, Schedule.of(local, 5), order)
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
+    moved = max(float((after[name] - before[name]).abs().max()) for name in after)
+    assert moved > 1e-3, "there was something to simulate"
+
+
+def test_a_model_with_batch_norm_is_left_alone() -> None:
+    network, data = build("resnet8:4", SHAPE, CLASSES, 0).eval(), examples(4)
+    state = copy.deepcopy(network.state_dict())
+    gradients(network, parameters(network), data.inputs, data.targets)
+    assert not network.training
+    assert all(torch.equal(state[name], value) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_the_slope_of_an_update_is_that_of_small_differences(optimiser: str) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)).double()
+    for parameter in network.parameters():
+        nn.init.uniform_(parameter, -1, 1, generator=torch.Generator().manual_seed(parameter.numel()))
+    schedule = Schedule((0.3, 0.2), 1, optimiser, momentum=0.5, smoothing=0.1)  # type: ignore[arg-type]
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.tensor([0, 1])
+    release = Observed(network, {"1.weight": torch.zeros(3, 4), "3.bias": torch.zeros(2)}, schedule)
+    assert torch.autograd.gradcheck(
+        lambda x: tuple(release.of(x, y).values()), x.requires_grad_(), eps=1e-6, atol=1e-5
+    )
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])  # which the first step does not feel
+def test_an_update_of_one_sgd_step_is_a_gradient(part: Part, momentum: float) -> None:
+    network, data = build("lenet5", SHAPE, CLASSES, 0), examples(2)
+    schedule = Schedule((0.1,), 2, momentum=momentum, weight_decay=0.5, smoothing=0.1)
+    own = parameters(network)
+    after = trained(network, own, data.inputs, data.targets, schedule)
+    moved = {name: own[name] - after[name] for name in shared(network, part)}
+    found = Observed(network, moved, schedule).as_gradient()
+    assert found.is_gradient
+    assert (found.model, found.schedule.smoothing) == (network, 0.1)
+    again = found.of(data.inputs, data.targets)
+    assert list(found.target) == list(again) == list(moved)
+    for name, true in again.items():
+        torch.testing.assert_close(found.target[name], true, rtol=0, atol=1e-5)
+
+
+def test_the_mean_gradient_counts_a_step_as_often_as_momentum_repeats_it() -> None:
+    # Two steps of gradient 1 at rates 0.5 and 0.25, momentum 0.5: 0.5 * 1, then 0.25 * 1.5.
+    release = Observed(nn.Linear(1, 1), {"w": torch.tensor(0.875)}, Schedule((0.5, 0.25), 1, momentum=0.5))
+    assert release.mean_gradient()["w"].item() == pytest.approx(1.0)
+
+
+# --- what is shared -------------------------------------------------------------------------------
+
+
+def test_a_span_has_the_rates_of_its_own_steps() -> None:
+    local = LocalConfig(epochs=2, batch=2, lr=1.0, lr_end=0.0)
+    whole = Schedule.of(local, 6).rates
+    assert len(whole) == 6
+    assert sum((Schedule.of(local, 6, Span(part, part + 1, 3)).rates for part in range(3)), ()) == whole
+
+
+def test_what_only_the_node_drew_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="only the node knows"):
+        Schedule.of(LocalConfig(augment="shift"), 4)

@@ -1,0 +1,208 @@
+"""A run that is done once more is the run, and of what left only that is kept which attacks use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedstill.attacks.transcript import Enough, Heard, HeardRelease, Overheard, hear, replay
+from fedstill.core import compute
+from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.federation.link_config import LinkConfig
+from fedstill.methods.fedavg import FedAvg
+from fedstill.methods.fediod import FedIOD
+from fedstill.models.module_utils import to_vector
+from fedstill.node.policy import PolicyConfig
+from tests import audited
+from tests.attacks.runs import FEDIOD, FEDKD, made
+from tests.audited import releases
+from tests.runs.test_simulation import setting
+
+PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
+
+
+def heard(folder: Path, most: int = 50) -> tuple[Overheard, Heard, str | None]:
+    return hear(folder, replay(folder), most)
+
+
+@pytest.fixture(scope="module")
+def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
+
+
+def test_it_is_the_run_with_the_student_of_the_run(fediod: Path) -> None:
+    experiment, _, wrong = heard(fediod)
+    assert wrong is None
+    state = load_file(str(fediod / "student.safetensors"))
+    assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
+
+
+def test_it_is_done_in_the_precision_of_the_run_whatever_this_machine_would_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute, "_gains", lambda shape, network: True)
+    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
+    folder = made(tmp_path / "run", {"name": "fedavg", "rounds": 2})
+    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: False)
+    again = replay(folder).experiment()
+    again.listen(lambda release: None)
+    state = load_file(str(folder / "student.safetensors"))
+    assert again.compute.precision == "bfloat16"
+    assert all(torch.equal(state[name], value) for name, value in again.student.state_dict().items())
+
+
+def test_an_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
+    for name in ("config.toml", "result.json", "student.safetensors"):
+        (tmp_path / name).write_bytes((fediod / name).read_bytes())
+    audited.write(tmp_path, releases(fediod)[:-1])
+    wrong = heard(tmp_path)[2]
+    assert wrong is not None
+    assert "by the audit log" in wrong
+
+
+def test_the_last_questions_and_answers_are_kept(fediod: Path) -> None:
+    releases: list[HeardRelease] = []
+    replay(fediod).experiment().listen(releases.append)
+    experiment, seen, _ = heard(fediod, most=40)
+    asked = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
+    answers = seen.answers("node-1")
+    assert seen.made
+    assert answers is not None
+    assert torch.equal(answers[0], torch.cat([one.sent["x"] for one in asked])[-40:])
+    assert torch.equal(answers[1], torch.cat([one.tensors["logits"] for one in asked])[-40:])
+    assert seen.inputs is not None
+    assert torch.equal(seen.inputs, answers[0])
+    assert {name: told.tolist() for name, told in seen.counts.items()} == {
+        node.name: torch.bincount(node.data.targets, minlength=10).tolist() for node in experiment.nodes
+    }
+
+
+def test_answers_about_public_inputs_come_with_them(tmp_path: Path) -> None:
+    experiment, seen, _ = heard(made(tmp_path / "run", FEDKD, outputs_only=True, **PUBLIC), most=10_000)
+    answers = seen.answers("node-0")
+    assert not seen.made
+    assert experiment.public is not None
+    assert answers is not None
+    assert len(answers[0]) == len(answers[1]) == len(experiment.public)
+    assert torch.equal(answers[0], experiment.public.inputs)
+    told = experiment.nodes[0].model(experiment.public.inputs)
+    assert torch.corrcoef(torch.stack([told.flatten(), answers[1].flatten()]))[0, 1] > 0.9  # but for a grid
+
+
+def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"holds no finished run: there is no result\.json"):
+        replay(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    text = (fediod / "config.toml").read_text()
+    for old, new in (('name = "one-by-one"', 'name = "flare"'), ('startup_kit = ""', 'startup_kit = "kit"')):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ArgumentError, match="nodes' data are on this machine"):
+        replay(tmp_path)
+
+
+def test_another_run_with_the_same_bytes_is_told_of(fediod: Path, tmp_path: Path) -> None:
+    for file in fediod.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    text = (tmp_path / "config.toml").read_text()
+    assert "seed = 0" in text
+    (tmp_path / "config.toml").write_text(text.replace("seed = 0", "seed = 1", 1))
+    wrong = heard(tmp_path)[2]
+    assert wrong is not None
+    assert "another student" in wrong
+
+
+FEDAVG = FedAvg(rounds=2)
+THREE_STEPS = FedIOD(
+    steps=3, batch=4, generator_width=2, critic_width=2, student_steps=1, student_batch=4, memory=8
+)
+OUTPUTS = {"policies": [PolicyConfig()] * 3}
+
+
+def listened(method: Any, **changes: Any) -> tuple[Overheard, list[HeardRelease]]:
+    releases: list[HeardRelease] = []
+    experiment = Overheard(setting(method, **changes))
+    assert experiment.listen(releases.append)
+    return experiment, releases
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        (FEDAVG, {}),
+        (THREE_STEPS, OUTPUTS),
+        (THREE_STEPS, {**OUTPUTS, "link": LinkConfig(inputs="int8", gradients="float16")}),
+    ],
+)
+def test_what_is_heard_is_what_the_audit_log_counts(method: Any, changes: dict[str, Any]) -> None:
+    experiment, releases = listened(method, **changes)
+    heard_: Counter[tuple[str, str]] = Counter()
+    for release in releases:
+        for name, tensor in release.tensors.items():
+            heard_[release.node, release.kinds[name]] += tensor.nbytes
+    counted = experiment.audit.sums.bytes.items()
+    left = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
+    assert heard_.keys() == left.keys()
+    if "link" not in changes:  # else in fewer bytes than they are heard in
+        assert heard_ == left
+
+
+def test_the_last_parameters_heard_are_the_nodes_own() -> None:
+    experiment, releases = listened(FEDAVG)
+    rounds = [release for release in releases if release.question == "train"]
+    assert [(release.node, int(release.sent["round"])) for release in rounds] == [
+        (node.name, t) for t in range(2) for node in experiment.nodes
+    ]
+    assert {kind for release in rounds for kind in release.kinds.values()} == {"parameters"}
+    for release, node in zip(rounds[3:], experiment.nodes, strict=True):
+        assert torch.equal(release.tensors["parameters"], to_vector(node.model))
+    # What the server sends in a round is the average that it made of the round before.
+    n = torch.tensor([float(len(node.data)) for node in experiment.nodes])
+    told = torch.stack([release.tensors["parameters"] for release in rounds[:3]])
+    torch.testing.assert_close(rounds[3].sent["parameters"], (n / n.sum()) @ told)
+
+
+def test_gradients_are_heard_with_what_was_pulled_back() -> None:
+    _, releases = listened(THREE_STEPS, **OUTPUTS)
+    gradients = [release for release in releases if release.part == "gradient"]
+    assert len(gradients) == THREE_STEPS.steps * 3
+    for release in gradients:
+        assert release.tensors["d/dx"].shape == (4, 1, 8, 8)
+        assert release.sent["logits"].shape == (4, 3)
+        assert release.kinds == {"d/dx": "gradients"}
+
+
+def test_what_is_heard_does_not_change_later() -> None:
+    """A copy: a server that goes on changes its tensors in place."""
+    _, releases = listened(FEDAVG)
+    first = next(release for release in releases if release.question == "train")
+    other, again = listened(FEDAVG)
+    assert torch.equal(first.tensors["parameters"], again[releases.index(first)].tensors["parameters"])
+    assert not torch.equal(first.tensors["parameters"], to_vector(other.nodes[0].model))
+
+
+def test_a_listener_ends_the_run_when_it_has_heard_enough() -> None:
+    releases: list[HeardRelease] = []
+    experiment = Overheard(setting(FEDAVG))
+
+    def hear(release: HeardRelease) -> None:
+        releases.append(release)
+        if release.question == "train":
+            raise Enough
+
+    assert not experiment.listen(hear)
+    assert [release.question for release in releases] == ["tell_size"] * 3 + ["train"]
+
+
+def test_what_is_asked_after_the_end_is_not_heard() -> None:
+    experiment, releases = listened(THREE_STEPS, **OUTPUTS)
+    before = len(releases)
+    x = experiment.nodes[0].data.inputs[:2]
+    experiment.server.federation.ask("examine", x=x)
+    assert len(releases) == before

@@ -1,0 +1,97 @@
+"""The short forms of a comparison's file: what they are written out to, and what says nothing is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedstill.compare.comparison_file import at_scale, written_out
+from fedstill.core.errors import FedstillError
+from fedstill.core.toml import parse
+
+FILE = """
+seeds = 1
+[reproduces]
+paper = "FedKD"
+what = "Table 2"
+[base]
+data = { name = "digits", train_limit = 100 }
+[method]
+name = "fedkd"
+gamma = 1.0
+[options]
+plain = {}
+other = { name = "fedavg" }
+[vary]
+tau = [3.0, inf]
+[[settings]]
+name = "even"
+[published]
+figures = ["accuracy", "local accuracy"]
+[published.even]
+plain = [80.0, ""]
+tau-3 = [[81.0, 0.5], 70]
+[scale.paper]
+seeds = 3
+methods = ["plain", "tau-inf"]
+[scale.paper.base]
+data = { train_limit = 0 }
+[scale.paper.method]
+gamma = 0.5
+"""
+
+
+def test_what_methods_share_and_what_varies_are_written_out() -> None:
+    table = written_out(parse(FILE))
+    assert table["methods"] == ["plain", "other", "tau-3", "tau-inf"]
+    assert table["options"]["plain"] == {"name": "fedkd", "gamma": 1.0}
+    assert table["options"]["other"] == {"name": "fedavg"}  # another method shares nothing
+    assert table["options"]["tau-3"] == {"name": "fedkd", "gamma": 1.0, "tau": 3.0}
+    assert {"method", "vary", "published", "reproduces", "scale"}.isdisjoint(table)
+
+
+def test_a_papers_table_names_its_source_and_leaves_empty_cells_out() -> None:
+    about = {"source": "FedKD, Table 2", "setting": "even"}
+    assert written_out(parse(FILE))["paper"] == [
+        {"method": "plain", "figure": "accuracy", "value": 80.0, **about},
+        {"method": "tau-3", "figure": "accuracy", "value": 81.0, "std": 0.5, **about},
+        {"method": "tau-3", "figure": "local accuracy", "value": 70.0, **about},
+    ]
+
+
+def test_a_scale_stands_above_the_file() -> None:
+    paper = at_scale(parse(FILE), "paper")
+    assert (paper["seeds"], paper["method"]) == (3, {"name": "fedkd", "gamma": 0.5})
+    assert paper["base"] == {"data": {"name": "digits", "train_limit": 0}}
+    assert list(paper["options"]) == ["plain"]  # the scale leaves the other method out
+    assert at_scale({"base": {"seed": 1}, "scale": {"paper": {"base": {"extends": "paper"}}}}, "paper") == {
+        "base": {"extends": "paper"}  # another preset begins anew
+    }
+
+
+def test_a_scale_that_leaves_methods_out_leaves_out_what_settings_say_of_them() -> None:
+    setting = {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}, "b": {"tau": 2.0}}}
+    table = {"methods": ["a", "b"], "settings": [setting], "scale": {"paper": {"methods": ["a"]}}}
+    (kept,) = at_scale(table, "paper")["settings"]
+    assert kept == {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}}}
+    assert list(setting["options"]) == ["a", "b"]  # the file's own stays for its other scales
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"vary": {"tau": []}}, "vary.tau is .*a list of values"),
+        ({"published": {"figures": ["a", "b"], "x": [1.0]}}, "published.x is .*2 cells"),
+        ({"published": {"x": "much"}}, "published.x is 'much'"),
+        ({"method": 3}, "method is 3: allowed is a table"),
+    ],
+)
+def test_what_says_nothing_is_refused(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedstillError, match=message):
+        written_out(table)
+
+
+def test_a_scale_that_is_not_there_is_refused() -> None:
+    with pytest.raises(FedstillError, match="unknown scale 'papers': did you mean 'paper'"):
+        written_out(parse(FILE), "papers")

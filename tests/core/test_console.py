@@ -1,0 +1,65 @@
+"""What others sent moves no cursor, whatever prints it; and our own colours and bars are left."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedstill.cli import main as cli
+from fedstill.core.console import SafeConsole, safe_output, shown
+from fedstill.core.errors import FedstillError
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A let out\r\u202e"
+
+
+def test_what_a_command_prints_and_fails_with_is_shown_safely(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def do(words: list[str]) -> None:
+        print(f"first{EVIL}\n\tsecond")
+        raise FedstillError(f"a file of {EVIL}")
+
+    monkeypatch.setattr(cli, "_do", do)
+    with pytest.raises(SystemExit):
+        cli.main(["run"])
+    out, err = capsys.readouterr()
+    assert out == "first ]0;owned  [2J 1A let out  \n\tsecond\n"
+    assert err.startswith("fedstill: a file of  ]0;owned  [2J 1A let out")
+    assert shown(err) == err
+
+
+def test_rich_keeps_its_colours_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("head")
+    table.add_row(EVIL)
+    with safe_output():
+        console = SafeConsole(force_terminal=True, color_system="standard")
+        console.print(Text(f"red{EVIL}", style="red"), table)
+        console.print(f"plain{EVIL}", markup=False)
+    told = capsys.readouterr().out
+    assert "\x1b[31mred" in told
+    assert "\x1b]" not in told
+    assert "\x1b[2J" not in told
+    for sign in "\x07\x9b\r\u202e":
+        assert sign not in told
+
+
+def test_rich_itself_would_let_them_through() -> None:
+    """Else none of this would be needed."""
+    console = Console(file=io.StringIO())
+    console.print(Text(EVIL))
+    assert isinstance(console.file, io.StringIO)
+    assert "\x1b]0;" in console.file.getvalue()
+
+
+def test_streams_are_as_before_afterwards() -> None:
+    before = sys.stdout, sys.stderr
+    with pytest.raises(ZeroDivisionError), safe_output():
+        sys.stdout.write(str(1 // (1 - sys.stdout.write("\x1b"))))
+    assert (sys.stdout, sys.stderr) == before
+    with safe_output():
+        assert sys.stdout.isatty() == before[0].isatty()

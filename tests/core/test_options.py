@@ -1,0 +1,138 @@
+"""What a field may hold is said by its type, and everything else is refused in one line.
+
+``help()`` of a configuration tells what each option means, from the one place where that is written.
+"""
+
+from __future__ import annotations
+
+import math
+import pydoc
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+from annotated_types import Ge, Gt, Interval, Len, MultipleOf, Timezone
+
+import fedstill
+from fedstill.core.errors import ArgumentError
+from fedstill.core.options import Checked, NonNegativeFloat, PositiveInt, Share
+
+
+@dataclass(frozen=True)
+class Part(Checked):
+    """Every form of a constraint."""
+
+    under: ClassVar[str] = "part"
+
+    rounds: PositiveInt = 1
+    rate: NonNegativeFloat = 0.0
+    share: Share = 1.0
+    budget: Annotated[float, Gt(0)] = math.inf
+    smoothing: Annotated[float, Interval(ge=0, lt=1)] | None = None
+    side: Annotated[int, Ge(0), MultipleOf(4), "0, or a multiple of 4"] = 0
+    weights: tuple[Annotated[float, Gt(0)], ...] = ()
+    names: Annotated[tuple[str, ...], Len(1, 2)] = ("a",)
+    how: Literal["mean", "sum"] = "mean"
+    free: int = -1
+
+
+GOOD: list[dict[str, Any]] = [
+    {},
+    {"rounds": 3, "rate": 1e300, "share": 1, "budget": 0.1, "smoothing": 0.0},
+    {"smoothing": None, "side": 8, "weights": (1.0, 2), "names": ("a", "b"), "how": "sum", "free": -3},
+]
+BAD: list[tuple[str, Any, str]] = [
+    ("rounds", 0, "1 or more"),
+    ("rounds", 1.5, "1 or more"),
+    ("rounds", True, "1 or more"),
+    ("rate", math.inf, "0 or more and finite"),
+    ("rate", math.nan, "0 or more and finite"),
+    ("share", 0.0, "above 0 and up to 1"),
+    ("share", 1.1, "above 0 and up to 1"),
+    ("budget", 0, "above 0"),
+    ("smoothing", 1.0, "0 or more and below 1, or none"),
+    ("side", 6, "0, or a multiple of 4"),
+    ("side", -4, "0, or a multiple of 4"),
+    ("weights", (1.0, 0.0), "each above 0"),
+    ("weights", None, "each above 0"),
+    ("names", (), "1 or more of them and 2 of them at most"),
+    ("names", ("a", "b", "c"), "1 or more of them and 2 of them at most"),
+    ("how", "median", "one of mean, sum"),
+]
+
+
+@pytest.mark.parametrize("values", GOOD)
+def test_what_types_allow_is_taken(values: dict[str, Any]) -> None:
+    assert {name: getattr(Part(**values), name) for name in values} == values
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), BAD)
+def test_what_they_do_not_is_one_line(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        Part(**{name: value})
+    shown = list(value) if isinstance(value, tuple) else value
+    assert str(refused.value) == f"part.{name} is {shown!r}: allowed is {allowed}"
+
+
+@dataclass(frozen=True)
+class Narrower(Part):
+    rounds: Annotated[int, Ge(2)] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds > 2 and self.how == "sum":
+            raise ArgumentError("part.rounds", self.rounds, "2 with sum")
+
+
+def test_a_class_below_may_say_more() -> None:
+    assert Narrower(rounds=3).share == 1.0
+    for values in ({"rounds": 1}, {"rate": -1.0}, {"rounds": 3, "how": "sum"}):
+        with pytest.raises(ArgumentError):
+            Narrower(**values)
+
+
+@dataclass(frozen=True)
+class Odd(Checked):
+    when: Annotated[str, Timezone(None)] = ""
+
+
+def test_a_constraint_that_says_nothing_here_is_a_mistake() -> None:
+    with pytest.raises(TypeError, match=r"Timezone.* says nothing of an option: allowed are Gt, Ge"):
+        Odd()
+
+
+@dataclass(frozen=True)
+class Training(Checked):
+    """How a node trains."""
+
+    epochs: int = 3
+    """Passes over
+    its data."""
+    secret: int = 0
+    lr: float = 0.1
+    """Of the optimiser: any."""
+
+
+@dataclass(frozen=True)
+class Longer(Training):
+    """The same, for longer.
+
+    A second paragraph.
+    """
+
+    lr: float = 0.01
+    """Smaller."""
+
+
+def test_a_docstring_ends_in_the_options_with_their_meanings() -> None:
+    assert Training.__doc__ == (
+        "How a node trains.\n\nArgs:\n    epochs: Passes over its data.\n    lr: Of the optimiser: any."
+    )
+    told = "A second paragraph.\n\nArgs:\n    epochs: Passes over its data.\n    lr: Smaller."
+    assert Longer.__doc__ == Longer().__doc__ == f"The same, for longer.\n\n{told}"
+
+
+def test_help_of_a_method_tells_its_options_and_those_of_its_bases() -> None:
+    text = " ".join(pydoc.plain(pydoc.render_doc(fedstill.FedKD)).replace(" | ", " ").split())
+    assert "levels: S, the quantiser's levels (Eq. 4)" in text
+    assert "batch: Public examples a step of the student." in text

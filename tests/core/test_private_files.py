@@ -1,0 +1,57 @@
+"""Files that are written in one move: what the disk has when they are there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.core import private_files
+from fedstill.core.checkpoint import save_state
+
+
+@pytest.mark.parametrize("how", ["replace", "save_state"])
+def test_the_disk_has_a_files_content_and_then_its_name(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure a file whose folder was not synced may have its old name, or none."""
+    done: list[str] = []
+    sync, move = os.fsync, os.replace
+
+    def synced(opened: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(opened).st_mode) else "file")
+        sync(opened)
+
+    def moved(part: Path, path: Path) -> None:
+        done.append("move")
+        move(part, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", moved)
+    if how == "replace":
+        private_files.replace(tmp_path / "file", b"content", sync=True)
+    else:
+        save_state(tmp_path / "file", {"x": torch.ones(2)})
+    assert done == ["file", "move", "folder"]
+
+
+@pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_folder_that_cannot_be_synced_is_no_failure_and_a_broken_disk_is(
+    number: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def refused(opened: int) -> None:
+        if stat.S_ISDIR(os.fstat(opened).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(opened)
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) if fails else nullcontext():
+        private_files.replace(tmp_path / "file", b"content", sync=True)
+    assert (tmp_path / "file").read_bytes() == b"content"

@@ -1,0 +1,376 @@
+"""A model that is there already: its file or address, what it takes, its classes, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from torch import nn
+
+from fedstill import models
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError, PredictorError
+from fedstill.core.table_schema import NO_SCHEMA, Schema, SchemaColumn
+from fedstill.models import custom_model, predictors
+from fedstill.models.class_map import ClassMap
+from fedstill.models.interface import Interface
+from fedstill.models.model_config import ModelConfig, OwnModel, read
+from fedstill.models.predictors import Endpoint
+from fedstill.node.refusal_text import telling
+from fedstill.tasks import TASKS
+from tests.predictors import serving, write_onnx
+
+AGE = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
+WARD = SchemaColumn(name="ward", type="category", categories=("a", "b", "c"))
+ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
+DAYS = SchemaColumn(name="days", range=(10.0, 30.0))
+# age 75, ward b; age missing, ward c
+ROWS = torch.tensor([[0.5, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]])
+DRAW = np.random.default_rng(0)
+X, Y = DRAW.normal(size=(60, 5)).astype(np.float32), DRAW.integers(0, 2, 60)
+
+
+def table(target: SchemaColumn = ILL, schema: bool = True) -> Interface:
+    task = TASKS["tabular" if target.categories else "regression"]()
+    columns = Schema(target.name, (AGE, WARD, target))
+    classes = columns.classes
+    return Interface(task.make(classes), classes, (5,), schema=columns if schema else NO_SCHEMA)
+
+
+def make(source: Any, to: Interface, **how: Any) -> nn.Module:
+    return custom_model.make(OwnModel(source=source, **how), to, Path(), 0)
+
+
+def named(name: str, folder: Path, to: Interface | None = None, **how: Any) -> nn.Module:
+    return custom_model.make(ModelConfig(name=name, **how), to or table(), folder, 0, whose="model.name")
+
+
+# --- what it takes ----------------------------------------------------------------------------------------
+
+
+class Frame(dict[str, Any]):
+    """What pandas makes of columns, as far as it is needed here."""
+
+    def __len__(self) -> int:
+        return len(self["age"])
+
+
+def seen(to: Interface, takes: str) -> Any:
+    asked: list[Any] = []
+
+    def model(x: Any) -> Any:
+        asked.append(x)
+        return np.zeros((len(x), len(to.classes)))
+
+    make(model, to, takes=takes)(ROWS)
+    return asked[-1]
+
+
+def test_raw_rows_are_a_tables_columns_in_their_own_units() -> None:
+    np.testing.assert_allclose(seen(table(), "raw"), [[75.0, 1.0], [math.nan, 2.0]])
+    assert seen(table(), "inputs").tolist() == ROWS.tolist()
+    with pytest.raises(ModelError, match="they are a table without a schema"):
+        seen(table(schema=False), "raw")
+
+
+def test_a_frame_has_the_columns_by_name_and_categories_as_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame))
+    frame = seen(table(), "frame")
+    assert list(frame) == ["age", "ward"]
+    assert frame["ward"] == ["b", "c"]
+    np.testing.assert_allclose(frame["age"], [75.0, math.nan])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModelError, match="pandas is not installed"):
+        seen(table(), "frame")
+
+
+def test_raw_images_are_pixels_from_0_to_1() -> None:
+    to = Interface(TASKS["classification"]().make(2), ("a", "b"), (2, 1, 1), mean=(0.5, 0.2), std=(0.5, 0.1))
+    raw = to.raw(np.array([[[[1.0]], [[3.0]]]], dtype=np.float32))
+    np.testing.assert_allclose(raw.ravel(), [1.0, 0.5], rtol=1e-6)
+
+
+def test_numbers_of_a_raw_model_are_in_the_targets_unit() -> None:
+    class Days:
+        def predict(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            return np.where(np.isnan(x[:, 0]), 10.0, x[:, 0] / 3)  # 25 days at 75
+
+    assert make(Days(), table(DAYS), takes="raw")(ROWS).tolist() == [[0.5], [-1.0]]
+    scaled = make(lambda x: x[:, :1], table(DAYS))(ROWS)  # of inputs as they are, numbers are, too
+    assert scaled.tolist() == [[0.5], [0.0]]
+
+
+# --- classes ----------------------------------------------------------------------------------------------
+
+
+def test_classes_of_another_order_more_or_fewer_are_found_and_added_up() -> None:
+    z = torch.tensor([[1.0, 2.0, 3.0]])
+    order = ClassMap(("c", "a", "b"), ("a", "b", "c"))
+    assert order(z).tolist() == [[2.0, 3.0, 1.0]]
+    more = ClassMap(("a", "", "b"), ("a", "b"))
+    assert more(z).tolist() == [[1.0, 3.0]]
+    assert not ClassMap(("a", "b", "c"), ("a", "b", "c")).changes
+    merged = ClassMap(("ill", "ill", "well"), ("well", "ill"))
+    shares = torch.tensor([1.0, 2.0, 3.0]).softmax(0)
+    torch.testing.assert_close(merged(z).softmax(1)[0], torch.stack([shares[2], shares[0] + shares[1]]))
+
+
+def test_names_that_are_numbers_are_names_first() -> None:
+    z = torch.tensor([[1.0, 2.0]])
+    assert ClassMap((2, 1), ("1", "2"))(z).tolist() == [[2.0, 1.0]]
+    assert ClassMap((1, 0), ("x", "y"))(z).tolist() == [[2.0, 1.0]]
+    with pytest.raises(ModelError, match="a class 'w': allowed are x, y, or their numbers from 0"):
+        ClassMap(("x", "w"), ("x", "y"))
+    with pytest.raises(ModelError, match="knows none of the classes x, y"):
+        ClassMap(("", ""), ("x", "y"))
+
+
+def test_a_network_learns_through_the_map_of_its_classes() -> None:
+    net = nn.Linear(5, 3)
+    model = make(net, table(), classes=("yes", "", "no"))
+    assert torch.equal(model(ROWS), net(ROWS)[:, [2, 0]])
+    assert models.carries_gradient(model, (5,))
+    assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
+    named_net = named("mlp:4", Path(), classes=("yes", "", "no"))
+    assert named_net(ROWS).shape == (2, 2)
+
+
+def test_one_score_for_two_classes_is_of_the_second() -> None:
+    share = make(lambda x: x[:, 3], table(), gives="probabilities")(ROWS)  # 1, 0
+    assert share.argmax(1).tolist() == [1, 0]
+    score = make(lambda x: x[:, 3:4] * 4, table())(ROWS)
+    assert score.tolist() == [[0.0, 4.0], [0.0, 0.0]]
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [RandomForestClassifier, HistGradientBoostingClassifier])
+def test_a_skops_file_predicts_what_the_estimator_does(tmp_path: Path, kind: Callable[..., Any]) -> None:
+    skops = pytest.importorskip("skops.io")
+    estimator = kind(random_state=0).fit(X, np.array(["yes", "no"])[Y])  # in another order than the table's
+    skops.dump(estimator, tmp_path / "model.skops")
+    model = named("model.skops", tmp_path)
+    expected = torch.from_numpy(estimator.predict_proba(X)).float()  # sorted: no, yes
+    torch.testing.assert_close(model(torch.from_numpy(X)).softmax(1), expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["xgboost.XGBClassifier", "lightgbm.LGBMClassifier"])
+def test_boosted_trees_of_other_libraries_predict_what_they_do_there(tmp_path: Path, kind: str) -> None:
+    """Tried with XGBoost 3.2.0 and LightGBM 4.7.0."""
+    skops = pytest.importorskip("skops.io")
+    package, _, name = kind.partition(".")
+    estimator = getattr(pytest.importorskip(package), name)(n_estimators=5, n_jobs=1).fit(X, Y)
+    skops.dump(estimator, tmp_path / "model.skops")
+    model = named("model.skops", tmp_path, classes=("no", "yes"))
+    expected = torch.from_numpy(estimator.predict_proba(X)).float()
+    torch.testing.assert_close(model(torch.from_numpy(X)).softmax(1), expected, atol=1e-4, rtol=1e-3)
+
+
+class Stranger:
+    """What a file of somebody's might make, were it a pickle."""
+
+
+def test_a_skops_file_makes_nothing_of_a_type_that_is_not_trusted(tmp_path: Path) -> None:
+    skops = pytest.importorskip("skops.io")
+    skops.dump(Stranger(), tmp_path / "model.skops")
+    with pytest.raises(ModelError, match=r"model.skops holds types .*Stranger: allowed are those of scikit-"):
+        named("model.skops", tmp_path)
+    (tmp_path / "model.skops").write_bytes(b"no zip")
+    with pytest.raises(ModelError, match=r"model.skops is no skops file that can be read"):
+        named("model.skops", tmp_path)
+
+
+def test_an_onnx_file_gives_probabilities_where_it_calls_them_so(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    weights = DRAW.normal(size=(5, 2))
+    scores = torch.from_numpy(ROWS.numpy() @ weights).float()
+    write_onnx(tmp_path / "shares.onnx", weights)
+    shares = named("shares.onnx", tmp_path, classes=("yes", "no"))(ROWS)
+    torch.testing.assert_close(shares, scores.log_softmax(1)[:, [1, 0]])
+    write_onnx(tmp_path / "scores.onnx", weights, "scores")
+    torch.testing.assert_close(named("scores.onnx", tmp_path)(ROWS), scores)
+    (tmp_path / "bad.onnx").write_bytes(b"no graph")
+    with pytest.raises(ModelError, match=r"bad\.onnx is no ONNX graph"):
+        named("bad.onnx", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("library", "load", "extra"),
+    [("skops.io", predictors.load_skops, "skops"), ("onnxruntime", predictors.load_onnx, "onnx")],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, library: str, load: Callable[[Path], Any], extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(
+        ArgumentError, match=rf"not installed'?: allowed is pip install 'fedstill\[{extra}\]'"
+    ):
+        load(Path("model.file"))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("forest.pkl", "model.name is 'forest.pkl': allowed is a .skops or .onnx file, .* no pickle is read"),
+        ("forest.skops", "model.name 'forest.skops': there is no file"),
+        ("~nosuchuser/f.onnx", "allowed is a path without zero characters, after ~ a user of this machine"),
+        ("http://user:word@127.0.0.1/", "allowed is http://host:port/path, without name and password"),
+        ("http://127.0.0.1:99999/", "allowed is http://host:port/path"),
+    ],
+)
+def test_what_is_no_model_is_one_line_before_and_as_it_is_made(tmp_path: Path, name: str, line: str) -> None:
+    with pytest.raises(FedstillError, match=line):
+        custom_model.check_name(name, tmp_path, "model.name")
+    with pytest.raises(FedstillError, match=line):
+        named(name, tmp_path)
+
+
+def test_what_goes_with_networks_alone_is_refused_of_others_and_the_other_way_round(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"takes is 'raw': allowed is inputs, for a torch.nn.Module"):
+        named("mlp:4", tmp_path, takes="raw")
+    with pytest.raises(ArgumentError, match=r"model.weights is 'w.safetensors': allowed is none"):
+        make(lambda x: x[:, :2], table(), weights="w.safetensors")
+    labels = Interface(TASKS["multi-label"]().make(("no", "yes")), ("no", "yes"), (1, 8, 8))
+    with pytest.raises(ModelError, match="gives a class or a number for each input: allowed for multi-label"):
+        make(lambda x: x, labels)
+
+
+def test_a_file_says_of_a_model_what_a_node_file_says(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "model.toml").write_text('name = "f.onnx"\nclasses = ["yes", "no"]', encoding="utf-8")
+    said = read("own/model.toml", tmp_path, "nodes.models")
+    assert said == ModelConfig(name=str(tmp_path.resolve() / "own" / "f.onnx"), classes=("yes", "no"))
+    (tmp_path / "own" / "model.toml").write_text('clases = ["yes"]', encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"unknown key 'model.toml: clases'"):
+        read("own/model.toml", tmp_path, "nodes.models")
+    with pytest.raises(ArgumentError, match=r"nodes.models is 'none.toml': allowed is a file that says"):
+        read("none.toml", tmp_path, "nodes.models")
+
+
+# --- an endpoint ------------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_is_asked_in_parts_and_names_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def answer(question: Any) -> Any:
+        asked.append(question["inputs"])
+        return {"probabilities": [[0.25, 0.75]] * len(question["inputs"]), "classes": ["yes", "no"]}
+
+    monkeypatch.setattr(predictors, "MOST_VALUES", 3 * 2)
+    with serving(answer) as url:
+        model = named(url, Path(), takes="raw")
+        asked.clear()
+        logits = model(ROWS.repeat(2, 1))
+    assert asked == [[[75.0, 1.0], [None, 2.0], [75.0, 1.0]], [[None, 2.0]]]
+    torch.testing.assert_close(logits.exp(), torch.tensor([[0.75, 0.25]]).expand(4, 2))
+
+
+def test_an_endpoint_may_give_logits_or_numbers() -> None:
+    with serving(lambda question: {"logits": [row[:2] for row in question["inputs"]]}) as url:
+        assert torch.equal(named(url, Path())(ROWS), ROWS[:, :2])
+    with serving(lambda question: {"numbers": [20.0] * len(question["inputs"])}) as url:
+        assert named(url, Path(), table(DAYS), takes="raw")(ROWS).tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        (b"<html>", "answers what is no JSON"),
+        (b"[" * 100_000, "answers what is no JSON"),
+        ([1, 2], "answers none, or more than one, of probabilities, logits, numbers"),
+        ({"logits": [[1, 2]] * 3}, "answers logits that are no 2 rows of numbers"),
+        ({"logits": [[1, 2], [1]]}, "answers logits that are no rows of numbers"),
+        ({"logits": [[None, 2], [1, 2]]}, "answers logits that are no 2 rows of numbers"),
+        ({"logits": [["1", "2"], ["3", "4"]]}, "answers logits that are no 2 rows of numbers"),
+        ({"logits": [[1, math.inf]] * 2}, "gives outputs that are not finite"),
+        ({"logits": [[1, 2, 3]] * 2}, r"gives \(2, 3\) for 2 inputs: allowed is \(2, 2\)"),
+        ({"probabilities": [[3, -2]] * 2}, "gives from -2 to 3: allowed are probabilities"),
+        ({"logits": [[1, 2]] * 2, "classes": "ab"}, "answers classes that are no list of names"),
+        ({"logits": [[1, 2]] * 2, "classes": ["yes", "perhaps"]}, "has learned a class 'perhaps'"),
+    ],
+)
+def test_what_is_no_answer_is_one_line(told: Any, line: str) -> None:
+    with serving(lambda _: told) as url, pytest.raises(ModelError, match=line) as refused:
+        named(url, Path())(ROWS)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_endpoint_that_redirects_is_away_or_says_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.zeros((2, 5))
+    with serving(lambda _: {}, status=302) as url, pytest.raises(PredictorError, match="with status 302"):
+        Endpoint(url)(rows)
+    with pytest.raises(PredictorError, match="cannot be asked"):  # it is gone
+        Endpoint(url)(rows)
+    monkeypatch.setattr(predictors, "MOST_BYTES", 10)
+    told = {"logits": [[1, 2]] * 2}
+    with serving(lambda _: told) as url, pytest.raises(PredictorError, match="more than 10 bytes") as refused:
+        Endpoint(url)(rows)
+    assert telling(refused.value) == "its data or model fail here: its own log says more"
+
+
+def test_an_endpoint_whose_head_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its lines comes in time, and there is always one more.
+
+    The thread that ends the link may still be at it when the reader has found its end.
+    """
+    shut = socket.socket.shutdown
+    monkeypatch.setattr(socket.socket, "shutdown", lambda link, how: (shut(link, how), time.sleep(0.2)))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                link, _ = listening.accept()
+                with link:
+                    for _ in range(200):
+                        link.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                        time.sleep(0.02)
+
+        threading.Thread(target=drip, daemon=True).start()
+        since = time.monotonic()
+        with pytest.raises(PredictorError, match=r"no whole answer after 0\.2 seconds"):
+            Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/", seconds=0.2)(np.zeros((2, 5)))
+    assert time.monotonic() - since < 2
+
+
+def test_an_endpoint_that_takes_too_long_is_not_waited_for() -> None:
+    with (
+        serving(lambda _: time.sleep(0.5)) as url,
+        pytest.raises(PredictorError, match=r"timed out|no whole answer"),
+    ):
+        Endpoint(url, seconds=0.05)(np.zeros((2, 5)))
+
+
+# --- gradients --------------------------------------------------------------------------------------------
+
+
+class Wrapped(nn.Module):
+    """A forest in a module, as one would write it."""
+
+    def __init__(self, forest: Any) -> None:
+        super().__init__()
+        self.forest, self.scale = forest, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * torch.from_numpy(self.forest.predict_proba(x.detach().numpy())).float()
+
+
+def test_a_module_through_which_no_gradient_goes_is_found_out() -> None:
+    forest = RandomForestClassifier(5, random_state=0).fit(X, Y)
+    assert not models.carries_gradient(Wrapped(forest), (5,))
+    assert not models.carries_gradient(make(forest, table()), (5,))
+    silent = nn.Linear(5, 2).requires_grad_(False)
+    nn.init.zeros_(silent.weight)  # it has a gradient, which is zero: networks may begin so
+    assert models.carries_gradient(silent, (5,))

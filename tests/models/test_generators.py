@@ -1,0 +1,156 @@
+"""The generator from label maps.
+
+Networks in the space of features.
+
+The generator of rows and the critic of rows.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.data.tables import check_rows
+from fedstill.models import build
+from fedstill.models.extractor_head import features, split
+from fedstill.models.generators import (
+    ConditionalGenerator,
+    FeatureCritic,
+    FeatureGenerator,
+    ResidualBlock,
+    TableCritic,
+    TableGenerator,
+    chosen,
+    condition,
+    hidden_widths,
+)
+
+
+def generator() -> ConditionalGenerator:
+    torch.manual_seed(0)
+    return ConditionalGenerator(2, 3, 4, (0.5,) * 3, (0.25,) * 3, blocks=1)
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (64, 64), (12, 32)])
+def test_images_have_the_maps_size_and_the_datas_scale(sides: tuple[int, int]) -> None:
+    x = generator()(torch.randn(2, 2, *sides))
+    assert x.shape == (2, 3, *sides)
+    assert x.min() >= -2  # (0 - 0.5) / 0.25
+    assert x.max() <= 2
+
+
+def test_the_published_one_has_nine_blocks_and_the_published_size() -> None:
+    G = ConditionalGenerator(3, 3, 64, (0.5,), (0.5,))
+    assert sum(isinstance(layer, ResidualBlock) for layer in G.body) == 9
+    convolutions = [layer for layer in G.modules() if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)]
+    weights = sum(layer.weight.numel() for layer in convolutions)
+    down = 3 * 64 * 49 + 64 * 128 * 9 + 128 * 256 * 9
+    assert weights == down + 18 * 256 * 256 * 9 + 256 * 128 * 9 + 128 * 64 * 9 + 64 * 3 * 49
+
+
+def test_each_map_gives_its_own_image_whatever_is_made_beside_it() -> None:
+    G, maps = generator(), torch.randn(3, 2, 8, 8)
+    together = G(maps)
+    torch.testing.assert_close(
+        together, torch.cat([G(one.unsqueeze(0)) for one in maps]), rtol=1e-4, atol=1e-5
+    )
+    assert not torch.allclose(together[0], together[1])
+
+
+def test_gradients_reach_the_maps_and_every_weight() -> None:
+    G, maps = generator(), torch.randn(2, 2, 8, 8, requires_grad=True)
+    G(maps).square().sum().backward()
+    assert maps.grad is not None
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in G.parameters())
+
+
+def test_a_condition_is_the_vector_and_then_the_one_hot_label() -> None:
+    v = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # (1, 2, 2)
+    c = condition(v, torch.tensor([[2, 0]]), 3)
+    assert c.tolist() == [[[1.0, 2.0, 0.0, 0.0, 1.0], [3.0, 4.0, 1.0, 0.0, 0.0]]]
+
+
+def test_the_generator_is_three_linear_layers_with_batch_norm() -> None:
+    G = FeatureGenerator(noise=4, classes=3, features=7, width=5)
+    assert [type(layer).__name__ for layer in G if not isinstance(layer, nn.ReLU)] == [
+        "Linear",
+        "BatchNorm1d",
+        "Linear",
+        "BatchNorm1d",
+        "Linear",
+    ]
+    assert G(torch.randn(6, 7)).shape == (6, 7)
+    size = sum(parameter.numel() for parameter in G.parameters())
+    assert size == 7 * 5 + 2 * 5 + 5 * 5 + 2 * 5 + (5 * 7 + 7)  # no bias before batch norm
+
+
+@pytest.mark.parametrize(("spec", "widths"), [("lenet5", (120, 84)), ("small-cnn", ())])
+def test_the_critic_has_the_heads_layers_and_one_output(spec: str, widths: tuple[int, ...]) -> None:
+    parts = split(build(spec, (1, 28, 28), 10, 0), "model")
+    assert hidden_widths(parts.head) == widths
+    p = features(parts, torch.zeros(2, 1, 28, 28), "model")
+    critic = FeatureCritic(p, 10, widths)
+    linear = [layer for layer in critic if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in linear] == [*widths, 1]
+    assert critic(torch.randn(2, p + 10)).shape == (2, 1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_under_autocast_the_generator_stays_in_float32(training: bool) -> None:
+    G = FeatureGenerator(noise=4, classes=3, features=7, width=5).train(training)
+    with torch.autocast("cpu", torch.bfloat16):
+        f = G(torch.randn(6, 7))
+    assert f.dtype == torch.float32
+
+
+SCHEMA = Schema(
+    "ill",
+    (
+        SchemaColumn(name="age", range=(0.0, 100.0), missing=True),
+        SchemaColumn(name="dose", range=(-5.0, 5.0)),
+        SchemaColumn(name="ward", type="category", categories=("a", "b", "c")),
+        SchemaColumn(name="ill", type="category", categories=("no", "yes")),
+    ),
+)
+
+
+def test_rows_that_are_made_are_rows_that_the_schema_allows() -> None:
+    torch.manual_seed(0)
+    G = TableGenerator(SCHEMA, noise=6, width=8)
+    w = torch.randn(200, 6)
+    x = G(w)
+    assert x.shape == (200, 6)
+    check_rows(x.detach(), SCHEMA, "made")
+    assert x[:, 3:].sum(1).eq(1).all()
+    empty = x[:, 1] == 1
+    assert 0 < empty.sum() < 200
+    assert (x[empty, 0] == 0).all()
+    assert (x[~empty, 0] != 0).all()
+    assert torch.equal(G(w), x), "nothing is drawn but the noise"
+
+
+def test_every_output_teaches_the_generator() -> None:
+    torch.manual_seed(0)
+    G = TableGenerator(SCHEMA, noise=6, width=8)
+    last = G.body[-1]
+    for feature in range(6):
+        (grad,) = torch.autograd.grad(G(torch.randn(50, 6))[:, feature].sum(), last.weight)
+        assert grad.abs().sum() > 0
+
+
+def test_a_choice_has_the_gradient_of_its_softmax() -> None:
+    scores = torch.tensor([[0.5, 2.0, 1.0]], requires_grad=True)
+    (hard,) = torch.autograd.grad(chosen(scores)[0, 1], scores)
+    (soft,) = torch.autograd.grad(scores.softmax(1)[0, 1], scores)
+    assert torch.equal(hard, soft)
+
+
+def test_a_critic_says_one_value_a_row_and_with_group_norm_row_by_row() -> None:
+    x = torch.randn(5, 6)
+    assert TableCritic(6, 8)(x).shape == (5, 1)
+    critic = TableCritic(6, 8, "group")
+    alone = vmap(lambda row: functional_call(critic, dict(critic.named_parameters()), (row[None],))[0])(x)
+    assert torch.allclose(critic(x), alone, atol=1e-6)

@@ -1,0 +1,254 @@
+"""Models that are no torch modules: their figures as logits, and no gradient."""
+
+from __future__ import annotations
+
+import copy
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+
+import fedstill
+from fedstill import models
+from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import MethodRefused, ModelError
+from fedstill.models.class_map import LEAST
+from fedstill.models.interface import Interface
+from fedstill.models.model_config import ModelConfig
+from fedstill.models.predictors import Predictor
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.local_training import predict, prepare
+from fedstill.node.node import Node
+from fedstill.node.node_group import Group, alike
+from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.local_config import LocalConfig
+from fedstill.tasks.classification import ClassificationConfig
+
+SHAPE, TEN = (1, 8, 8), tuple(map(str, range(10)))
+TASK, PROBABILITIES = ClassificationConfig(), ModelConfig(gives="probabilities")
+
+
+def of(*classes: str, shape: tuple[int, ...] = SHAPE) -> Interface:
+    return Interface(TASK.make(classes), classes, shape)
+
+
+DIGITS = of(*TEN)
+FLAT, LABELS = load_digits(return_X_y=True)
+FLAT = (FLAT / 8 - 1).astype(np.float32)
+IMAGES = torch.from_numpy(FLAT).view(-1, *SHAPE)
+
+
+@pytest.fixture(scope="module")
+def regression() -> Any:
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=50)).fit(FLAT[:300], LABELS[:300])
+
+
+def test_logits_are_the_logarithm_of_an_estimators_probabilities(regression: Any) -> None:
+    predictor = Predictor(regression, DIGITS)
+    probabilities = regression.predict_proba(FLAT[300:350])
+    logits = predictor(IMAGES[300:350])
+    assert logits.dtype == torch.float32
+    expected = torch.from_numpy(np.log(np.maximum(probabilities, LEAST))).float()
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    high = probabilities.min(1) > LEAST  # where nothing is clamped a softmax gives the probabilities back
+    assert high.any()
+    back = torch.from_numpy(probabilities[high]).float()
+    torch.testing.assert_close(logits.softmax(1)[high], back, rtol=1e-4, atol=1e-4)
+
+
+def test_an_estimator_that_knows_few_classes_gives_the_others_nothing() -> None:
+    few = LABELS[:300] % 4 == 2  # 2 and 6
+    estimator = LogisticRegression().fit(FLAT[:300][few], LABELS[:300][few])
+    logits = Predictor(estimator, DIGITS)(IMAGES[300:320])
+    probabilities = torch.from_numpy(estimator.predict_proba(FLAT[300:320])).float()
+    torch.testing.assert_close(logits[:, [2, 6]], probabilities.clamp_min(LEAST).log(), rtol=1e-4, atol=1e-4)
+    others = [number for number in range(10) if number not in (2, 6)]
+    assert (logits[:, others] == math.log(LEAST)).all()
+
+
+def test_classes_are_found_by_name_whatever_their_order() -> None:
+    names = np.array(["one", "zero"])[(LABELS[:100] == 0).astype(int)]
+    estimator = LogisticRegression().fit(FLAT[:100], names)  # sorted: one, zero
+    logits = Predictor(estimator, of("zero", "one"))(IMAGES[:50])
+    assert logits.argmax(1).eq(0).tolist() == (LABELS[:50] == 0).tolist()
+    with pytest.raises(ModelError, match="has learned a class 'one': allowed are zero, two"):
+        Predictor(estimator, of("zero", "two"))
+
+
+def test_scores_without_probabilities_are_logits() -> None:
+    machine = LinearSVC(random_state=0).fit(FLAT[:300], LABELS[:300])
+    logits = Predictor(machine, DIGITS)(IMAGES[:20])
+    torch.testing.assert_close(logits, torch.from_numpy(machine.decision_function(FLAT[:20])).float())
+    two = LogisticRegression().fit(FLAT[:300], LABELS[:300] % 2)
+    scorer = SimpleNamespace(decision_function=two.decision_function, classes_=two.classes_)
+    logits = Predictor(scorer, of("even", "odd"))(IMAGES[:20])
+    expected = torch.from_numpy(two.predict_proba(FLAT[:20])).float()
+    torch.testing.assert_close(logits.softmax(1), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_function_gets_images_and_gives_logits() -> None:
+    seen = []
+
+    def scores(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        seen.append((images.shape, images.dtype))
+        return images.reshape(len(images), -1)[:, :10]
+
+    logits = Predictor(scores, DIGITS)(IMAGES[:3])
+    assert seen == [((3, 1, 8, 8), np.float32)]
+    assert torch.equal(logits, IMAGES[:3].flatten(1)[:, :10])
+    probabilities = Predictor(lambda images: np.full((len(images), 10), 0.1), DIGITS, PROBABILITIES)
+    torch.testing.assert_close(probabilities(IMAGES[:3]), torch.full((3, 10), math.log(0.1)))
+
+
+class Session:
+    """What onnxruntime offers, with a batch size of its own."""
+
+    def __init__(self, sizes: list[Any], kind: str = "tensor(float)", outputs: str = "logits") -> None:
+        self.inputs, self.outputs, self.asked = (
+            [SimpleNamespace(name="x", shape=sizes, type=kind)],
+            outputs,
+            [],
+        )
+
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in (("label", "scores")[: 1 + (self.outputs != "none")])]
+
+    def get_inputs(self) -> list[Any]:
+        return self.inputs
+
+    def run(self, names: None, feed: dict[str, np.ndarray[Any, Any]]) -> list[Any]:
+        x = feed["x"]
+        self.asked.append((x.shape, x.dtype))
+        rows = x.reshape(len(x), -1)[:, :10]
+        if self.outputs == "map":
+            return [rows.argmax(1), [dict(enumerate(row)) for row in rows.tolist()]]
+        return [rows.argmax(1), rows] if self.outputs == "logits" else [rows.argmax(1)]
+
+
+def test_an_onnx_session_gets_the_form_and_the_batches_that_it_was_made_for() -> None:
+    expected = IMAGES[:5].flatten(1)[:, :10]
+    free = Session(["N", 1, 8, 8])
+    assert torch.equal(Predictor(free, DIGITS)(IMAGES[:5]), expected)
+    assert free.asked[-1] == ((5, 1, 8, 8), np.float32)
+    rows_of_two = Session([2, 64], "tensor(double)")
+    assert torch.equal(Predictor(rows_of_two, DIGITS)(IMAGES[:5]), expected)
+    assert rows_of_two.asked == [((2, 64), np.float64)] * (1 + 3)  # once to see what it gives
+
+    mapped = Predictor(Session([None, 64], outputs="map"), DIGITS, ModelConfig(gives="logits"))
+    assert torch.equal(mapped(IMAGES[:5]), expected)
+
+
+@pytest.mark.parametrize("sizes", [["N", 3, 8, 8], ["N", 63], ["N", 1, 8], [1, 8, 8, 64, 1]])
+def test_an_onnx_session_of_another_form_is_refused(sizes: list[Any]) -> None:
+    with pytest.raises(ModelError, match="the ONNX model takes inputs"):
+        Predictor(Session(sizes), DIGITS)
+
+
+def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp_path: Any) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    model = models.build("mlp:8", SHAPE, 10, 0).eval()
+    path = str(tmp_path / "model.onnx")
+    torch.onnx.export(model, (IMAGES[:2],), path, input_names=["x"], dynamo=False)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        expected = model(IMAGES[:5])
+    torch.testing.assert_close(Predictor(session, DIGITS)(IMAGES[:5]), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (3, "the model is a int: allowed is a torch.nn.Module, an estimator"),
+        (lambda images: images, r"gives \(2, 1, 8, 8\) for 2 inputs: allowed is \(2, 10\)"),
+        (lambda images: images[:, 0, 0, 0], r"gives \(2,\) for 2 inputs: allowed is \(2, 10\)"),
+        (lambda images: images["x"], "cannot take these inputs"),
+        (lambda images: [["a"] * 10] * 2, "cannot take these inputs: could not convert string"),
+        (lambda images: images[:, 0, 0, :1].repeat(10, 1) + 1j, "gives complex numbers"),
+        (Session(["N", 64], outputs="none"), r"gives no floats \(B, classes\)"),
+    ],
+)
+def test_what_is_no_classifier_is_one_line(source: Any, line: str) -> None:
+    with pytest.raises(ModelError, match=line):
+        models.check(Predictor(source, DIGITS), SHAPE, (10,), "model")
+
+
+def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
+    predictor = Predictor(regression, DIGITS)
+    assert predictor.differentiable is False
+    x = IMAGES[:2].clone().requires_grad_()
+    with pytest.raises(ModelError, match="a Pipeline predicts only: no gradient goes through it"):
+        predictor(x)
+    with torch.no_grad():
+        assert not predictor(x).requires_grad
+    assert not predictor(IMAGES[:2]).requires_grad
+
+
+def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
+    predictor = Predictor(regression, DIGITS)
+    models.check(predictor, SHAPE, (10,), "model")
+    assert list(predictor.parameters()) == []
+    assert dict(predictor.state_dict()) == {}
+    assert copy.deepcopy(predictor)(IMAGES[:2]).equal(predictor(IMAGES[:2]))
+    compute = Compute(EngineConfig())
+    assert compute.place(predictor) is predictor
+    data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
+    node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
+    prepare([node], LocalConfig())
+    assert node.optimisers == {}  # nothing to train
+    bench = Group([node]).bench("model")
+    bench.train(False)
+    assert bench(IMAGES[None, :5])[0].equal(predictor(IMAGES[:5]))
+    assert predict(predictor, IMAGES[:5], compute).equal(predictor(IMAGES[:5]))
+
+
+def test_two_nodes_with_predictors_are_never_stacked(regression: Any) -> None:
+    data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
+    nodes = [
+        Node(name, data, Predictor(regression, DIGITS), Gate(name, PolicyConfig(), AuditLog()), 0)
+        for name in ("a", "b")
+    ]
+    assert [[node.name for node in group] for group in alike(nodes)] == [["a"], ["b"]]
+
+
+def test_forests_teach_a_student_by_predictions_alone() -> None:
+    forests = [
+        RandomForestClassifier(30, random_state=seed).fit(FLAT[rows], LABELS[rows])
+        for seed, rows in enumerate((slice(0, 400), slice(400, 800)))
+    ]
+    targets = torch.from_numpy(LABELS)
+    method = fedstill.FedKD(epochs=20, gamma=100.0)
+    outcome = fedstill.distil(
+        [(IMAGES[:400], targets[:400]), (IMAGES[400:800], targets[400:800])],
+        [Predictor(forest, DIGITS) for forest in forests],
+        models.build("small-cnn:8", SHAPE, 10, 0),
+        (IMAGES[1300:], targets[1300:]),
+        10,
+        method=method,
+        public=IMAGES[800:1300],
+    )
+    teachers = np.mean([100 * forest.score(FLAT[1300:], LABELS[1300:]) for forest in forests])
+    assert outcome.figures["local"]["accuracy"]["mean"] == pytest.approx(teachers)
+    assert outcome.figures["accuracy"] > 60
+    assert set(outcome.figures["leaves"]) <= {"label counts", "logit range", "logits"}
+    with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
+        fedstill.distil(
+            [(IMAGES[:400], targets[:400])],
+            [Predictor(forests[0], DIGITS)],
+            models.build("small-cnn:8", SHAPE, 10, 0),
+            (IMAGES[1300:], targets[1300:]),
+            10,
+            method=fedstill.FedAvg(),
+            policies=[PolicyConfig(outputs_only=False)],
+        )

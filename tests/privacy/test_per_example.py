@@ -1,0 +1,247 @@
+"""What one example says does not depend, not in its last bit, on which others are computed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedstill.models import build
+from fedstill.privacy import per_example
+from fedstill.privacy.clipping import lengths
+from fedstill.privacy.dpsgd import clipped_sum
+
+CLIP = 0.5
+
+
+def entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(module(x), y, reduction="none")
+
+
+def slope(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return module(x).squeeze(1)
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp:40", "small-cnn:4"])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 21])
+def test_one_example_less_takes_its_own_gradient_away_and_nothing_else(model: str, n: int) -> None:
+    generator = torch.Generator().manual_seed(n)
+    network = nn.Linear(100, 10) if model == "linear" else build(model, (1, 8, 8), 10, 0)
+    x = torch.randn(n, *((100,) if model == "linear" else (1, 8, 8)), generator=generator)
+    y = torch.randint(0, 10, (n,), generator=generator)
+
+    def summed(some: slice) -> torch.Tensor:
+        trained = dict(network.named_parameters())
+        return clipped_sum(network, trained, entropy, x[some], y[some], CLIP, rows=17)[0]
+
+    own = summed(slice(1))
+    assert own.norm() > 0.1 * CLIP
+    assert (summed(slice(n)) - summed(slice(1, n)) - own).norm() < 1e-13  # float32 rounds to 1e-8
+
+
+class Kernel(torch.autograd.Function):
+    """Adds a rounding error to each row of a batch, by the batch's rows and the row's place."""
+
+    error: Callable[[int], torch.Tensor]
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x + Kernel.error(1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return g
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor) -> tuple[torch.Tensor, int]:  # type: ignore[override]
+        x = x.movedim(in_dims[0], 0)
+        return x + Kernel.error(len(x)).view(-1, *[1] * (x.ndim - 1)), 0
+
+
+class Uneven(nn.Module):
+    """|w x|, whose slope is turned round by a rounding error where w x is nearly 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([-1e-7]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = Kernel.apply(x * self.w).abs()
+        return out
+
+
+ERRORS: dict[str, Callable[[int], torch.Tensor]] = {
+    "by rows": lambda rows: torch.full((rows,), 2e-7 * (rows % 2)),
+    "by place": lambda rows: 2e-7 * (torch.arange(rows) == rows - 1).float(),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("n", [6, 9])
+def test_a_rounding_error_cannot_be_made_to_move_others(
+    error: str, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kernel, "error", staticmethod(ERRORS[error]), raising=False)
+    monkeypatch.setattr(per_example, "_ways", {})
+    network, x = Uneven(), torch.ones(n, 1)
+
+    def summed(many: int) -> float:
+        trained = dict(network.named_parameters())
+        return clipped_sum(network, trained, slope, x[:many], x[:many, 0], CLIP, rows=8)[0].item()
+
+    assert abs(summed(n)) == pytest.approx(n * CLIP, rel=1e-5)
+    assert abs(summed(n) - summed(n - 1)) <= CLIP
+
+
+class Bent(Uneven):
+    """The same, whose rounding error a layer that does not learn lets through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.register_buffer("scale", torch.zeros(1))
+        self.register_buffer("times", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        error = Kernel.apply(torch.zeros_like(x))
+        out: torch.Tensor = (x * self.w + (self.gain + self.scale + self.times) * error).abs()
+        return out
+
+
+def odd_places(rows: int) -> torch.Tensor:
+    """Turns the slope at odd places round, where x is 1: one record less, and others stand there."""
+    return 2e-7 * (torch.arange(rows) % 2)
+
+
+TURNS = torch.tensor([1.0, -1.0] * 4).unsqueeze(1)  # (8, 1)
+
+
+@pytest.mark.parametrize("sent", ["gain", "scale", "times"])
+def test_a_server_cannot_hide_a_rounding_error_behind_a_layer_of_zeros(
+    sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
+    monkeypatch.setattr(per_example, "_ways", {})
+    network = Bent()
+
+    def summed(some: slice) -> float:
+        trained, x = {"w": network.w}, TURNS[some]
+        return clipped_sum(network, trained, slope, x, x[:, 0], CLIP, rows=8)[0].item()
+
+    assert summed(slice(8)) == pytest.approx(-8 * CLIP, rel=1e-5)
+    getattr(network, sent).data.fill_(1)
+    assert abs(summed(slice(8)) - summed(slice(1, 8))) <= CLIP
+
+
+def test_a_trial_leaves_a_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose parts have two names, too, as a network's extractor and head have."""
+    monkeypatch.setattr(per_example, "_ways", {})
+    layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    network = nn.Sequential(layers[:-1], layers)  # its first layer twice
+    layers[0].requires_grad_(False).register_buffer("mean", torch.full((4,), 0.5))
+    network.forward = lambda x: layers(x)  # type: ignore[method-assign]
+    before = {name: each.clone() for name, each in network.state_dict().items()}
+    trained = {name: own for name, own in network.named_parameters() if own.requires_grad}
+    clipped_sum(network, trained, entropy, torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), CLIP, rows=4)
+    assert per_example._ways, "it was tried"
+    assert isinstance(layers[0].weight, nn.Parameter)
+    for name, each in network.state_dict().items():
+        assert torch.equal(each, before[name]), name
+
+
+def test_a_loss_of_the_same_lines_and_other_options_is_tried_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
+    monkeypatch.setattr(per_example, "_ways", {})
+    network = nn.Sequential(nn.Linear(1, 1, bias=False))
+    network[0].weight.data.fill_(-1e-7)
+
+    def loss_of(options: SimpleNamespace) -> Any:
+        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = module(x)
+            return (Kernel.apply(z) if options.uneven else z).abs().squeeze(1)
+
+        return loss
+
+    def summed(some: slice, uneven: bool) -> float:
+        trained, loss, x = (
+            dict(network.named_parameters()),
+            loss_of(SimpleNamespace(uneven=uneven)),
+            TURNS[some],
+        )
+        return clipped_sum(network, trained, loss, x, x[:, 0], CLIP, rows=8)[0].item()
+
+    assert summed(slice(8), False) == pytest.approx(-8 * CLIP, rel=1e-5)
+    assert abs(summed(slice(8), True) - summed(slice(1, 8), True)) <= CLIP
+
+
+def test_where_places_differ_each_has_parameters_of_its_own_or_is_computed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A product of many rows with one matrix rounds unevenly here, many products of one row do not."""
+    asked = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return x * w
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+        @staticmethod
+        def vmap(  # type: ignore[override]
+            info: Any, in_dims: Any, x: torch.Tensor, w: torch.Tensor
+        ) -> tuple[torch.Tensor, int]:
+            asked.append((len(x), in_dims[1] is None))
+            return x * w + error[in_dims[1] is None] * torch.arange(len(x)).view(-1, 1), 0
+
+    def way() -> tuple[bool, int]:
+        monkeypatch.setattr(per_example, "_ways", {})
+        asked.clear()
+
+        def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+            return [Product.apply(x, leaves["w"])]
+
+        leaves, x = {"w": torch.ones(3)}, torch.zeros(5, 3)
+        first, again = (per_example.Alone(one, 12, nn.Identity(), leaves, x) for _ in range(2))
+        assert (first.shared, first.rows) == (again.shared, again.rows)
+        return first.shared, first.rows
+
+    error = {True: 0.0, False: 0.0}  # with shared parameters, and with own ones
+    assert way() == (True, 12)
+    assert asked == [(12, True)] * per_example.DRAWS, "once for all"
+
+    error[True] = 1e-3
+    assert way() == (False, 12)
+    assert set(asked) == {(12, True), (12, False)}
+
+    error[False] = 1e-3
+    assert way() == (True, 1)
+
+
+@pytest.mark.parametrize("hidden", [2, 4, 6, 8, 10, 12])
+def test_narrow_networks_are_even_too_and_not_computed_one_by_one(hidden: int) -> None:
+    generator = torch.Generator().manual_seed(hidden)
+    network = nn.Sequential(nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+    x, y = torch.randn(60, 13, generator=generator), torch.randint(0, 3, (60,), generator=generator)
+    trained = dict(network.named_parameters())
+    every = clipped_sum(network, trained, entropy, x, y, CLIP, rows=80)[0]
+    own = clipped_sum(network, trained, entropy, x[:1], y[:1], CLIP, rows=80)[0]
+    rest = clipped_sum(network, trained, entropy, x[1:], y[1:], CLIP, rows=80)[0]
+    assert (every - rest - own).norm() < 1e-13
+
+
+def test_a_gradient_that_overflows_changes_no_other_ones_length() -> None:
+    rows = torch.randn(5, 400, generator=torch.Generator().manual_seed(0))
+    huge = torch.cat([rows, 1e25 * rows[:1]])
+    assert torch.equal(lengths(huge)[:5], lengths(rows))

@@ -1,0 +1,72 @@
+"""What a run is described as: from the plan alone, alike on both sides, in numbers worked out by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedstill.core.config_tables import as_table
+from fedstill.data.input_spec import InputSpec
+from fedstill.data.public import Public
+from fedstill.methods.fediod import FedIOD
+from fedstill.protocol.run_plan import Plan, describe, fingerprint
+from fedstill.protocol.wire_format import WireConfig
+from fedstill.tasks.classification import ClassificationConfig
+
+SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,), (0.5,))
+PLAN = Plan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", least_nodes=3)
+
+
+def test_questions_and_bytes_are_those_of_the_method() -> None:
+    found = describe(PLAN, None)
+    # Four inputs: ten logits each, at most 64 critic values and 64 slopes, four bytes a number.
+    assert found.questions["examine"] == {
+        "times": 6,
+        "rows": 4,
+        "leaves": {"logits": "logits", "critic": "critic", "d/dx": "gradients"},
+        "bytes": 4 * 4 * (10 + 64 + 64),
+    }
+    assert found.most_questions == 7
+    assert found.most_bytes == 6 * 2208 + 2 * 16 * 11
+    assert hashlib.sha256(found.text.encode()).hexdigest() == found.sha256
+
+
+def test_what_has_no_limit_in_the_plan_has_none_in_sum() -> None:
+    parameters = describe(replace(PLAN, method={"name": "fedavg", "rounds": 2}), None)
+    assert (parameters.most_questions, parameters.most_bytes) == (3, 0)
+    assert describe(replace(PLAN, method={"name": "ensemble"}), None).most_questions == 0
+
+
+def test_it_does_not_matter_how_a_plan_is_written_nor_what_the_run_is_called() -> None:
+    method = {**as_table(FedIOD(steps=6, batch=4))}
+    assert describe(replace(PLAN, method=method, run="two"), None).sha256 == describe(PLAN, None).sha256
+    again = Plan.from_dict(json.loads(json.dumps(PLAN.to_dict())))
+    assert describe(again, None).sha256 == describe(PLAN, None).sha256
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": {**PLAN.method, "steps": 7}},
+        {"method": {**PLAN.method, "critic_width": 4}},
+        {"spec": replace(SPEC, classes=tuple("abcdefghij"))},
+        {"wire": WireConfig(gradients="int8")},
+        {"student": "mlp:9"},
+        {"least_nodes": 2},
+        {"public": "0" * 32},
+    ],
+)
+def test_any_other_plan_is_another_run(change: dict[str, object]) -> None:
+    assert describe(replace(PLAN, **change), None).sha256 != describe(PLAN, None).sha256  # type: ignore[arg-type]
+
+
+def test_public_data_decide_how_often_is_asked() -> None:
+    public = Public("shared", torch.zeros(3000, 1, 8, 8))
+    plan = replace(PLAN, method={"name": "fedkd", "z_max": 4.0}, public=fingerprint(public))
+    found = describe(plan, public).questions["predict"]
+    assert found["times"] * found["rows"] >= 3000
+    assert found["bytes"] == 4 * 10 * found["rows"]

@@ -1,0 +1,122 @@
+"""Sums in a ring: what is read is the weighted mean, within half a step of rounding a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.core.errors import DataError, NodeFault
+from fedstill.protocol.payload_kinds import GRADIENTS, LABEL_COUNTS, LOGITS
+from fedstill.protocol.secure_aggregation import (
+    FRACTION,
+    from_ring,
+    ill_formed,
+    read_sums,
+    summands,
+    to_ring,
+    total,
+)
+
+NUMBERS = st.floats(-1e4, 1e4, width=32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(NUMBERS, st.integers(1, 10_000)), min_size=3, max_size=9))
+def test_a_weighted_mean_is_read_within_its_bound(held: list[tuple[float, int]]) -> None:
+    kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
+    each = [
+        summands({"z": torch.tensor([[x]])}, kinds, {"z": "size"}, {"size": torch.tensor(float(n))})
+        for x, n in held
+    ]
+
+    values, weights = read_sums(total(each), kinds)
+
+    n = sum(n for _, n in held)
+    mean = sum(x * n for x, n in held) / n
+    bound = (
+        len(held) * 2.0 ** -(FRACTION + 1) / n + 2.0**-24 * abs(mean) + 1e-9 * max(abs(x) for x, _ in held)
+    )
+    assert abs(float(values["z"]) - mean) <= bound
+    assert float(weights["z"]) == n
+
+
+def test_class_weights_are_counts_and_a_class_without_records_gets_the_lowest_value() -> None:
+    kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
+    counts = [torch.tensor([3.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.0])]
+    z = [torch.tensor([[4.0, 2.0, 3.0]]), torch.tensor([[8.0, 9.0, 6.0]]), torch.tensor([[5.0, 5.0, 9.0]])]
+
+    values, weights = read_sums(
+        total(
+            [
+                summands({"z": mine}, kinds, {"z": "counts"}, {"counts": own})
+                for mine, own in zip(z, counts, strict=True)
+            ]
+        ),
+        kinds,
+    )
+
+    assert values["z"].tolist() == [[5.0, 2.0, 2.0]]
+    assert weights["z"].tolist() == [[4.0, 1.0, 1.0]]  # gradients are divided by it
+
+
+def test_digits_of_a_sum_hold_no_second_sum() -> None:
+    """Responses with few digits (trees, int8) are not also added with equal weights, in the digits left over.
+
+    A weight of n + e puts sum n z into the high digits and e sum z into the low ones.
+    """
+    kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
+    counts = [torch.tensor([37.0]), torch.tensor([58.0]), torch.tensor([0.0])]
+
+    def added(*z: float) -> torch.Tensor:
+        each = [
+            summands({"z": torch.tensor([[own]])}, kinds, {"z": "counts"}, {"counts": held})
+            for own, held in zip(z, counts, strict=True)
+        ]
+        return total(each)["z"]
+
+    # 37 x + 58 y is equal, x + y + z is not.
+    assert torch.equal(added(1.0, 2.0, 3.0), added(1.0 + 58 / 8, 2.0 - 37 / 8, -5.0))
+
+
+def test_gradients_are_finer() -> None:
+    small = torch.tensor([[2.0**-35]])
+    (read, _) = read_sums(summands({"g": small}, {"g": GRADIENTS}, {}, {}), {"g": GRADIENTS})
+    assert torch.equal(read["g"], small)
+    assert from_ring(to_ring(small)).item() == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(-(2**90), 2**90), st.integers(0, 40))
+def test_what_is_too_large_wraps_around_and_is_not_refused(value: int, shift: int) -> None:
+    """A refusal would tell of one node's answer alone."""
+    held = torch.tensor([float(value) / 2.0**shift])
+    whole = round(float(held) * 2.0**FRACTION)
+    wrapped = (whole + 2**63) % 2**64 - 2**63
+    assert to_ring(held).item() == wrapped
+    for wrong in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(DataError, match="are none"):
+            to_ring(torch.tensor([1.0, wrong]))
+
+
+def test_a_sum_wraps_around_and_back() -> None:
+    top = torch.tensor([2**63 - 1])
+    assert torch.equal(total([{"x": top}, {"x": torch.tensor([9])}, {"x": -top}])["x"], torch.tensor([9]))
+
+
+def test_what_is_no_part_of_a_sum_is_blamed_on_who_sent_it() -> None:
+    good, float_ = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3)
+    found = ill_formed(
+        {"a": {"z": good}, "b": {"y": good}, "c": {"z": float_}, "d": {"z": good[:1]}, "e": {"z": good}},
+        ["z"],
+    )
+
+    assert set(found) == {"b", "c", "d"}
+    assert "not ['z']" in found["b"]
+    assert "whole numbers" in found["c"]
+    assert "shape" in found["d"]
+    with pytest.raises(NodeFault, match="a, b"):
+        ill_formed({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])
