@@ -33,7 +33,7 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
         seed=seed,
         data=dataclasses.replace(config.data, root=root),
         nodes=dataclasses.replace(config.nodes, local=local),
-        evaluation=dataclasses.replace(config.evaluation, centralised=False),
+        evaluation=dataclasses.replace(config.evaluation, centralized=False),
     )
     experiment, _ = prepare(config)
     task = experiment.task

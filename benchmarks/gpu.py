@@ -32,7 +32,7 @@ import torch
 import tyro
 from step_time import (
     CLASSES,
-    COLOUR,
+    COLOR,
     Options,
     distillation,
     local_training,
@@ -153,10 +153,10 @@ def cost(network: nn.Module, x: torch.Tensor, learns: bool) -> Cost:
 
 def estimate(chosen: Chosen) -> list[dict[str, Any]]:
     """Seconds of a FedIOD step and of 500 epochs of local training, at the least, by what binds."""
-    x, noise = torch.empty(chosen.batch, *COLOUR), torch.empty(chosen.batch, 100)
-    half = (0.5,) * COLOUR[0]
-    T, D = models.build(chosen.model, COLOUR, CLASSES, 0), PatchCritic(COLOUR[0], chosen.width)
-    G = Generator(COLOUR, 100, chosen.width, half, half)
+    x, noise = torch.empty(chosen.batch, *COLOR), torch.empty(chosen.batch, 100)
+    half = (0.5,) * COLOR[0]
+    T, D = models.build(chosen.model, COLOR, CLASSES, 0), PatchCritic(COLOR[0], chosen.width)
+    G = Generator(COLOR, 100, chosen.width, half, half)
     node = cost(D, x, True).times(2) + cost(D, x, False) + cost(T, x, False)
     server = cost(G, noise, True) + cost(T, x, False) + cost(T, x, True)
     steps = 500 * 50_000 // chosen.batch
@@ -207,7 +207,7 @@ def trained(name: str, engine: EngineConfig) -> tuple[torch.Tensor, torch.Tensor
     fedstill.distil(
         [some(size) for size in (16, 12, 20)], own, student, some(12), 3,
         task="segmentation" if maps else "classification", method=method, engine=engine, public=public,
-        local=fedstill.LocalConfig(epochs=0, least_steps=60, batch=8, optimiser="sgd"), every=0,
+        local=fedstill.LocalConfig(epochs=0, least_steps=60, batch=8, optimizer="sgd"), every=0,
         policies=[fedstill.PolicyConfig(outputs_only=False)] * 3,
     )  # fmt: skip
     return before, vector(networks)
@@ -256,12 +256,12 @@ class NodesPart:
         nodes = make_nodes(options, chosen.model, Compute(EngineConfig(device=device)), AuditLog())
         layout = torch.channels_last
         self.teachers = [node.model.eval().requires_grad_(False).to(memory_format=layout) for node in nodes]
-        critics = [PatchCritic(COLOUR[0], chosen.width).to(device, memory_format=layout) for _ in nodes]
+        critics = [PatchCritic(COLOR[0], chosen.width).to(device, memory_format=layout) for _ in nodes]
         self.critics: list[Any] = critics
         graphs = "graph" in way
         self.adams = [torch.optim.Adam(D.parameters(), 1e-3, fused=True, capturable=graphs) for D in critics]
         self.real = [node.data.inputs[: chosen.batch].to(memory_format=layout) for node in nodes]
-        self.x = torch.randn(chosen.batch, *COLOUR, device=device).to(memory_format=layout)
+        self.x = torch.randn(chosen.batch, *COLOR, device=device).to(memory_format=layout)
         self.gradients = [torch.zeros_like(self.x) for _ in nodes]
         if way == "compile":
             self.teachers = [torch.compile(T) for T in self.teachers]
@@ -319,15 +319,15 @@ def seconds(work: Callable[[], object], device: str, rounds: int = 8) -> float:
     """The least of some rounds, after one to warm up."""
     took = []
     for _ in range(rounds + 1):
-        synchronise(device)
+        synchronize(device)
         start = time.perf_counter()
         work()
-        synchronise(device)
+        synchronize(device)
         took.append(time.perf_counter() - start)
     return min(took[1:])
 
 
-def synchronise(device: str) -> None:
+def synchronize(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
 

@@ -72,7 +72,7 @@ def configuration(
                 "memory": max(shape[0], 1),
             },
             "engine": {"name": "one-by-one" if engine == "in-process" else engine, "threads": 1},
-            "evaluation": {"every": 0, "centralised": False, "samples": 0},
+            "evaluation": {"every": 0, "centralized": False, "samples": 0},
             "link": {"inputs": forms[0], "gradients": forms[1], "sums": sums},
         }
     )

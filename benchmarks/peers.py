@@ -256,7 +256,7 @@ def fedavg(nodes: int, options: Options) -> Mapping[str, Turn]:
     """Ways of a FedAvg round of one epoch, by name."""
     data = [node_data(options.seed, k, 608, (1, 28, 28)) for k in range(nodes)]
     rate: dict[str, Any] = {"lr": 0.005, "lr_end": 0.005, "momentum": 0.0, "smoothing": 0.0}
-    local = LocalConfig(epochs=1000, batch=32, optimiser="sgd", **rate)
+    local = LocalConfig(epochs=1000, batch=32, optimizer="sgd", **rate)
 
     def server(precision: Precision) -> Turn:
         networks: list[nn.Module] = [TwoConvolutions() for _ in range(nodes)]

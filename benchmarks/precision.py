@@ -20,7 +20,7 @@ from fedstill.core.compute import Compute, EngineConfig, Precision, computes_bfl
 from fedstill.models import Generator, PatchCritic
 
 Shape = tuple[int, ...]
-DIGITS, GREY, COLOUR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
+DIGITS, GRAY, COLOR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
 NOISE = 100
 
 
@@ -28,18 +28,18 @@ def networks() -> list[tuple[str, Shape, Callable[[], nn.Module], Shape]]:
     """Each network's name, the images it is for, how it is made and the shape of one input."""
     found: list[tuple[str, Shape, Callable[[], nn.Module], Shape]] = []
     for spec, shape in [
-        ("mlp", GREY),
-        ("lenet5", COLOUR),
+        ("mlp", GRAY),
+        ("lenet5", COLOR),
         ("small-cnn", DIGITS),
-        ("small-cnn:16", GREY),
-        ("small-cnn", GREY),
-        ("resnet8:16", COLOUR),
-        ("resnet8:64", COLOUR),
+        ("small-cnn:16", GRAY),
+        ("small-cnn", GRAY),
+        ("resnet8:16", COLOR),
+        ("resnet8:64", COLOR),
         ("unet:16", (1, 96, 96)),
     ]:
         classes = 2 if spec.startswith("unet") else 10
         found.append((spec, shape, lambda s=spec, x=shape, c=classes: models.build(s, x, c, 0), shape))
-    for shape in (DIGITS, GREY, COLOUR):
+    for shape in (DIGITS, GRAY, COLOR):
         half = (0.5,) * shape[0]
         for width in (16, 64):
             critic = (f"critic:{width}", shape, lambda x=shape, w=width: PatchCritic(x[0], w), shape)

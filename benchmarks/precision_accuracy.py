@@ -45,7 +45,7 @@ def figure(preset: str, seed: int, precision: str, root: Path, out: Path) -> flo
     if not (folder / "result.json").exists():
         named = str(path) if (path := HERE / f"{preset}.toml").exists() else preset
         told = (
-            f"--seed {seed} --engine.threads 1 --engine.precision {precision} --evaluation.centralised false"
+            f"--seed {seed} --engine.threads 1 --engine.precision {precision} --evaluation.centralized false"
         )
         words = [*RUNS[preset].split(), *told.split(), "--data.root", str(root), "--out", str(folder)]
         public = ["--public.root", str(root)] if "fedkd-jpeg" in preset else []

@@ -52,8 +52,8 @@ Losses = list[list[float]]
 ENGINES = ("stacked", "one-by-one", "at-once")
 WAYS = ("plain", *ENGINES)
 CLASSES = 10
-GREY: Shape = (1, 28, 28)  # what small-cnn, lenet5 and mlp are given
-COLOUR: Shape = (3, 32, 32)  # what every other model is given
+GRAY: Shape = (1, 28, 28)  # what small-cnn, lenet5 and mlp are given
+COLOR: Shape = (3, 32, 32)  # what every other model is given
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Timing:
 
 def shape_of(model: str) -> Shape:
     """The images that an architecture is timed on."""
-    return GREY if model.partition(":")[0] in ("small-cnn", "lenet5", "mlp") else COLOUR
+    return GRAY if model.partition(":")[0] in ("small-cnn", "lenet5", "mlp") else COLOR
 
 
 def make_nodes(options: Options, model: str, compute: Compute, audit: AuditLog) -> list[Node]:
@@ -189,7 +189,7 @@ class PlainDistillation:
         self.data = [node.data.inputs for node in nodes]
         self.teachers = [node.model.eval().requires_grad_(False) for node in nodes]
         self.critics = [node.modules["critic"].requires_grad_(False) for node in nodes]
-        self.critic_adams = [node.optimisers["critic"] for node in nodes]
+        self.critic_adams = [node.optimizers["critic"] for node in nodes]
         counts = torch.stack([torch.bincount(node.data.targets, minlength=CLASSES) for node in nodes]).float()
         self.pi = counts.sum(1) / counts.sum()  # (K,)
         self.task = Classification(CLASSES)

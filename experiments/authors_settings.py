@@ -33,7 +33,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.tasks import TASKS
 
 CLASSES, MEAN, STD = 10, 0.1307, 0.3081
-SGD: dict[str, Any] = {"optimiser": "sgd", "lr": 0.01, "lr_end": 0.01, "smoothing": 0.0}
+SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.01, "lr_end": 0.01, "smoothing": 0.0}
 
 
 class TwoAndTwo(nn.Module):

@@ -70,7 +70,7 @@ def reached(folder: Path, name: str, schema: str, seed: int, method: dict[str, o
             "privacy": privacy,
         },
         "student": {"model": "mlp:64"},
-        "evaluation": {"centralised": False},
+        "evaluation": {"centralized": False},
         "method": method,
     }
     result = run(from_dict(config), out, command="", progress=False)

@@ -8,10 +8,10 @@ What it cannot: whether a single image is a copy, for which held-out images stan
 low though they are nobody's; noise is farthest, and a poor attack looks safe. So the copying test is printed,
 too.
 
-CIFAR-10 (a JPEG copy) in grey, 20 nodes, alpha 1; four fifths of the training images are held by no node, and
+CIFAR-10 (a JPEG copy) in gray, 20 nodes, alpha 1; four fifths of the training images are held by no node, and
 teach the classifier whose features FID is measured in: neither side has been taught by it. FedAvg's victims
 are the LeNet with sigmoids of DLG's paper at its first weights, one image a gradient: the easiest case for
-the attacker. In colour the same search gets 10 dB where it gets 30 in grey. FedIOD's teachers are small
+the attacker. In color the same search gets 10 dB where it gets 30 in gray. FedIOD's teachers are small
 ResNet-8. As many images on each side: few, so that each FID is too high, alike for all; the last row has all
 nodes' together. About a quarter of an hour on one free core.
 """
@@ -64,7 +64,7 @@ class Federation:
     """Data divided over nodes, and who judges images.
 
     Args:
-        setting: of FedIOD's experiment, in colour or grey.
+        setting: of FedIOD's experiment, in color or gray.
         method: FedIOD as the base has it.
         models: the architecture of the nodes' models and of the student.
         judge: a classifier taught by images that no node holds.
@@ -79,7 +79,7 @@ class Federation:
 
 
 def divided(
-    base: str, root: str, *, alpha: float, held_out: float, seed: int, grey: bool, epochs: float
+    base: str, root: str, *, alpha: float, held_out: float, seed: int, gray: bool, epochs: float
 ) -> Federation:
     """A part of CIFAR-10's training images over the nodes of a run of FedIOD; the others teach the judge.
 
@@ -89,7 +89,7 @@ def divided(
         alpha: of the Dirichlet split.
         held_out: the share of the training images that no node holds.
         seed: of every draw.
-        grey: images of one channel.
+        gray: images of one channel.
         epochs: of the judge.
     """
     named = str(file) if (file := Path(__file__).parent / base).is_file() else base
@@ -98,7 +98,7 @@ def divided(
         "data": {"root": root},
         "public": {"name": "held-out", "share": held_out, "seed": seed},
         "split": {"alpha": alpha},
-        "evaluation": {"centralised": False, "every": 0, "samples": 0, "best": False},
+        "evaluation": {"centralized": False, "every": 0, "samples": 0, "best": False},
         "seed": seed,
     }
     config = from_dict(layered(RunConfig, presets.read(named, RunConfig), told))
@@ -108,9 +108,9 @@ def divided(
         raise ArgumentError("base", base, "a run of FedIOD on images with labels")
 
     def seen(images: torch.Tensor) -> torch.Tensor:
-        return (images * torch.tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True) if grey else images
+        return (images * torch.tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True) if gray else images
 
-    channels = 1 if grey else 3
+    channels = 1 if gray else 3
     some = torch.randperm(len(given.test), generator=torch_generator(seed, "tested"))[:TESTED]
     test = given.test.subset(some)
     setting = replace(
@@ -199,7 +199,7 @@ def reproduce(
         search: L-BFGS steps of DLG, of 20 iterations each.
     """
     began = time.monotonic()
-    federation = divided(base, root, alpha=1.0, held_out=held_out, seed=seed, grey=True, epochs=judge_epochs)
+    federation = divided(base, root, alpha=1.0, held_out=held_out, seed=seed, gray=True, epochs=judge_epochs)
     setting, shape = federation.setting, shape_of(federation.setting)
     nodes = len(setting.parts)
     if not 2 <= images <= TESTED // nodes:

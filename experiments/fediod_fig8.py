@@ -21,8 +21,8 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float
     """Draw one seed; rows are gigabytes by level, and the best that was reached."""
     rows: list[dict[str, Any]] = []
     panels: dict[str, dict[str, Any]] = {}
-    tumours = runs.parent / runs.name.replace("fig8", "table2")
-    for title, folder, wanted in (("CIFAR-10", runs, levels), ("brain MRI", tumours, DICE)):
+    tumors = runs.parent / runs.name.replace("fig8", "table2")
+    for title, folder, wanted in (("CIFAR-10", runs, levels), ("brain MRI", tumors, DICE)):
         if not (folder / FILE).exists():
             continue
         for method in ("fedavg", "fediod"):

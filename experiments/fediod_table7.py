@@ -68,7 +68,7 @@ def reproduce(
         judge_epochs: of the classifier in place of InceptionNet.
     """
     began = time.monotonic()
-    federation = divided(base, root, alpha=0.1, held_out=held_out, seed=seed, grey=False, epochs=judge_epochs)
+    federation = divided(base, root, alpha=0.1, held_out=held_out, seed=seed, gray=False, epochs=judge_epochs)
     setting, printed = federation.setting, replace(federation.method, **AS_PRINTED, **WEIGHTS)
     if not 2 <= images <= (most := printed.steps * printed.batch):
         raise ArgumentError("images", images, f"from 2 to {most}, as many as are sent")

@@ -35,7 +35,7 @@ from fedstill.tasks.classification import Classification
 
 SHOWN = 600  # dots a panel
 SIDE, GAP, HEADING = 220, 20, 30  # pixels of a panel, between two, and above each
-COLOURS = (
+COLORS = (
     "#4269d0",
     "#efb118",
     "#ff725c",
@@ -129,7 +129,7 @@ def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> Markup:
     for place, panel in enumerate(panels):
         dots = [
             Markup('<circle cx="{:.1f}" cy="{:.1f}" r="1.6" fill="{}"/>').format(
-                x, SIDE - y, COLOURS[label % len(COLOURS)]
+                x, SIDE - y, COLORS[label % len(COLORS)]
             )
             for (x, y), label in zip(
                 ((panel.points - low) * scale).tolist(), panel.labels.tolist(), strict=True
@@ -146,7 +146,7 @@ def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> Markup:
     for index, name in enumerate(classes):
         parts.append(
             Markup('<text x="{}" y="{}" style="fill:{}">{}</text>\n').format(
-                60 * index, HEADING + SIDE + 24, COLOURS[index % len(COLOURS)], name
+                60 * index, HEADING + SIDE + 24, COLORS[index % len(COLORS)], name
             )
         )
     width = max(len(panels) * (SIDE + GAP) - GAP, 60 * len(classes))

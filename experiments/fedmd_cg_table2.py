@@ -91,7 +91,7 @@ def drawn(got: dict[str, Any], shown: Any, method: str, *, first: bool) -> list[
 
 
 def _pixels(image: Any) -> Any:
-    """An image ``(C, H, W)`` of bytes as one to draw: in colour, or grey in [0, 1]."""
+    """An image ``(C, H, W)`` of bytes as one to draw: in color, or gray in [0, 1]."""
     pixels = image.numpy()
     return pixels[0] / 255 if len(pixels) == 1 else pixels.transpose(1, 2, 0)
 
@@ -110,7 +110,7 @@ def attacked(
                 "models": [network],
                 "local": {
                     "epochs": 5.0,
-                    "optimiser": "sgd",
+                    "optimizer": "sgd",
                     "lr": 0.1,
                     "lr_end": 0.1,
                     "momentum": 0.0,

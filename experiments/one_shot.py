@@ -16,7 +16,7 @@ from fedstill.compare.comparison_file import read_folder
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import human_bytes
 from fedstill.report.compare_entry import ComparedMethod
-from fedstill.report.compare_files import summarise
+from fedstill.report.compare_files import summarize
 from fedstill.report.compare_summary import ComparedSetting
 
 HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down", "questions")
@@ -56,7 +56,7 @@ def main() -> None:
         labels = {place.label for place in comparison.places()}
         if unknown := [label for label in given.methods if label not in labels]:
             raise UnknownName("method", unknown[0], sorted(labels))
-        settings = summarise(given.runs, comparison).settings
+        settings = summarize(given.runs, comparison).settings
     except FedstillError as error:
         parser.error(str(error))
     for setting in settings:

@@ -37,7 +37,7 @@ def lines(path: Path, panels: Mapping[str, Lines], across: str, up: str, *, scal
                     dash,
                     marker="o",
                     ms=3,
-                    color=drawing.colour(number),
+                    color=drawing.color(number),
                     label=name,
                 )
             if place == len(panels):

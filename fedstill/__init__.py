@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.core.table_schema import SchemaColumn as SchemaColumn
     from fedstill.federation.link_config import LinkConfig as LinkConfig
     from fedstill.methods.asyndgan import AsynDGAN as AsynDGAN
-    from fedstill.methods.centralised import Centralised as Centralised
+    from fedstill.methods.centralized import Centralized as Centralized
     from fedstill.methods.co_boosting import CoBoosting as CoBoosting
     from fedstill.methods.co_dream import CoDream as CoDream
     from fedstill.methods.column_sums import ColumnSums as ColumnSums
@@ -98,7 +98,7 @@ _OFFERED = {
     "core.table_schema": "Schema SchemaColumn",
     "federation.link_config": "LinkConfig",
     "methods.asyndgan": "AsynDGAN",
-    "methods.centralised": "Centralised",
+    "methods.centralized": "Centralized",
     "methods.co_boosting": "CoBoosting",
     "methods.co_dream": "CoDream",
     "methods.column_sums": "ColumnSums",

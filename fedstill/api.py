@@ -132,7 +132,7 @@ def distil(
             methods that share parameters need ``PolicyConfig(outputs_only=False)``.
         privacies: one a node: how it protects its records, and its budget, as
             ``DPSGD(epsilon=3.0)``; none is no mechanism, and no guarantee.
-        mean, std: how inputs were normalised, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
+        mean, std: how inputs were normalized, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
             None is 0.5 and 0.5: inputs from -1 to 1.
         seed: of every random draw.
         public: public inputs ``(N, C, H, W)``, or examples with labels of the same classes, for methods

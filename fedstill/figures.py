@@ -66,7 +66,7 @@ def losses(run: str | Path | RunFiles) -> Figure:
 
 
 def local_losses(run: str | Path | RunFiles) -> Figure:
-    """The losses of local training, a small plot a node on one scale, and of the centralised model. Raises
+    """The losses of local training, a small plot a node on one scale, and of the centralized model. Raises
     as :func:`accuracy`.
     """
     kept = _run(run)
@@ -194,9 +194,9 @@ def _summary(comparison: str | Path | Summary) -> Summary:
     if isinstance(comparison, Summary):
         return comparison
     from fedstill.compare.comparison_file import read_folder
-    from fedstill.report.compare_reader import summarise
+    from fedstill.report.compare_reader import summarize
 
-    return summarise(Path(comparison), read_folder(Path(comparison)))
+    return summarize(Path(comparison), read_folder(Path(comparison)))
 
 
 def _setting(comparison: str | Path | Summary, setting: int) -> ComparedSetting:

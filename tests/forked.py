@@ -20,7 +20,7 @@ FORKING.set_forkserver_preload(
         "matplotlib.backends.backend_svg",
         "sklearn.datasets",
         "tests.federation.sites",  # what these processes begin with
-        "torch._dynamo",  # torch loads it with the first optimiser, for seconds
+        "torch._dynamo",  # torch loads it with the first optimizer, for seconds
     ]
 )
 

@@ -40,7 +40,7 @@ def inverted(
 
 def inversion(*attacks: Part, **changes: Any) -> Part:
     told = {"shared": "all parameters", "known": "the weights sent to the node, and the protocol"}
-    counts = {"images": 1, "round": 0, "steps": 1, "optimiser": "sgd", "victims": 4, "smallest": 7}
+    counts = {"images": 1, "round": 0, "steps": 1, "optimizer": "sgd", "victims": 4, "smallest": 7}
     rest = {"guess": 9.84, "attacks": list(attacks), "best": attacks[0]["name"]}
     return {**told, **counts, **rest, **changes}
 

@@ -22,7 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {  # a run of seconds; tests put other tables
     "split": {"nodes": 2},
     "nodes": {"models": ["mlp:8"], "local": {"epochs": 2}},
     "student": {"model": "mlp:8"},
-    "evaluation": {"centralised": False},
+    "evaluation": {"centralized": False},
     "engine": {"name": "one-by-one", "threads": 1},
 }
 SITES = ("east", "north", "west")

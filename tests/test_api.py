@@ -112,13 +112,11 @@ def figures(outcome: fedstill.Outcome) -> dict[str, Any]:
     return {key: outcome.figures[key] for key in keys}
 
 
-def test_a_run_on_colour_images_writes_all_its_files(tmp_path: Path) -> None:
-    """Colour images lie in memory with channels last, and files must hold them all the same."""
-    colour = [
-        (x.expand(-1, 3, -1, -1).contiguous(), y) for x, y in (blobs(60, 1), blobs(90, 2), blobs(60, 3))
-    ]
+def test_a_run_on_color_images_writes_all_its_files(tmp_path: Path) -> None:
+    """Color images lie in memory with channels last, and files must hold them all the same."""
+    color = [(x.expand(-1, 3, -1, -1).contiguous(), y) for x, y in (blobs(60, 1), blobs(90, 2), blobs(60, 3))]
     networks = [SmallCNN((3, 8, 8), 3, 8) for _ in range(3)]
-    given = few(data=colour[:2], test=colour[2], models=networks[:2], student=networks[2], every=2)
+    given = few(data=color[:2], test=color[2], models=networks[:2], student=networks[2], every=2)
     fedstill.distil(**given, out=tmp_path / "run")
     pictures = load_file(tmp_path / "run" / "samples.safetensors")
     assert {tuple(images.shape) for images in pictures.values()} == {(12, 3, 8, 8)}

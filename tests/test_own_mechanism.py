@@ -143,8 +143,8 @@ def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
     assert "noisy-outputs, flip" in lab("list")
     page = lab.text("flipped/report.html")
     for words in (
-        "flip: the class that its network answers is told by randomised response",
-        "the best class of each row by randomised response",
+        "flip: the class that its network answers is told by randomized response",
+        "the best class of each row by randomized response",
         "what my_lab says of its own mechanism: nothing here proves that it keeps to its prices",
     ):
         assert words in page

@@ -36,7 +36,7 @@ def lab(lab: Lab) -> Lab:
 def test_its_figures_stand_in_results_and_reports(lab: Lab) -> None:
     found = lab.result("whole")
     assert (found["task"], found["kind"], found["metric"]) == ("ordinal", "class", "accuracy")
-    assert 0 < found["centralised"]["mae"] < found["standalone"]["mae"]["mean"] < 5
+    assert 0 < found["centralized"]["mae"] < found["standalone"]["mae"]["mean"] < 5
     assert all(0 < found[part]["mae"] < 5 for part in ("student", "ensemble"))
     assert "MAE" in lab.text("whole/report.html")
 

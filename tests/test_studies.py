@@ -20,7 +20,7 @@ SMALL = {
     "nodes.models": ["mlp"],
     "student.model": "mlp",
     "engine.threads": 1,
-    "evaluation.centralised": False,
+    "evaluation.centralized": False,
 }
 
 
@@ -62,7 +62,7 @@ def test_another_method_leaves_the_options_of_the_presets_own(tmp_path: Path) ->
 
 def test_a_comparison_has_options_of_all_and_of_one_and_goes_on_with_more_seeds(tmp_path: Path) -> None:
     options = {**SMALL, "fedavg.rounds": 2, "fedprox.rounds": 1}
-    del options["evaluation.centralised"]
+    del options["evaluation.centralized"]
     found = fedstill.compare_methods(["fedavg", "fedprox"], options, out=tmp_path / "all")
     assert list(found.results) == ["fedavg-seed0", "fedprox-seed0"]
     assert [found.results[f"{name}-seed0"]["turns"] for name in ("fedavg", "fedprox")] == [2, 1]

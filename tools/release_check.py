@@ -34,7 +34,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = [name for name in PROJECT["optional-dependencies"] if name not in ("dev", "docs")]
 PYTHONS = ("python3.10", "python3.11", "python3.12", "python3.13")
 LEAST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)>=(?P<version>[0-9.]+)")
-FEW = ["--method.steps", "3", "--nodes.local.epochs", "1", "--evaluation.centralised", "false"]
+FEW = ["--method.steps", "3", "--nodes.local.epochs", "1", "--evaluation.centralized", "false"]
 Case = tuple[str, str, str]  # Python, versions, extra or "none"
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 folder = Path(tempfile.mkdtemp()) / "run"
 run = f"run digits-fedavg --nodes.models sigmoid-lenet --student.model sigmoid-lenet --out {folder} --quiet"
 short = "--method.rounds 1 --split.nodes 2 --nodes.local.epochs 0.1 --nodes.local.augment none"
-plain = "--nodes.local.optimiser sgd --evaluation.centralised false --data.train_limit 200"
+plain = "--nodes.local.optimizer sgd --evaluation.centralized false --data.train_limit 200"
 attack = f"attack {folder} --attacks inversion --inversion.attacks idlg --quiet"
 for words in (f"{run} {short} {plain}", attack):
     subprocess.run([sys.executable, "-m", "fedstill", *words.split()], check=True, capture_output=True)

@@ -20,7 +20,7 @@ import fedstill
 from fedstill.models import SmallCNN
 
 # %%
-# A run with a folder: three nodes, FedKD. Normalised inputs go into a federation,
+# A run with a folder: three nodes, FedKD. Normalized inputs go into a federation,
 
 digits = load_digits()
 pixels = torch.tensor(digits.images * 255 / 16).round().to(torch.uint8).unsqueeze(1)  # 0 to 255

@@ -66,7 +66,7 @@ def pixels(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Ext
     """Pixels in 0..1, all in one vector; what is outside is cut off, as a picture is.
 
     Args:
-        mean, std: one a channel, by which the images that it will be given were normalised.
+        mean, std: one a channel, by which the images that it will be given were normalized.
     """
     scale = [torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std)]
 

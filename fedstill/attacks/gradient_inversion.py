@@ -116,8 +116,8 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int, steps: int 
     """
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
     local, one = len(victim.schedule.rates), victim.release.is_gradient
-    if one and victim.schedule.optimiser == "adam" and attack != "inverting":
-        raise ArgumentError("nodes.local.optimiser", "adam", "sgd, as Adam's first step tells signs alone")
+    if one and victim.schedule.optimizer == "adam" and attack != "inverting":
+        raise ArgumentError("nodes.local.optimizer", "adam", "sgd, as Adam's first step tells signs alone")
     if attack == "layers":
         if not one:
             raise ArgumentError("steps of SGD in a round", local, "1, for layer by layer")
@@ -185,7 +185,7 @@ def _victim(
 def known(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
     schedule, part = victim.schedule, victim.part
-    steps = f"{counted(len(schedule.rates), 'step')} of {schedule.optimiser.upper()}"
+    steps = f"{counted(len(schedule.rates), 'step')} of {schedule.optimizer.upper()}"
     knows = f"the server knows what it sent and how nodes train ({steps})"
     if part != "all":
         kept = {EXTRACTOR: "head", HEAD: "extractor"}[part]
@@ -207,7 +207,7 @@ TITLES = {
 }
 SHARED = {"all": "all parameters", EXTRACTOR: "the extractor", HEAD: "the head"}
 REAL = 500  # images that the guess is the mean of
-GREY = 48.2  # dB of an error of one of 256 greys
+GRAY = 48.2  # dB of an error of one of 256 grays
 NO_BETTER = 1.0  # dB above a guess, below which an attack is called no better than it
 
 
@@ -244,8 +244,8 @@ class GradientInversion(Attack):
     attacks: tuple[str, ...] = ("dlg", "idlg", "inverting", "layers")
     """dlg, idlg, inverting (gradients) and layers (layer by layer, for LeNet-5 with ReLU and max pooling)."""
     steps: PositiveInt = DLG.steps
-    """L-BFGS steps of dlg and idlg at most, of 20 iterations each (published: 300). Grey images are known
-    before; images in colour want 200."""
+    """L-BFGS steps of dlg and idlg at most, of 20 iterations each (published: 300). Gray images are known
+    before; images in color want 200."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,7 +286,7 @@ class GradientInversion(Attack):
         db, guess = best["psnr"]["mean"], part["guess"]
         image = "one image" if part["images"] == 1 else f"{part['images']} images"
         above = "more than" if db > guess + NO_BETTER else "no better than"
-        fine = " (an error of less than one of 256 greys)" if db > GREY else ""
+        fine = " (an error of less than one of 256 grays)" if db > GRAY else ""
         return (
             f"Had a node held no more than {image}, the case that is easiest for an attacker (the smallest "
             f"here holds {part['smallest']}, and its own updates were not attacked), {best['title']} would "
@@ -299,7 +299,7 @@ class GradientInversion(Attack):
         return f"{super().strength(part)} ({victims}, {images} each)"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        steps = f"{counted(part['steps'], 'local step')} of {part['optimiser']}"
+        steps = f"{counted(part['steps'], 'local step')} of {part['optimizer']}"
         whom = f"{counted(part['victims'], 'victim')} with {counted(part['images'], 'image')} each"
         return (
             ("Sent by a node", part["shared"]),
@@ -377,7 +377,7 @@ def inverted(again: RepeatedRun, how: GradientInversion, seed: int) -> AttackRes
             "images": how.images,
             "round": how.round,
             "steps": len(schedule.rates),
-            "optimiser": schedule.optimiser,
+            "optimizer": schedule.optimizer,
             "victims": how.victims,
             "smallest": min(map(len, again.parts)),
             "guess": float(psnr(guess.expand_as(originals), originals, pixels).mean()),

@@ -43,7 +43,7 @@ class Pixels:
 
     @classmethod
     def of(cls, mean: torch.Tensor, std: torch.Tensor) -> Pixels:
-        """Of images that were normalised by these."""
+        """Of images that were normalized by these."""
         return cls((0 - mean) / std, (1 - mean) / std)
 
     def unit(self, images: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class Pixels:
         return self.unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
 
-PIXELS = Pixels()  # inputs as they are normalised by default
+PIXELS = Pixels()  # inputs as they are normalized by default
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Recovered:
 def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: Pixels = PIXELS) -> torch.Tensor:
     """Peak signal-to-noise ratio of each image, ``(B,)`` dB, at most 100: of images brought to [0, 1].
 
-    >>> grey, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
-    >>> [round(value, 4) for value in psnr(darker, grey, Pixels(0.0, 1.0)).tolist()]
+    >>> gray, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
+    >>> [round(value, 4) for value in psnr(darker, gray, Pixels(0.0, 1.0)).tolist()]
     [20.0]
     """
     return reconstruction.psnr(pixels.unit(recovered.double()), pixels.unit(true.double()))
@@ -117,7 +117,7 @@ class InversionConfig:
     steps: int = 25
     """Of L-BFGS steps of 20 iterations each; of Adam plain ones."""
     tv: float = 0.0
-    """Weight of the total variation: mean absolute difference of neighbours, pixels from 0 to 1."""
+    """Weight of the total variation: mean absolute difference of neighbors, pixels from 0 to 1."""
     restarts: int = 1
     """Starts from other noise; the one with the least loss counts."""
 
@@ -193,7 +193,7 @@ def _sought(
 
 
 def _lbfgs(unknown: list[torch.Tensor], loss: Loss, steps: int) -> None:
-    optimiser = torch.optim.LBFGS(
+    optimizer = torch.optim.LBFGS(
         unknown,
         max_iter=INNER,
         history_size=100,
@@ -210,7 +210,7 @@ def _lbfgs(unknown: list[torch.Tensor], loss: Loss, steps: int) -> None:
 
     last = math.inf
     for _ in range(steps):
-        value = float(optimiser.step(closure).detach())  # type: ignore[no-untyped-call]
+        value = float(optimizer.step(closure).detach())  # type: ignore[no-untyped-call]
         if not value < last or value < DONE:  # it stands still, or is lost
             break
         last = value
@@ -218,15 +218,15 @@ def _lbfgs(unknown: list[torch.Tensor], loss: Loss, steps: int) -> None:
 
 def _signed_adam(unknown: list[torch.Tensor], loss: Loss, steps: int, pixels: Pixels) -> None:
     x, *guesses = unknown
-    optimiser = torch.optim.Adam(unknown, LR)
+    optimizer = torch.optim.Adam(unknown, LR)
     falls = [steps * eighths // 8 for eighths in (3, 5, 7)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls)
     for _ in range(steps):
         slope, *others = torch.autograd.grad(loss(), unknown)
         x.grad = slope.sign()
         for own, other in zip(guesses, others, strict=True):
             own.grad = other
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         with torch.no_grad():
             x.copy_(pixels.kept(x))
@@ -301,7 +301,7 @@ def sum_squares(tensors: Tensors) -> torch.Tensor:
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Mean absolute difference of neighbours, down and across, summed.
+    """Mean absolute difference of neighbors, down and across, summed.
 
     >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).item()
     1.0

@@ -310,15 +310,15 @@ def _seek(
 ) -> torch.Tensor:
     """A chain's input: Adam, while winners are sharpened and total variation is let go, down to ``keep``."""
     x = (start / unit).requires_grad_()
-    optimiser = torch.optim.Adam([x], LR, betas=(0.9, 0.99))
+    optimizer = torch.optim.Adam([x], LR, betas=(0.9, 0.99))
     for step in range(steps):
         share = step / steps
-        optimiser.param_groups[0]["lr"] = LR * max(1 - share, 0.02)
+        optimizer.param_groups[0]["lr"] = LR * max(1 - share, 0.02)
         now = sharp[0] * (sharp[1] / sharp[0]) ** share
         rough = sum(x.diff(dim=dim).abs().mean((0, 2, 3)).sum() for dim in (-1, -2)) * len(x)
         loss = _misfit(blocks, x * unit, known, now, trust) + max(tv * (1 - share) ** 2, keep) * rough
         (x.grad,) = torch.autograd.grad(loss, x)
-        optimiser.step()
+        optimizer.step()
         with torch.no_grad():
             x.copy_((x * unit).maximum(bounds[0]).minimum(bounds[1]) / unit)
     return (x * unit).detach()

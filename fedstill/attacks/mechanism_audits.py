@@ -87,12 +87,12 @@ def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
     along = _unit(module, lambda D: F.softplus(D(record.inputs)).mean())
 
     def step(world: World) -> torch.Tensor:
-        learns, optimiser = world.node.modules["critic"], world.node.optimisers["critic"]
+        learns, optimizer = world.node.modules["critic"], world.node.optimizers["critic"]
         learns.load_state_dict(untrained)
-        optimiser.state.clear()
+        optimizer.state.clear()
         world.ask("examine", x=x)
-        kept = [optimiser.state[own]["exp_avg"].flatten() for own in learns.parameters()]
-        gradient = torch.cat(kept) / (1 - optimiser.defaults["betas"][0])
+        kept = [optimizer.state[own]["exp_avg"].flatten() for own in learns.parameters()]
+        gradient = torch.cat(kept) / (1 - optimizer.defaults["betas"][0])
         moved: torch.Tensor = gradient @ along / privacy.critic.clip
         return moved
 
@@ -250,7 +250,7 @@ def one_run_linear(
     """
     taken, momentum, clip = (80, 0.9, 0.5) if many else (20, 0.0, 0.25)
     local = LocalConfig(
-        optimiser="sgd",
+        optimizer="sgd",
         momentum=momentum,
         epochs=1,
         least_steps=taken,

@@ -380,7 +380,7 @@ def _tried(target: Mapping[str, Any]) -> str:
 
 
 def private(experiment: Simulation, node: Node) -> TensorData:
-    """What a node holds itself: where methods train on labelled public data, these stand beside it."""
+    """What a node holds itself: where methods train on labeled public data, these stand beside it."""
     names = [each.name for each in experiment.nodes]
     return experiment.setting.parts[names.index(node.name)]
 

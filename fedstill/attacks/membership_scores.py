@@ -434,9 +434,9 @@ def _gaussian(
 
 def _shrunk(apart: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     """Estimates ``(N,)`` of known variance, drawn to their mean; less where they differ beyond that error."""
-    centred = apart - apart.mean()
-    spread = (centred.square().mean() - error.mean()).clamp(min=0)
-    return apart.mean() + spread / (spread + error) * centred
+    centered = apart - apart.mean()
+    spread = (centered.square().mean() - error.mean()).clamp(min=0)
+    return apart.mean() + spread / (spread + error) * centered
 
 
 def _log_normal(x: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:

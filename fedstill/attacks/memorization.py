@@ -1,4 +1,4 @@
-"""Do generated images copy private ones? Each one's nearest private and nearest held-out neighbour.
+"""Do generated images copy private ones? Each one's nearest private and nearest held-out neighbor.
 
 Two tests, since each misses what the other finds:
 
@@ -18,7 +18,7 @@ What the inputs that a server made give away: copies of private images, distance
 
 The server learns to make inputs from what nodes tell it about others. Whoever sees the inputs that it sends
 around may ask whether some are private images come back (:mod:`fedstill.attacks.memorization`), how near they
-come to each node's own (:mod:`fedstill.attacks.generative_metrics`), and what the nodes' models recognise in
+come to each node's own (:mod:`fedstill.attacks.generative_metrics`), and what the nodes' models recognize in
 them.
 
 Data copying: whether inputs that a server made are private images come back, and how near they come.
@@ -55,10 +55,10 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError
 from fedstill.core.options import PositiveInt
 from fedstill.core.seeds import torch_generator
-from fedstill.runs.setting import normalisation
+from fedstill.runs.setting import normalization
 from fedstill.runs.simulation import Simulation
 
-NUMBERS = 1 << 23  # float64 in memory at once while neighbours are looked for, beside the vectors: 64 MiB
+NUMBERS = 1 << 23  # float64 in memory at once while neighbors are looked for, beside the vectors: 64 MiB
 
 
 def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +76,7 @@ def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[t
     return distances[:, int(other)], places[:, int(other)]
 
 
-class Neighbours:
+class Neighbors:
     """Vectors, and others sorted by their distance to each, so that the nearest of any part is found fast.
 
     Args:
@@ -117,11 +117,11 @@ def _sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor,
     """
     width = min(width, len(y))
     middle = y.mean(0)
-    centred = y - middle
-    norms = centred.square().sum(1)
+    centered = y - middle
+    norms = centered.square().sum(1)
     found, where = [], []
     for part in torch.split(x, max(1, NUMBERS // len(y))):
-        squares = torch.addmm(norms.unsqueeze(0), part - middle, centred.T, alpha=-2)  # less |x|^2 (B, M)
+        squares = torch.addmm(norms.unsqueeze(0), part - middle, centered.T, alpha=-2)  # less |x|^2 (B, M)
         near = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
         rows = max(1, NUMBERS // (width * x.shape[1]))
         for few, places in zip(torch.split(part, rows), torch.split(near, rows), strict=True):
@@ -182,9 +182,9 @@ def copying(
     generated, private, held_out = (extractor(images) for images in (generated, private, held_out))
     whose = _whose(groups)  # (P + H,), or None
     is_private = torch.arange(len(private) + len(held_out)) < len(private)
-    # As many neighbours as seldom are all of one kind, once in about e^20.
+    # As many neighbors as seldom are all of one kind, once in about e^20.
     width = 20 * (1 + len(is_private) // min(len(private), len(held_out)))
-    pool = Neighbours(generated, torch.cat([private, held_out]), width)
+    pool = Neighbors(generated, torch.cat([private, held_out]), width)
     truth = _statistic(pool, is_private)
     drawn = torch.tensor(
         [_statistic(pool, again) for again in _drawings(is_private, whose, seed, drawings)],
@@ -277,13 +277,13 @@ def _drawings(
         yield again if whose is None else again[whose]
 
 
-def _statistic(pool: Neighbours, is_private: torch.Tensor) -> float:
+def _statistic(pool: Neighbors, is_private: torch.Tensor) -> float:
     """The mean of (h - p) / (h + p); 0 where an image is a copy of both."""
     (p, _), (h, _) = pool.first(is_private), pool.first(~is_private)
     return float(((h - p) / (h + p).clamp_min(torch.finfo(p.dtype).tiny)).mean())
 
 
-def _nearer(pool: Neighbours, is_private: torch.Tensor) -> torch.Tensor:
+def _nearer(pool: Neighbors, is_private: torch.Tensor) -> torch.Tensor:
     """Of each generated image, how likely its nearest is private if the larger set is cut to the smaller.
 
     Of N images of the larger set, j are nearer than the nearest of the smaller one, which has n. That one of
@@ -305,7 +305,7 @@ def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return torch.where((p == 0) & (h == 0), 1.0, p / h)
 
 
-def _closest(pool: Neighbours, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
+def _closest(pool: Neighbors, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
     """The pairs of the smallest ratio of distances, and of these of the smallest distance; each private image
     once, with the generated image that is nearest to it in proportion."""
     (p, private), (h, held_out) = pool.first(is_private), pool.first(~is_private)
@@ -325,13 +325,13 @@ def _closest(pool: Neighbours, is_private: torch.Tensor, count: int) -> list[dic
     return list(found.values())[:count]
 
 
-MOST = 4000  # private images, and held-out ones, that neighbours are sought among in one space
+MOST = 4000  # private images, and held-out ones, that neighbors are sought among in one space
 MOST_OF_A_NODE = 1000  # images of one node that generated ones are measured from
 MOST_DIMENSIONS = 1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
 
 
 class Sample:
-    """Private and held-out images that neighbours are sought among, and which ones they are.
+    """Private and held-out images that neighbors are sought among, and which ones they are.
 
     Args:
         seed: of the draws, where there are more than :data:`MOST`.
@@ -398,7 +398,7 @@ class Sample:
 
 def spaces(images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]) -> list[Extractor]:
     """What distances are measured in: pixels, and the student's features."""
-    found = [pixels(*(part.flatten().tolist() for part in normalisation(experiment.setting)))]
+    found = [pixels(*(part.flatten().tolist() for part in normalization(experiment.setting)))]
     if experiment.has_student and experiment.task.kind in ("class", "labels"):
         try:
             found.append(penultimate(experiment.student, images[:2], "the student"))
@@ -502,7 +502,7 @@ def closest(
     found: dict[str, Any], images: torch.Tensor, sample: Sample, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
-    shown = Pixels.of(*(part.cpu() for part in normalisation(experiment.setting))).shown
+    shown = Pixels.of(*(part.cpu() for part in normalization(experiment.setting))).shown
     sets = {"generated": images, "private": sample.private, "held_out": sample.held_out}
     return {name: shown(those[[pair[name] for pair in found["pairs"]]]) for name, those in sets.items()}
 

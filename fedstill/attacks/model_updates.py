@@ -1,6 +1,6 @@
 """What parameters give away: a gradient, or the update that all steps of local training make of one.
 
-A step is the one of :mod:`fedstill.node.local_training`: the same loss, optimisers, learning rates and
+A step is the one of :mod:`fedstill.node.local_training`: the same loss, optimizers, learning rates and
 batches.
 """
 
@@ -46,13 +46,13 @@ class Schedule:
     Args:
         rates: the learning rate of each step.
         batch: examples a step.
-        optimiser: from a fresh start.
+        optimizer: from a fresh start.
         smoothing: share of each label spread over all classes.
     """
 
     rates: tuple[float, ...] = ()
     batch: int = 1
-    optimiser: Literal["adam", "sgd"] = "sgd"
+    optimizer: Literal["adam", "sgd"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
     smoothing: float = 0.0
@@ -73,7 +73,7 @@ class Schedule:
         return cls(
             tuple(cosine(step, total, local.lr, local.lr_end) for step in span.steps(total)),
             local.batch,
-            local.optimiser,
+            local.optimizer,
             local.momentum,
             local.weight_decay,
             local.smoothing,
@@ -137,7 +137,7 @@ def trained(
         slopes = gradients(model, now, inputs[indices], labels[indices], schedule.smoothing)
         for name, slope in slopes.items():
             g = slope + schedule.weight_decay * now[name]
-            if schedule.optimiser == "sgd":
+            if schedule.optimizer == "sgd":
                 first[name] = schedule.momentum * first[name] + g if name in first else g
                 now[name] = now[name] - rate * first[name]
             else:
@@ -197,7 +197,7 @@ class Observed:
         """About the mean gradient: an update over how much each step's own gradient counts in it, of SGD."""
         if self.is_gradient:
             return self.target
-        again = self.schedule.momentum if self.schedule.optimiser == "sgd" else 0.0  # later steps repeat it
+        again = self.schedule.momentum if self.schedule.optimizer == "sgd" else 0.0  # later steps repeat it
         rates = self.schedule.rates
         total = sum(rate * again**late for at in range(len(rates)) for late, rate in enumerate(rates[at:]))
         return {name: moved / total for name, moved in self.target.items()}
@@ -209,7 +209,7 @@ class Observed:
         """
         (rate,), decay = self.schedule.rates, self.schedule.weight_decay
         target = {name: moved / rate for name, moved in self.target.items()}
-        if self.schedule.optimiser == "sgd":
+        if self.schedule.optimizer == "sgd":
             target = {
                 name: slope - decay * self.model.get_parameter(name).detach()
                 for name, slope in target.items()

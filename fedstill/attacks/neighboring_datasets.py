@@ -146,7 +146,7 @@ def _homes(data: TensorData, teachers: int) -> list[int]:
 See = Callable[[bool, int], torch.Tensor]
 
 LOCAL = LocalConfig(
-    epochs=0, least_steps=30, batch=8, optimiser="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
+    epochs=0, least_steps=30, batch=8, optimizer="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
 )
 STEEP = 1e4  # of what is pulled back: every network's gradient is clipped
 UNHEARD = 1e6  # noise of what is released beside what is attacked: its price is next to nothing
@@ -199,14 +199,14 @@ def outputs(how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: 
 
 
 def gradients(noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0) -> Distinguisher:
-    """Sanitised gradients: the record turns a network's gradient round, or that of one teacher of several."""
+    """Sanitized gradients: the record turns a network's gradient round, or that of one teacher of several."""
     if mechanism == "pate":
         teachers, own = PateConfig(teachers=TEACHERS, noise=UNHEARD), GradientsConfig(noise=noise / TEACHERS)
         of = f"mean of {TEACHERS} teachers' gradients"
         return _attack(mechanism, of, PATE(pate=teachers, gradients=own), _pulled, seed)
     outputs = OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=GradientsConfig(noise=noise))
-    return _attack(mechanism, "sanitised gradients", privacy, _pulled, seed)
+    return _attack(mechanism, "sanitized gradients", privacy, _pulled, seed)
 
 
 def _answers(world: World, x: torch.Tensor) -> torch.Tensor:

@@ -241,7 +241,7 @@ class RepeatedRun:
         # Engines give the same figures, to rounding.
         deployed = config.engine.name in REHEARSED
         engine = replace(config.engine, name="one-by-one" if deployed else config.engine.name)
-        silent = replace(config.evaluation, every=0, centralised=False, samples=0)
+        silent = replace(config.evaluation, every=0, centralized=False, samples=0)
         config = replace(config, engine=engine, evaluation=silent)
         data = load(config.data, config.task)
         parts, public = divide(config, data)

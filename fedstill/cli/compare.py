@@ -115,7 +115,7 @@ def _of_one_method(
             called = f"'--{first.rpartition(':')[2]}.{rest}'"
             raise UnknownName("option", option.option, [], meant=called)
         label = spelled.get(first, "") if dot else ""
-        meant = [spelt for spelt in spelled if first in spelt.split("_")]
+        meant = [spelled for spelled in spelled if first in spelled.split("_")]
         if dot and not label and first not in to_dict(base) and len(meant) == 1:
             option_of = f"'--{spelled[meant[0]]}.{rest}'"
             raise UnknownName("option", option.option, [], meant=option_of)
@@ -166,11 +166,11 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     from fedstill.compare import comparison_file as compare
     from fedstill.compare import comparison_runner
     from fedstill.core.console import SafeConsole
-    from fedstill.report.compare_files import print_comparison, summarise, write_comparison
+    from fedstill.report.compare_files import print_comparison, summarize, write_comparison
 
     comparison = compare.read_folder(folder)
     page = write_comparison(folder, comparison)
-    summary = summarise(folder, comparison)
+    summary = summarize(folder, comparison)
     print_comparison(summary, SafeConsole())
     print(f"Report: {page}")
     names = {entry.label: entry.name for entry in summary.entries}

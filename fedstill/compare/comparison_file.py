@@ -8,7 +8,7 @@ Several methods side by side, on equal terms: the plan of a comparison.
 
 A comparison is one run without its method (the base), some methods, seeds and, if wanted, settings that
 each change the base. All methods share the base: one seed gives all of them the same split, the same
-first weights, the same local optimiser and budget. What a method may have of its own are its options
+first weights, the same local optimizer and budget. What a method may have of its own are its options
 (``options``), and other run options only where the plan says so (``runs``), which the report repeats.
 """
 
@@ -404,8 +404,8 @@ def _complete(base: Table, method: Table) -> Table:
     complete = {key: value for key, value in whole.items() if key not in OWN}
     if not says(base, "nodes", "policy", "outputs_only"):
         del complete["nodes"]["policy"]["outputs_only"]
-    if not says(base, "evaluation", "centralised"):  # it has a line of its own: method centralised
-        complete["evaluation"]["centralised"] = False
+    if not says(base, "evaluation", "centralized"):  # it has a line of its own: method centralized
+        complete["evaluation"]["centralized"] = False
     return complete
 
 

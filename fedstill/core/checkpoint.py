@@ -88,7 +88,7 @@ def _encode(value: State, tensors: dict[str, torch.Tensor]) -> Any:
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
-    if isinstance(value, Mapping):  # as pairs: an optimiser's state has whole numbers as keys
+    if isinstance(value, Mapping):  # as pairs: an optimizer's state has whole numbers as keys
         return {"dict": [[key, _encode(item, tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"

@@ -250,12 +250,12 @@ def onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def lay_out(optimiser: torch.optim.Optimizer) -> None:
-    """Lay an optimiser's memory out as its parameters are, say channels last.
+def lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Lay an optimizer's memory out as its parameters are, say channels last.
 
-    torch's fused optimisers pair numbers by their place in memory, whatever their place in the tensor.
+    torch's fused optimizers pair numbers by their place in memory, whatever their place in the tensor.
     """
-    for parameter, state in optimiser.state.items():
+    for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 state[key] = as_laid_out(value, parameter)

@@ -1,7 +1,7 @@
 """Texts of others on a terminal: a server's, a node's, a file's. None of them moves the cursor, names the
 window or turns what stands beside it around; whatever prints them need not think of it.
 
-A console of rich that shows others' texts safely, and keeps its own colours and bars.
+A console of rich that shows others' texts safely, and keeps its own colors and bars.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 Tensors = Mapping[str, torch.Tensor]
-WARM = 3  # calls before it is recorded, in which libraries and optimisers make what they keep
+WARM = 3  # calls before it is recorded, in which libraries and optimizers make what they keep
 
 
 class Capture(Protocol):
@@ -37,7 +37,7 @@ class Recorded:
     """A function of tensors by name, recorded once it has been called a few times with tensors of equal form.
 
     What it does must follow from its arguments and from memory that stays where it is. It may change that
-    memory (networks, optimisers); numbers that change lie in tensors (:func:`recordable`). Gradients that
+    memory (networks, optimizers); numbers that change lie in tensors (:func:`recordable`). Gradients that
     reach what it gives are pulled back to its arguments, for the last call. What cannot be recorded, as a
     look at values (``.item()``) or a tensor that comes from the CPU, is computed as it stands, and a warning
     says so.
@@ -201,9 +201,9 @@ class Graphs:
         here.wait_stream(self._stream)
 
 
-def recordable(optimiser: torch.optim.Optimizer) -> None:
-    """Have an optimiser keep its learning rate in a tensor, so that a recorded step follows it."""
-    for group in optimiser.param_groups:
+def recordable(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer keep its learning rate in a tensor, so that a recorded step follows it."""
+    for group in optimizer.param_groups:
         device = group["params"][0].device
         if not isinstance(group["lr"], torch.Tensor) or group["lr"].device != device:
             group["lr"] = torch.tensor(float(group["lr"]), device=device)
@@ -212,20 +212,20 @@ def recordable(optimiser: torch.optim.Optimizer) -> None:
 
 
 class Memory:
-    """Where networks and optimisers keep their numbers."""
+    """Where networks and optimizers keep their numbers."""
 
-    def __init__(self, modules: Iterable[nn.Module], optimisers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._layers = [layer for module in modules for layer in module.modules()]
-        self._optimisers = list(optimisers)
+        self._optimizers = list(optimizers)
 
     def __call__(self) -> Iterator[torch.Tensor]:
         for layer in self._layers:
             yield from (each for each in layer._parameters.values() if each is not None)
             yield from (each for each in layer._buffers.values() if each is not None)
-        for optimiser in self._optimisers:
-            rates = (group["lr"] for group in optimiser.param_groups)
+        for optimizer in self._optimizers:
+            rates = (group["lr"] for group in optimizer.param_groups)
             yield from (each for each in rates if isinstance(each, torch.Tensor))
-            for state in optimiser.state.values():
+            for state in optimizer.state.values():
                 yield from (each for each in state.values() if isinstance(each, torch.Tensor))
 
 

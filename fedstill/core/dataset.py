@@ -1,6 +1,6 @@
 """Arrays of any library as tensors.
 
-A data set as the rest of fedstill sees it: decoded once, normalised once, kept as tensors.
+A data set as the rest of fedstill sees it: decoded once, normalized once, kept as tensors.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
 
 
 def check_pixels(images: torch.Tensor, mean: Sequence[float], std: Sequence[float], what: str) -> None:
-    """Refuse images ``(N, C, H, W)`` that are no pixels from 0 to 1 under a normalisation, by channel.
+    """Refuse images ``(N, C, H, W)`` that are no pixels from 0 to 1 under a normalization, by channel.
 
     Raises:
         DataError: saying what the first channel that is outside has, and what is allowed.
@@ -301,7 +301,7 @@ def check_pixels(images: torch.Tensor, mean: Sequence[float], std: Sequence[floa
         )
 
 
-def normalised(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+def normalized(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
     """Pixels as the networks take them: ``(pixel - mean) / std``, with pixel scaled to [0, 1].
 
     Args:
@@ -312,7 +312,7 @@ def normalised(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) 
         (N, C, H, W) float32 in memory of its own.
 
     >>> import numpy
-    >>> normalised(numpy.array([[[[0, 255]]]], dtype=numpy.uint8), (0.5,), (0.5,)).flatten().tolist()
+    >>> normalized(numpy.array([[[[0, 255]]]], dtype=numpy.uint8), (0.5,), (0.5,)).flatten().tolist()
     [-1.0, 1.0]
     """
     scale = 255.0 if pixels.dtype == np.uint8 else 1.0

@@ -134,7 +134,7 @@ class Checked:
     ... class Training(Checked):
     ...     under: ClassVar[str] = "local"
     ...     lr: Annotated[float, Gt(0)] = 0.1
-    ...     optimiser: Literal["adam", "sgd"] = "adam"
+    ...     optimizer: Literal["adam", "sgd"] = "adam"
     >>> Training(lr=-1)
     Traceback (most recent call last):
     ...

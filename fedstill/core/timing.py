@@ -24,11 +24,11 @@ class Clock:
     ...     clock.now("distillation") > 0
     True
     >>> list(clock.seconds)
-    ['local_training', 'centralised', 'distillation']
+    ['local_training', 'centralized', 'distillation']
     """
 
     def __init__(self) -> None:
-        self.seconds = {"local_training": 0.0, "centralised": 0.0, "distillation": 0.0}
+        self.seconds = {"local_training": 0.0, "centralized": 0.0, "distillation": 0.0}
         self._earlier = 0.0  # of the run before it was stopped
         self._start = time.monotonic()
         self._at: tuple[str, float] | None = None  # the phase at work, and when it began

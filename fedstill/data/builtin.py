@@ -125,14 +125,14 @@ class FashionMNIST(Vision):
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR10(Vision):
-    """CIFAR-10: 32 x 32 colour images of 10 classes."""
+    """CIFAR-10: 32 x 32 color images of 10 classes."""
 
     vision, vision_folder = "CIFAR10", "cifar-10-batches-py"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR100(Vision):
-    """CIFAR-100: 32 x 32 colour images of 100 classes."""
+    """CIFAR-100: 32 x 32 color images of 100 classes."""
 
     vision, vision_folder = "CIFAR100", "cifar-100-python"
 
@@ -160,7 +160,7 @@ WINE = {
     "flavanoids": (0.3, 5.2),
     "nonflavanoid phenols": (0.1, 0.7),
     "proanthocyanins": (0.4, 3.6),
-    "colour intensity": (1, 13),
+    "color intensity": (1, 13),
     "hue": (0.4, 1.8),
     "OD280/OD315": (1.2, 4),
     "proline": (270, 1700),

@@ -71,7 +71,7 @@ class DataConfig(Registered, ABC):
 
     @abstractmethod
     def read(self, task: TaskConfig) -> DataSet:
-        """The data set, decoded and normalised, with its test part apart, as a task needs it.
+        """The data set, decoded and normalized, with its test part apart, as a task needs it.
 
         Args:
             task: one that it serves.

@@ -88,7 +88,7 @@ def in_one_size(
 ) -> Raw:
     """Images, with masks of classes if they are wanted, all of one size.
 
-    A mask is a grey image: the number of the class at each pixel, or 0 and 255 for background and foreground.
+    A mask is a gray image: the number of the class at each pixel, or 0 and 255 for background and foreground.
     Arguments as :func:`fedstill.data.user_data.read`; a DataError names the file.
     """
     found = map_files(folder, masks=masks)

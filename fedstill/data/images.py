@@ -1,7 +1,7 @@
-"""Images and masks as arrays: of one size from those of another, in patches that cover them, grey from
-colours, values as classes.
+"""Images and masks as arrays: of one size from those of another, in patches that cover them, gray from
+colors, values as classes.
 
-Images of the library PIL as arrays: upright, in grey or color, on white where they are transparent.
+Images of the library PIL as arrays: upright, in gray or color, on white where they are transparent.
 
 Image files: which lie in a folder, one decoded and upright, and several as one array.
 """
@@ -49,7 +49,7 @@ def resized_maps(maps: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Maps ``(N, H, W)`` of another size: each pixel is the class that most of its area has, of equals the
     highest.
 
-    So a pixel half of which is tumour is tumour.
+    So a pixel half of which is tumor is tumor.
 
     >>> resized_maps(torch.tensor([[[0, 1, 0, 0], [0, 1, 0, 2]]]), 1, 2).tolist()
     [[[1, 0]]]
@@ -167,10 +167,10 @@ def _stray(values: Sequence[int]) -> int | None:
     return next((value for value in sorted(present) if value and value - 1 not in present), None)
 
 
-LUMA = (0.299, 0.587, 0.114)  # grey from red, green and blue (ITU-R BT.601)
+LUMA = (0.299, 0.587, 0.114)  # gray from red, green and blue (ITU-R BT.601)
 
 
-def grey(pixels: torch.Tensor) -> torch.Tensor:
+def gray(pixels: torch.Tensor) -> torch.Tensor:
     """``(B, C, H, W)`` to ``(B, 1, H, W)``: by luminance, or the mean of other than three channels."""
     channels = pixels.shape[1]
     weights = LUMA if channels == 3 else (1 / channels,) * channels
@@ -179,7 +179,7 @@ def grey(pixels: torch.Tensor) -> torch.Tensor:
 
 Bytes = npt.NDArray[np.uint8]
 
-_GREY = ("1", "L", "LA", "La")
+_GRAY = ("1", "L", "LA", "La")
 _ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 
 
@@ -194,7 +194,7 @@ def holds_images(values: Any) -> bool:
 
 
 def pixels_of(image: Any, what: str) -> Bytes:
-    """An image of PIL, upright, in grey ``(H, W)`` or color ``(H, W, 3)``: a DataError if not of 8 bits each.
+    """An image of PIL, upright, in gray ``(H, W)`` or color ``(H, W, 3)``: a DataError if not of 8 bits each.
 
     Transparent pixels are drawn on white, in proportion to their alpha: what a file keeps below them is not
     what anyone sees.
@@ -203,7 +203,7 @@ def pixels_of(image: Any, what: str) -> Bytes:
         way = "divide by the largest possible value and give floats from 0 to 1 in an .npz"
         raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel; {way}")
     image = upright(image)
-    mode = "L" if image.mode in _GREY else "RGB"
+    mode = "L" if image.mode in _GRAY else "RGB"
     if image.mode in _ALPHA or "transparency" in image.info:
         from PIL import Image
 
@@ -228,7 +228,7 @@ def array_of(values: Any, what: str, *, numbers: bool = False) -> npt.NDArray[An
     Args:
         what: the values are, the first words of an error.
         numbers: whether images hold numbers of classes or objects, ``(N, H, W)``; else they are pixels in
-            grey ``(N, H, W)``, or in color ``(N, H, W, 3)`` where one or more are.
+            gray ``(N, H, W)``, or in color ``(N, H, W, 3)`` where one or more are.
 
     Raises:
         DataError: images of several sizes, or of a mode that is not read.
@@ -311,7 +311,7 @@ def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
 
 
 def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
-    """A grey image of up to 16 bits, whose values are numbers of objects or classes: ``(H, W)``."""
+    """A gray image of up to 16 bits, whose values are numbers of objects or classes: ``(H, W)``."""
     with _opened(source, what) as image:
         return numbers_of(image, what)
 
@@ -351,7 +351,7 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0)
     """Image files, each with what it is for errors, of one form: ``(N, C, H, W)``; averaged to a ``size``.
 
     Each is brought to so many ``channels`` by itself, so that what becomes of one hangs on no other. With 0
-    all get colours where some are grey and some have them. A DataError names the first that cannot be read
+    all get colors where some are gray and some have them. A DataError names the first that cannot be read
     and counts the others, or names one of another size than the first.
     """
     images: list[npt.NDArray[Any]] = []
@@ -366,7 +366,7 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0)
         if size:
             image = resized(image[None], size, size)[0]
         if channels == 1 < len(image):
-            image = grey(torch.from_numpy(_floats(image)[None]))[0].numpy().clip(0, 1)
+            image = gray(torch.from_numpy(_floats(image)[None]))[0].numpy().clip(0, 1)
         elif len(image) == 1 < channels:
             image = np.broadcast_to(image, (channels, *image.shape[1:]))
         first = first or what
@@ -383,7 +383,7 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0)
 
 
 def _floats(image: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Bytes as floats from 0 to 1, in the same bits as :func:`resized` and ``normalised`` make of them."""
+    """Bytes as floats from 0 to 1, in the same bits as :func:`resized` and ``normalized`` make of them."""
     return image.astype(np.float32) / np.float32(255) if image.dtype == np.uint8 else image
 
 

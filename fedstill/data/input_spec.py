@@ -27,7 +27,7 @@ class InputSpec:
         task: what is learned, as in :mod:`fedstill.tasks`.
         classes: names of classes, labels or channels of an output, in the order of their numbers.
         shape: ``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row of a table.
-        mean, std: the normalisation ``(pixel - mean) / std`` of pixels from 0 to 1, per channel; empty where
+        mean, std: the normalization ``(pixel - mean) / std`` of pixels from 0 to 1, per channel; empty where
             inputs are no images.
         vocabulary: how many token ids there are, where inputs are texts.
         schema: what the columns may be, where inputs are rows of a table.
@@ -74,7 +74,7 @@ class InputSpec:
             raise ArgumentError("spec.std", self.std, "from 0.001 to 1000")
         if not all(abs(value) <= 1e3 for value in self.mean):
             raise ArgumentError("spec.mean", self.mean, "from -1000 to 1000")
-        # Targets must lie from -1 to 1: which normalisation they break would tell a record's extreme pixels.
+        # Targets must lie from -1 to 1: which normalization they break would tell a record's extreme pixels.
         if kind.kind == "image" and {*self.mean, *self.std} != {0.5}:
             told = [*self.mean, *self.std]
             raise ArgumentError("spec.mean and spec.std", told, f"0.5 for task {self.task.called}")

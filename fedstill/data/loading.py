@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalised
+from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalized
 from fedstill.core.errors import ArgumentError, DataError, FedstillError
 from fedstill.core.names import alike_note, plain
 from fedstill.core.registry import OWN, first_line
@@ -268,7 +268,7 @@ def of_images(
         pixels = images[at]
         if size and pixels.shape[2:] != (size, size):
             pixels = resized(pixels, size, size)
-        inputs = normalised(pixels, mean, std)
+        inputs = normalized(pixels, mean, std)
         inputs, targets = taught(inputs, torch.from_numpy(raw.labels[at]), task)
         return TensorData(
             inputs, targets, cases=None if cases is None else cases.subset(torch.from_numpy(at))
@@ -293,7 +293,7 @@ def of_images(
 
 
 def taught(images: torch.Tensor, labels: torch.Tensor, task: TaskConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of a task, of normalised images ``(N, C, H, W)`` and what was read beside them.
+    """Inputs and targets of a task, of normalized images ``(N, C, H, W)`` and what was read beside them.
 
     Maps, of any size, become as large as the images; where the images are the targets, what is measured of
     them are the inputs.
@@ -375,7 +375,7 @@ class ArrayData(DataConfig):
         """
 
     def read(self, task: TaskConfig) -> DataSet:
-        """These arrays, checked, divided into training and test parts, and normalised."""
+        """These arrays, checked, divided into training and test parts, and normalized."""
         raw = from_arrays(Path(self.called), self._given(), task.targets)
         return of_images(raw, self, task, self.title or self.called, self.note)
 
@@ -410,7 +410,7 @@ def read_once() -> Iterator[None]:
 
 
 def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed: bool = True) -> DataSet:
-    """Load a data set, decoded and normalised, with its test part apart.
+    """Load a data set, decoded and normalized, with its test part apart.
 
     Args:
         config: which, and how much of it.

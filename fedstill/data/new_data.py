@@ -115,7 +115,7 @@ def _named(name: str, spec: InputSpec, how: Reading) -> TensorData:
     data = load(named(name, **({"root": how.root} if how.root else {})), spec.task, train_needed=False)
     same = (data.classes, tuple(data.test.inputs.shape[1:])) == (spec.classes, spec.shape)
     if not same or (data.mean, data.std, data.vocabulary) != (spec.mean, spec.std, spec.vocabulary):
-        told = "classes, shape or normalisation are not those of the student"
+        told = "classes, shape or normalization are not those of the student"
         raise DataError(f"data {name!r}: {told}: allowed is a path to data that can be brought into them")
     return _of_sites(data.test, data.test_columns, how.sites)
 
@@ -145,7 +145,7 @@ def _of_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str,
 # --- to be asked about ------------------------------------------------------------------------------------
 
 
-def unlabelled(name: str, spec: InputSpec, how: Reading) -> tuple[list[str], Any]:
+def unlabeled(name: str, spec: InputSpec, how: Reading) -> tuple[list[str], Any]:
     """Examples of which nothing need be known: what each is called, and all of them as a student takes them.
 
     Images are an ``.npz`` with ``images``, an image file, a folder of such with all that lies below it, or a

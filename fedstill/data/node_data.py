@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedstill.core.dataset import Column, DataSet, TensorData, check_pixels, normalised
+from fedstill.core.dataset import Column, DataSet, TensorData, check_pixels, normalized
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded
 from fedstill.core.names import class_names, count_of, plain, unknown_name
 from fedstill.core.registry import OWN, find, first_line, is_path
@@ -42,7 +42,7 @@ from fedstill.data.raw import MOST_CLASSES, Images, Raw, from_arrays, whole_numb
 from fedstill.data.stratified_sampling import Ints, numbered, require_units
 from fedstill.data.table_files import Columns
 from fedstill.data.tables import check_rows, read_rows, read_schema
-from fedstill.data.text import Labelled
+from fedstill.data.text import Labeled
 from fedstill.data.user_data import SERVING, read
 from fedstill.tasks import TASKS, TaskConfig
 
@@ -122,7 +122,7 @@ class PrivateConfig:
             raise ArgumentError("data.channels", list(self.channels), "empty, as source csv has all channels")
 
 
-def labels_in(raw: Raw | Labelled, spec: InputSpec, what: str) -> Ints:
+def labels_in(raw: Raw | Labeled, spec: InputSpec, what: str) -> Ints:
     """Classes, maps or findings as the spec numbers its classes; findings that are not known are -1."""
     kind, classes = spec.task.makes.kind, spec.classes
     if kind == "image" or raw.classes == classes:
@@ -163,10 +163,10 @@ def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor
 
 
 def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:
-    """Images normalised as the spec declares, ``(N, C, H, W)`` float32.
+    """Images normalized as the spec declares, ``(N, C, H, W)`` float32.
 
     Those of another form only where they may be made to ``fit``: averaged to its size, as by a run's
-    ``data.size``, and grey for colour or colour for grey.
+    ``data.size``, and gray for color or color for gray.
     """
     found = tuple(images.shape[1:])
     if found != spec.shape and not fit:
@@ -175,9 +175,9 @@ def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Te
     if found[1:] != spec.shape[1:]:
         images = resized(images, *spec.shape[1:])
     if found[0] == spec.shape[0]:
-        return normalised(images, spec.mean, spec.std)
+        return normalized(images, spec.mean, spec.std)
     black, white = (0.0,) * found[0], (1.0,) * found[0]
-    as_pixels = TensorData(normalised(images, black, white), torch.zeros(len(images)))
+    as_pixels = TensorData(normalized(images, black, white), torch.zeros(len(images)))
     like = TensorData(torch.zeros(1, *spec.shape), torch.zeros(1))
     source = DataSet(what, as_pixels, as_pixels, spec.classes, black, white)
     return conform(
@@ -243,7 +243,7 @@ def of_pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, m
     """Patches of the spec's size that cover an owner's pictures."""
     channels, height, width = spec.shape
     if (channels, height) != (3, width):
-        raise DataError(f"{what}: the server declares {spec.shape}: allowed are square patches in colour")
+        raise DataError(f"{what}: the server declares {spec.shape}: allowed are square patches in color")
     pictures = [one for one in read_pictures(path) if not one.test]
     if not pictures:
         raise DataError(f"{what}: all pictures are for testing: allowed is one or more to train on")
@@ -299,7 +299,7 @@ def load(
     Args:
         folder: from which paths count.
         spec: what the server declares; None takes shape and classes from the owner's schema where one is
-            named, else from the data themselves, and the usual normalisation.
+            named, else from the data themselves, and the usual normalization.
         task: what the data are for, where no spec says so; None is what the owner's schema teaches, without
             one images of classes.
         most: bytes that they may take where the spec makes them larger; 0 is no limit.
@@ -356,9 +356,9 @@ def _loaded(
 
 
 def check_values(config: PrivateConfig, data: TensorData, spec: InputSpec) -> None:
-    """Refuse (DataError) tensors of images that are no pixels under the spec's normalisation.
+    """Refuse (DataError) tensors of images that are no pixels under the spec's normalization.
 
-    For the owner, and not as a run begins: a server that declared one normalisation after another would learn
+    For the owner, and not as a run begins: a server that declared one normalization after another would learn
     the least and the largest value, by which of them were refused.
     """
     if config.source == "tensors" and spec.task.makes.form == "images":

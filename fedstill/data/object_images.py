@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from fedstill.core import timing
-from fedstill.core.dataset import Cases, DataSet, TensorData, normalised
+from fedstill.core.dataset import Cases, DataSet, TensorData, normalized
 from fedstill.core.errors import DataError
 from fedstill.core.names import plain
 from fedstill.core.options import Share
@@ -64,7 +64,7 @@ def picture(
     what: str,
     patient: str = "",
 ) -> Picture:
-    """A picture in colour, grey repeated; a DataError if objects are of another size than the image."""
+    """A picture in color, gray repeated; a DataError if objects are of another size than the image."""
     if image.shape[1:] != instances.shape:
         sizes = f"{image.shape[1]} x {image.shape[2]} and its objects {instances.shape}"
         raise DataError(f"{what}: the image is {sizes}: allowed are equal sizes")
@@ -75,7 +75,7 @@ def picture(
 def read_pictures(place: Path) -> list[Picture]:
     """Pictures with objects: an ``.npz`` with ``images`` and ``instances``, or folders of both.
 
-    A folder has ``images/<name>.png`` with ``masks/<name>.png``, grey with the number of the object at each
+    A folder has ``images/<name>.png`` with ``masks/<name>.png``, gray with the number of the object at each
     pixel (16 bits for more than 255), below ``train`` and ``test`` if it has these; sites, patients and parts
     may also be told by ``cases.csv``, in an ``.npz`` by arrays ``site``, ``patient`` and ``split``.
     """
@@ -212,7 +212,7 @@ def cut(pictures: Sequence[Picture], cases: Cases, rows: npt.NDArray[np.int64], 
     corners = [] if cases.places is None else cases.places.tolist()
     for case in cases.present():
         one = pictures[case]
-        image = grown(normalised(one.image[None], (MEAN,) * 3, (STD,) * 3)[0].numpy(), patch)
+        image = grown(normalized(one.image[None], (MEAN,) * 3, (STD,) * 3)[0].numpy(), patch)
         # Of the whole picture, so that an object that a patch cuts has no contour there.
         classes = grown(three_classes(one.instances), patch)
         for row in torch.nonzero(cases.of == case).flatten().tolist():

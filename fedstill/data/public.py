@@ -20,7 +20,7 @@ from fedstill.core.options import Checked, Fraction
 from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.core.text_format import brief_repr, times
 from fedstill.data.config import DATA, Limit, named
-from fedstill.data.images import grey
+from fedstill.data.images import gray
 from fedstill.data.loading import CLASSIFICATION, load, taught
 from fedstill.data.stratified_sampling import Ints, labels_of, strata, stratified, whole
 from fedstill.data.tables import drawn
@@ -61,7 +61,7 @@ class Public:
 
     Args:
         name: where they come from.
-        inputs: as the private data's, images normalised as those are.
+        inputs: as the private data's, images normalized as those are.
         labels: as the private data's targets, ``(N,)`` int64 for classes; or None.
         note: what a reader of a figure must know.
         reshaped: what was done to bring them into the private data's form; empty: nothing.
@@ -190,9 +190,7 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         return Public(other.name, part.inputs, part.targets, "; ".join(note for note in notes if note))
     images = conform(part.targets if served.makes.kind == "image" else part.inputs, other, data)
     found, wanted = (tuple(each.shape[1:]) for each in (part.inputs, images))
-    reshaped = (
-        "" if found == wanted else f"images of {times(found)}, resized or recoloured to {times(wanted)}"
-    )
+    reshaped = "" if found == wanted else f"images of {times(found)}, resized or recolored to {times(wanted)}"
     inputs, labels = taught(images, part.targets, task)
     told = "; ".join(note for note in notes if note)
     return Public(other.name, inputs, labels if known else None, told, reshaped)
@@ -205,9 +203,9 @@ def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> Tas
 
 
 def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
-    """Images ``(N, C, H, W)`` of one data set in the form of another: its channels, size and normalisation.
+    """Images ``(N, C, H, W)`` of one data set in the form of another: its channels, size and normalization.
 
-    Grey becomes colour by repetition and colour grey by luminance, other numbers of channels are refused;
+    Gray becomes color by repetition and color gray by luminance, other numbers of channels are refused;
     images are resized bilinearly, with antialiasing where they shrink.
     """
     channels, *size = target.train.inputs.shape[1:]
@@ -225,7 +223,7 @@ def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Ten
     for part in torch.split(inputs, 1000):
         pixels = part * std + mean
         if found != channels:
-            pixels = pixels.expand(-1, channels, -1, -1) if found == 1 else grey(pixels)
+            pixels = pixels.expand(-1, channels, -1, -1) if found == 1 else gray(pixels)
         if list(pixels.shape[2:]) != size:
             pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
         parts.append((pixels.clamp(0, 1) - new_mean) / new_std)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.utils import data as torch_data
 
-from fedstill.core.dataset import Column, as_tensor, normalised
+from fedstill.core.dataset import Column, as_tensor, normalized
 from fedstill.core.errors import DataError
 from fedstill.core.names import TEXTS, name_of, named_column, plain, unknown_name
 from fedstill.data.config import MEAN, STD
@@ -75,7 +75,7 @@ def inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
 def input_tensor(
     inputs: Any, what: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
 ) -> torch.Tensor:
-    """Inputs as they are, but images of PIL, whose pixels are normalised: to -1..1 without mean and std."""
+    """Inputs as they are, but images of PIL, whose pixels are normalized: to -1..1 without mean and std."""
     if holds_images(inputs):
         return scaled(array_of(inputs, what), what, mean, std)
     return as_tensor(inputs, f"{what} inputs")
@@ -182,7 +182,7 @@ def scaled(
     """Pixels ``(N, H, W)`` or ``(N, H, W, C)`` as a network takes them; without mean and std from -1 to 1."""
     images = image_array(Path(what), {"images": pixels})
     channels = images.shape[1]
-    return normalised(images, mean or (MEAN,) * channels, std or (STD,) * channels)
+    return normalized(images, mean or (MEAN,) * channels, std or (STD,) * channels)
 
 
 def label_numbers(
@@ -213,7 +213,7 @@ def label_numbers(
         return labels
     if unknown := [each for each in known if each not in classes]:
         raise DataError(f"{what}: has a class {unknown_name(unknown[0], classes)}")
-    within = (labels >= 0) & (labels < len(known))  # others, as -1 for unlabelled, are refused later
+    within = (labels >= 0) & (labels < len(known))  # others, as -1 for unlabeled, are refused later
     numbers = np.array([classes.index(each) for each in known], dtype=np.int64)
     return np.where(within, numbers[np.where(within, labels, 0)], labels)
 

@@ -1,4 +1,4 @@
-"""What a source holds, before it is divided or normalised: arrays by name, checked for what they teach.
+"""What a source holds, before it is divided or normalized: arrays by name, checked for what they teach.
 
 Every form of files ends here: each reader gives arrays as an ``.npz`` has them, or a :class:`Raw` itself. No
 pickle is read: an ``.npz`` is opened with ``allow_pickle=False``, and an array of objects is an error.

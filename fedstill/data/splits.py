@@ -60,7 +60,7 @@ class SplitConfig(Registered, ABC):
 
     findings: int = 0
     """Findings: how many of the labels a node knows; the others are unknown in its data. All nodes together
-    know all labels, and neighbours share some; 0: every node knows all."""
+    know all labels, and neighbors share some; 0: every node knows all."""
 
     @abstractmethod
     def divide(self, items: Items, generator: np.random.Generator) -> Ints:
@@ -553,7 +553,7 @@ def conceal(parts: Sequence[TensorData], findings: int, generator: np.random.Gen
     all.
 
     The labels are laid on a circle in a drawn order. Node k of K knows those from place ``k C / K`` on, so
-    that together they know all C and neighbours share some; a number that does not give this is refused.
+    that together they know all C and neighbors share some; a number that does not give this is refused.
 
     >>> part = TensorData(torch.zeros(1, 1, 4, 4), torch.ones(1, 4, dtype=torch.int64))
     >>> both = conceal([part, part], 3, np.random.default_rng(0))

@@ -134,7 +134,7 @@ HF = "hf:"
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
+class Labeled:
     """What a source of texts holds, as it is."""
 
     texts: Sequence[Text]
@@ -177,15 +177,15 @@ class TextData(DataConfig):
             )
 
     @abstractmethod
-    def labelled(self) -> Labelled:
+    def labeled(self) -> Labeled:
         """All texts, with their labels."""
 
     def read(self, task: TaskConfig) -> DataSet:
         """These texts as token ids, divided into training and test parts."""
-        return data_set(self.labelled(), self, self.title or self.called, self.note)
+        return data_set(self.labeled(), self, self.title or self.called, self.note)
 
 
-def data_set(source: Labelled, config: TextData, name: str, note: str) -> DataSet:
+def data_set(source: Labeled, config: TextData, name: str, note: str) -> DataSet:
     """The data set that texts and a configuration make: inputs (N, L) int64, 0 for padding, targets (N,)."""
     ids, vocabulary, coding = code(
         source.texts, length=config.length, words=config.words, vocabulary=config.vocabulary
@@ -247,7 +247,7 @@ def ids_of(texts: Sequence[Text], length: int, vocabulary: int, how: str, what: 
     return torch.from_numpy(ids)
 
 
-def read_table(path: Path) -> Labelled:
+def read_table(path: Path) -> Labeled:
     """Texts from a table with a header: columns ``text``, ``label`` and, if there is one, ``split``.
 
     Labels are names, which count in alphabetical order, numbers as numbers. What ``split`` calls train or dev
@@ -258,4 +258,4 @@ def read_table(path: Path) -> Labelled:
     labels, classes = by_name(cells, str(path))
     part = told_part(table, path)
     test = None if part is None else part == 1  # a source's own validation part is for training, too
-    return Labelled(texts, labels, classes, test, {name: np.array(column) for name, column in table.items()})
+    return Labeled(texts, labels, classes, test, {name: np.array(column) for name, column in table.items()})

@@ -207,7 +207,7 @@ class UserFiles(object_images.PictureData, text.TextData):
         targets = task.targets
         self._check_options(targets, task.called)
         if targets == "texts":
-            return text.data_set(self.labelled(), self, Path(self.name).name.partition(".")[0], "")
+            return text.data_set(self.labeled(), self, Path(self.name).name.partition(".")[0], "")
         place = located(self, task.called, targets)
         name = place.resolve().name if place.is_dir() else place.stem
         if task.makes.form == "rows":
@@ -237,7 +237,7 @@ class UserFiles(object_images.PictureData, text.TextData):
         """Pictures with objects."""
         return read_pictures(located(self, "instances", "instances"))
 
-    def labelled(self) -> text.Labelled:
+    def labeled(self) -> text.Labeled:
         """Texts with labels, from a table."""
         return text.read_table(located(self, "text", "texts"))
 

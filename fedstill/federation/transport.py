@@ -53,7 +53,7 @@ class Link(Protocol):
 @dataclass(frozen=True)
 class Reply:
     """What a node said to one message: beside its tensors, of that how these are protected, the tensors as
-    they travelled, the seconds that it took itself, and those until the reply was there."""
+    they traveled, the seconds that it took itself, and those until the reply was there."""
 
     told: Mapping[str, Any]
     privacy: Paid

@@ -234,12 +234,12 @@ class Critics:
         return self.seen(stack([part.inputs for part in parts]), stack([part.targets for part in parts]))
 
     def _set_rates(self, nodes: Sequence[Node]) -> None:
-        """Each D_k's learning rate by the steps that it has taken, which its optimiser remembers."""
+        """Each D_k's learning rate by the steps that it has taken, which its optimizer remembers."""
         for node in nodes if self.config.critic_schedule == "cosine" else ():
-            group, total = node.optimisers["critic"].param_groups[0], self.config.critic_steps
+            group, total = node.optimizers["critic"].param_groups[0], self.config.critic_steps
             taken = group.setdefault("steps taken", 0)
             rate = cosine(min(taken, total - 1), total, self.config.critic_lr, 0.0)
-            set_lr(node.optimisers["critic"], rate)
+            set_lr(node.optimizers["critic"], rate)
             group["steps taken"] = taken + 1
 
     def _learn(self, group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:

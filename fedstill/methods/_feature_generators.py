@@ -159,8 +159,8 @@ def diversity(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.Tensor
         return f.new_zeros(f.shape[:-2])
     apart = torch.cdist(z, z)
     if form == "div1":
-        labelled = torch.cat([z, y], -1)
-        apart = torch.cdist(labelled, labelled)
+        labeled = torch.cat([z, y], -1)
+        apart = torch.cdist(labeled, labeled)
     elif form == "div2":
         apart = apart * torch.exp(torch.cdist(y, y, p=1.0))  # e^2 for two labels, 1 for one
     scale = 1 / math.sqrt(f.shape[-1] * z.shape[-1])

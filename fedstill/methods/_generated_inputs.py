@@ -68,7 +68,7 @@ class Noise:
 
 
 @dataclass
-class LabelledNoise(Noise):
+class LabeledNoise(Noise):
     """Noise w beside the one-hot code of a label y, drawn evenly.
 
     Args:
@@ -92,7 +92,7 @@ class Imagines(Method):
     generator_lr: float
 
     def first_generator(self, server: Server) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """G with its first weights, on the device, and its optimiser."""
+        """G with its first weights, on the device, and its optimizer."""
         with seeded(server.seed, "generator"):
             G = server.compute.place(self.generator(server))  # type: ignore[attr-defined]
         return G, adam(G, self.generator_lr, beta=0.5)
@@ -148,7 +148,7 @@ class FromLabels(FromNoise):
     """A generator G that makes inputs x from noise w and the label y that they are to show."""
 
     def source(self, server: Server) -> Any:
-        return LabelledNoise(self.noise, server.seed, server.device, server.task.classes)
+        return LabeledNoise(self.noise, server.seed, server.device, server.task.classes)
 
     def told(self, server: Server) -> int:
         return self.noise + server.task.classes

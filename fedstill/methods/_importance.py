@@ -28,7 +28,7 @@ def odds(d: torch.Tensor) -> torch.Tensor:
     factor that all nodes share.
 
     A critic at its optimum has odds p_k(x) / p_G(x) (Goodfellow et al. 2014), and p_G(x) is the same for all:
-    times n_k and normalised over nodes they are the chance that x came from node k (FedGO). Of patches it is
+    times n_k and normalized over nodes they are the chance that x came from node k (FedGO). Of patches it is
     their geometric mean.
 
     >>> odds(torch.tensor([[[[0.0]]], [[[-1.0]]]])).flatten()  # d is high where critics see what is generated
@@ -128,9 +128,9 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
     def predict(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
         logits = nodes.bench("model")(nodes.at.task.observe(x))
-        return {"logits": logits, **(self.criticised(nodes, x, maps) if self.rated else {})}
+        return {"logits": logits, **(self.criticized(nodes, x, maps) if self.rated else {})}
 
-    def criticised(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
+    def criticized(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """What pi_k(x) needs of the critics."""
         return {"critic": self.critics(nodes.at).look(nodes, x, maps), **self.rating(nodes, x)}
 
@@ -139,7 +139,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         logits = {"logits": z}
         if at.task.conditions or not self.rated:
             return logits
-        each = [self.criticised(Group([node]).knowing(at), x.unsqueeze(0)) for node in nodes]
+        each = [self.criticized(Group([node]).knowing(at), x.unsqueeze(0)) for node in nodes]
         return logits | {name: torch.cat([told[name] for told in each]) for name in each[0]}
 
     # --- at the server ----------------------------------------------------------------------------------

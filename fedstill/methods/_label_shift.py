@@ -1,7 +1,7 @@
 """Answers about generated inputs, corrected for how often each class is met among the nodes' own.
 
 A student learns from inputs that a generator made. If these show some classes more often than real ones do,
-as images with tumours that their label maps have not, the student finds them too often. Where p(x | class)
+as images with tumors that their label maps have not, the student finds them too often. Where p(x | class)
 stays and only the classes' shares differ, the answer for the other shares is known: Saerens, Latinne,
 Decaestecker, "Adjusting the Outputs of a Classifier to New a Priori Probabilities: A Simple Procedure",
 Neural Computation 2002, Eq. 2.4.

@@ -76,7 +76,7 @@ class LocalGenerators(FeatureGenerators, ABC):
             node.add("generator", G, self.adam)
 
     def adam(self, module: nn.Module) -> torch.optim.Optimizer:
-        """The optimiser of what a node trains beside its model."""
+        """The optimizer of what a node trains beside its model."""
         return adam(module, self.generator_lr, self.beta)
 
     @question(name="begin", sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
@@ -170,7 +170,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         n_y, n = told.counts, told.sizes  # (K, C), (K,)
         tau = server.task.importance(n_y).squeeze(1)  # tau_{i, y}  (K, C)
         learning = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
-        optimiser = torch.optim.Adam(learning, self.server_lr, fused=True)
+        optimizer = torch.optim.Adam(learning, self.server_lr, fused=True)
         losses = torch.zeros(1)
         for turn in range(self.server_steps):
             z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
@@ -180,7 +180,7 @@ class LocalGenerators(FeatureGenerators, ABC):
                     losses = crossed(uploads, G, D, c, tau[:, y], self.divergence)
                 else:
                     losses = ensembled(uploads, G, D, c, n / n.sum()).unsqueeze(0)
-            descend(optimiser, losses.sum())
+            descend(optimizer, losses.sum())
         names = ("kl1", "kl2", "kl3") if self.aggregation == "kdc" else ("kl",)
         return dict(zip(names, losses.tolist(), strict=False))
 

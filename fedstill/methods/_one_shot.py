@@ -67,7 +67,7 @@ class OneShot(WeighsNodes, ABC):
         if not state.targets:
             self.gather(server, state)
             state.targets = self.targets(server, state)
-        set_lr(state.optimiser, cosine(t, self.epochs, self.lr, self.lr_end))
+        set_lr(state.optimizer, cosine(t, self.epochs, self.lr, self.lr_end))
         server.student.train()
         return self.learn(server, state, t)
 

@@ -1,4 +1,4 @@
-"""FedKD's perturbations of logits: a uniform quantiser and Laplace noise. Pure functions.
+"""FedKD's perturbations of logits: a uniform quantizer and Laplace noise. Pure functions.
 
 Gong et al., "Preserving Privacy in Federated Learning with Ensemble Cross-Domain Knowledge
 Distillation", AAAI 2022, Eq. 2-4. **No guarantee**: nothing here bounds how far one training record can
@@ -28,7 +28,7 @@ def wire_type(levels: int) -> torch.dtype:
     return next(kind for kind in kinds if math.ceil(levels / 2) <= torch.iinfo(kind).max)
 
 
-def quantise(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
+def quantize(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
     """Which interval each value lies in, FedKD Eq. 4: ``ceil(S z / (2 z_max))``.
 
     Values beyond ``z_max`` are clipped to it first. Rounding goes up, as printed: a value stands for the
@@ -48,7 +48,7 @@ def quantise(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
     Raises:
         ArgumentError: a bound that is not above 0.
 
-    >>> quantise(torch.tensor([-9.0, -0.5, 0.0, 0.1, 1.0]), 4, 2.0)
+    >>> quantize(torch.tensor([-9.0, -0.5, 0.0, 0.1, 1.0]), 4, 2.0)
     tensor([-2,  0,  0,  1,  1], dtype=torch.int8)
     """
     if not 0 < z_max < math.inf:
@@ -58,10 +58,10 @@ def quantise(z: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
     return scaled.ceil().nan_to_num(nan=torch.iinfo(kind).min).to(kind)
 
 
-def dequantise(index: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
+def dequantize(index: torch.Tensor, levels: int, z_max: float) -> torch.Tensor:
     """The values that level indices stand for, FedKD Eq. 4: ``index 2 z_max / S``, float32, or NaN.
 
-    >>> dequantise(torch.tensor([-2, 0, 1], dtype=torch.int8), 4, 2.0)
+    >>> dequantize(torch.tensor([-2, 0, 1], dtype=torch.int8), 4, 2.0)
     tensor([-2.,  0.,  1.])
     """
     values = index.double() * (2 * z_max) / levels

@@ -19,7 +19,7 @@ from fedstill.core.compute import Compute
 from fedstill.methods import Answers, ArgumentError, Group, Node, Public, TensorData, stack, torch_generator
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
 from fedstill.methods._server import Server, descend
-from fedstill.node.local_training import at_once, make_optimiser
+from fedstill.node.local_training import at_once, make_optimizer
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting, Question
@@ -37,9 +37,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C, 
 
 @dataclass
 class Weighed:
-    """What a server keeps: the student's optimiser, and who counts how much."""
+    """What a server keeps: the student's optimizer, and who counts how much."""
 
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
 
 
@@ -120,7 +120,7 @@ def known(public: Public | None) -> Public:
     return public
 
 
-def labelled(public: Public | None) -> TensorData:
+def labeled(public: Public | None) -> TensorData:
     """The public data, to learn from.
 
     Raises:
@@ -198,10 +198,10 @@ def logits(group: Group, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([bench(part.expand(len(group), *part.shape)) for part in pieces], 1)
 
 
-def optimiser_of(model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam") -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam") -> torch.optim.Optimizer:
     """Adam, or SGD with momentum 0.9, on what a network's owner did not freeze."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return make_optimiser(learning, LocalConfig(optimiser=how, lr=lr))
+    return make_optimizer(learning, LocalConfig(optimizer=how, lr=lr))
 
 
 def study(
@@ -220,7 +220,7 @@ def study(
     """
     bench, first = nodes.bench("model"), nodes.nodes[0]
     bench.train(True)
-    optimisers = [optimiser_of(node.model, lr) for node in nodes.nodes]
+    optimizers = [optimizer_of(node.model, lr) for node in nodes.nodes]
     for epoch in range(epochs):
         orders = [passes(len(x), batch, node.draw(*purpose, epoch)) for node in nodes.nodes]
         for step, rows in enumerate(zip(*orders, strict=True)):
@@ -230,14 +230,14 @@ def study(
                 nodes.at.compute.step(first.seed, first.name, *purpose, epoch, step),
             ):
                 bench.backward(losses(bench(x[chosen]), targets[chosen]))
-            for optimiser in optimisers:
-                optimiser.step()
+            for optimizer in optimizers:
+                optimizer.step()
     bench.train(False)
 
 
 def distil(
     student: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     batches: Iterable[Batch],
     distance: Distance,
     compute: Compute,
@@ -252,14 +252,14 @@ def distil(
     for step, (x, target) in enumerate(batches):
         with compute.step(seed, *purpose, step):
             loss = distance(student(x).float(), target).mean()
-        descend(optimiser, loss)
+        descend(optimizer, loss)
         losses.append(loss.detach())
     return torch.stack(losses).mean().item() if losses else 0.0
 
 
 def teach(
     server: Server,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     rows: torch.Tensor,
     targets: torch.Tensor,
     distance: Distance,
@@ -272,4 +272,4 @@ def teach(
     x = known(server.public).inputs[rows]
     orders = [batches(x, targets, batch, server.seed, "student's order", t, epoch) for epoch in range(epochs)]
     student, compute = server.student.train(), server.compute
-    return distil(student, optimiser, chain(*orders), distance, compute, server.seed, "student", t)
+    return distil(student, optimizer, chain(*orders), distance, compute, server.seed, "student", t)

@@ -32,7 +32,7 @@ class Server:
         student: the central network, on the device. Under ``Needs.split`` a ``Split``.
         task: losses, ensemble, metrics.
         shape: ``(C, H, W)`` of an input, ``(L,)`` of a text, or ``(F,)`` of a row.
-        mean, std: the data's declared normalisation, per channel.
+        mean, std: the data's declared normalization, per channel.
         compute: device and precision.
         seed: of everything drawn at the server.
         local: how nodes train, for methods that divide that budget into rounds.
@@ -180,11 +180,11 @@ def adam(module: nn.Module, lr: float, beta: float = 0.9) -> torch.optim.Optimiz
     return torch.optim.Adam(module.parameters(), lr, betas=(beta, 0.999), fused=True)
 
 
-def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """One step of an optimiser down a loss."""
-    optimiser.zero_grad()
+def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One step of an optimizer down a loss."""
+    optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
+    optimizer.step()
 
 
 def _check_state(name: str, state: Any) -> None:
@@ -197,7 +197,7 @@ def _check_state(name: str, state: Any) -> None:
             check_state(_kept(value))
         except TypeError as error:
             allowed = (
-                "tensors, numbers, texts, lists and tables of these, networks, optimisers, or what has "
+                "tensors, numbers, texts, lists and tables of these, networks, optimizers, or what has "
                 f"state() and load(); {error}"
             )
             raise ArgumentError(f"state.{key} of method {name}", type(value).__name__, allowed) from error

@@ -54,7 +54,7 @@ class StudentOptions(Method):
 
 
 class Student:
-    """S, with its optimiser and what it remembers.
+    """S, with its optimizer and what it remembers.
 
     Args:
         shift: corrects answers before they are learned; None: they are learned as they are.

@@ -27,7 +27,7 @@ def directions(q: int, x: torch.Tensor, generator: torch.Generator) -> torch.Ten
     return unit.to(x.device)
 
 
-def linearised(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float) -> torch.Tensor:
+def linearized(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Answers about x as a linear function of x, from those about x and x + epsilon u_j.
 
     Its value is what was answered about x. Where g reaches an answer, what is pulled back to x is
@@ -45,7 +45,7 @@ def linearised(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float
 
     >>> x = torch.tensor([[3.0]], requires_grad=True)
     >>> z = torch.tensor([[9.0], [9.61]]).view(1, 2, 1)  # squares of 3 and 3.1
-    >>> linearised(z, x, torch.ones(1, 1, 1), 0.1).backward()
+    >>> linearized(z, x, torch.ones(1, 1, 1), 0.1).backward()
     >>> x.grad
     tensor([[6.1000]])
     """
@@ -69,7 +69,7 @@ def ask_around(
 ) -> Answers:
     """Ask about x ``(B, ...)`` and its surroundings, (1 + q) B inputs in one question; the answers about x.
 
-    They are linear in x, as :func:`linearised` says; what is no answer to each input by itself is as it came.
+    They are linear in x, as :func:`linearized` says; what is no answer to each input by itself is as it came.
 
     Args:
         purpose: names the draw of the directions.
@@ -81,7 +81,7 @@ def ask_around(
     with torch.no_grad():
         told = server.ask(question, of=of, x=around, **beside)
     each = {
-        name: linearised(z, x, u, epsilon) if z.ndim > 1 and z.shape[1] == len(around) else z
+        name: linearized(z, x, u, epsilon) if z.ndim > 1 and z.shape[1] == len(around) else z
         for name, z in told.tensors.items()
     }
     return Answers(told.number, told.nodes, each)

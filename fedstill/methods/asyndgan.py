@@ -24,13 +24,13 @@ from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._generated_inputs import Imagines, made
 from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
 from fedstill.methods._label_maps import FromMaps, Maps
-from fedstill.methods._public import optimiser_of
+from fedstill.methods._public import optimizer_of
 from fedstill.protocol.local_config import cosine, set_lr
 from fedstill.protocol.payload_kinds import INPUTS
 
 
 @dataclass
-class Synthesising:
+class Synthesizing:
     """What changes from step to step."""
 
     source: Maps  # label maps x
@@ -104,19 +104,19 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Synthesising:
+    def begin(self, server: Server) -> Synthesizing:
         G, g_adam = self.first_generator(server)
-        s_adam = optimiser_of(server.student, self.student_lr)
-        return Synthesising(self.source(server), G, g_adam, s_adam, LabelHistogram())
+        s_adam = optimizer_of(server.student, self.student_lr)
+        return Synthesizing(self.source(server), G, g_adam, s_adam, LabelHistogram())
 
-    def turn(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
+    def turn(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
         state.histogram.gather(server)
         state.source.gather(server)
         if t < self.steps:
             return self.generate(server, state, t)
         return self.learn_pairs(server, state, t - self.steps)
 
-    def generate(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
+    def generate(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
         """sum_j pi_j of what D_j, and the likeness to node j's images, say of G(x) (Eq. 2 and 3)."""
         set_lr(state.g_adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
@@ -137,7 +137,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         descend(state.g_adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}
 
-    def answers(self, server: Server, state: Synthesising, t: int) -> list[Answers]:
+    def answers(self, server: Server, state: Synthesizing, t: int) -> list[Answers]:
         """What nodes answer about G(x): each about its own maps, or all about the same that are nobody's."""
         present = server.federation.present
         known = [name for name in state.histogram.present(server.federation) if state.source.has(name)]
@@ -159,7 +159,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
             raise NodeFault(", ".join(known), "judge", "none of the nodes that were asked is left")
         return answered
 
-    def learn_pairs(self, server: Server, state: Synthesising, t: int) -> Mapping[str, float]:
+    def learn_pairs(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
         """Step ``t`` of the task network on generated pairs (G(x), x); its loss."""
         set_lr(state.s_adam, cosine(t, self.student_steps, self.student_lr, self.student_lr_end))
         task, w = server.task, state.source.draw(self.student_batch, "student", t)

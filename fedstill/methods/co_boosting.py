@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import Answers, Needs, Server, torch_generator
-from fedstill.methods._recognised_inputs import Recognises, Recognising
+from fedstill.methods._recognized_inputs import Recognizes, Recognizing
 from fedstill.methods._student import Known
 from fedstill.tasks import Ensemble
 
@@ -29,14 +29,14 @@ DECAY = 0.99  # of mu, from batch to batch
 
 
 @dataclass(kw_only=True)
-class Boosting(Recognising):
+class Boosting(Recognizing):
     """Co-Boosting's state: the shared one, and the nodes' weights."""
 
     w: torch.Tensor  # (K,), in the order of the federation's nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoBoosting(Recognises):
+class CoBoosting(Recognizes):
     """Co-Boosting's options."""
 
     title: ClassVar[str] = "Co-Boosting"
@@ -81,7 +81,7 @@ class CoBoosting(Recognises):
         shares = (w / total).view(-1, 1, 1).expand(-1, 1, z.shape[2])
         return total * server.task.ensemble(z, shares, self.ensemble)
 
-    def recognised(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def recognized(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Cross-entropy, weighed by how hard an input is: (1 - p_y)^hardness."""
         hard = 1 - z.detach().softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
         return (hard**self.hardness * F.cross_entropy(z, y, reduction="none")).mean()

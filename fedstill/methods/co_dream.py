@@ -6,7 +6,7 @@ and dreams are inputs x: from noise they descend, over all nodes, the entropy of
 what f_k's batch norm has kept, and R_adv, minus how far f_k and f_S are apart. Then the nodes label them
 together, and the student learns the labels.
 
-There is no generator: dreams are a batch of numbers with an optimiser of their own. The nodes' models are
+There is no generator: dreams are a batch of numbers with an optimizer of their own. The nodes' models are
 trained to completion first and then only answer; what reaches a dream is the sum of their gradients.
 """
 

@@ -1,4 +1,4 @@
-"""DENSE: inputs that the nodes' ensemble recognises and the student does not, made by a generator.
+"""DENSE: inputs that the nodes' ensemble recognizes and the student does not, made by a generator.
 
 Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
 Symbols are the paper's, but for noise, which is w here, as z are logits: nodes' models f_k, their ensemble D,
@@ -21,19 +21,19 @@ import torch.nn.functional as F
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import LabelHistogram, Server
 from fedstill.methods._public import WeighsNodes
-from fedstill.methods._recognised_inputs import Recognises, Recognising
+from fedstill.methods._recognized_inputs import Recognizes, Recognizing
 from fedstill.tasks import Ensemble
 
 
 @dataclass(kw_only=True)
-class Weighing(Recognising):
+class Weighing(Recognizing):
     """DENSE's state: the shared one, and who holds how many examples of which class."""
 
     histogram: LabelHistogram
 
 
 @dataclass(frozen=True, kw_only=True)
-class DENSE(WeighsNodes, Recognises):
+class DENSE(WeighsNodes, Recognizes):
     """DENSE's options."""
 
     title: ClassVar[str] = "DENSE"
@@ -67,7 +67,7 @@ class DENSE(WeighsNodes, Recognises):
         """D(x) = 1 / K sum_k f_k(x), or weighed."""
         return server.task.ensemble(z, self.omega(server, state, nodes), self.ensemble)
 
-    def recognised(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def recognized(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """L_CE = CE(D(x), y)."""
         return F.cross_entropy(z, y)
 

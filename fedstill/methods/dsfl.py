@@ -31,7 +31,7 @@ from fedstill.methods._public import (
     drawn,
     known,
     logits,
-    optimiser_of,
+    optimizer_of,
     study,
     teach,
 )
@@ -42,11 +42,11 @@ from fedstill.tasks.formulas import entropy
 
 NEVER = -1  # no round
 TAU = 1.0  # KL to t_g: the cross-entropy to it less its entropy, which no model moves
-LR = 1e-3  # Adam's, of the student and of the nodes' second optimiser, which starts anew each round
+LR = 1e-3  # Adam's, of the student and of the nodes' second optimizer, which starts anew each round
 
 
 @dataclass
-class Labelling(Weighed):
+class Labeling(Weighed):
     """What changes from round to round, beside the student."""
 
     t_g: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # the last labels, as logits (N, C)
@@ -73,7 +73,7 @@ class DSFL(WeighsNodes):
     T: PositiveFloat = 0.1
     """Temperature of the entropy reduction, softmax(mean / T); from 1 on labels are flatter than the mean."""
     beta: NonNegativeFloat = 0.0
-    """SCARLET's sharpening instead: the mean to the power of beta, normalised; 1 is the mean as it is. 0: T's
+    """SCARLET's sharpening instead: the mean to the power of beta, normalized; 1 is the mean as it is. 0: T's
     sharpening."""
     keep: NonNegativeInt = 0
     """D, SCARLET's cache: in so many rounds after its own a label is used again, if its example is drawn, and
@@ -112,7 +112,7 @@ class DSFL(WeighsNodes):
         """Update on own data; then t_k of the rows of o_r that lack a label, as logits ``(G, B, C)``."""
         train_round(nodes, round, self.rounds)
         asked = rows[0].long()
-        if not len(asked):  # all of o_r is labelled
+        if not len(asked):  # all of o_r is labeled
             return {"logits": torch.zeros(len(nodes), 0, nodes.at.task.classes, device=nodes.device)}
         nodes.bench("model").train(False)
         return {"logits": logits(nodes, known(nodes.at.public).inputs[asked])}
@@ -154,12 +154,12 @@ class DSFL(WeighsNodes):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Labelling:
+    def begin(self, server: Server) -> Labeling:
         n, to = len(known(server.public)), server.device
         t_g, since = torch.zeros(n, server.task.classes, device=to), torch.full((n,), NEVER, device=to)
-        return Labelling(optimiser_of(server.student, LR), t_g=t_g, since=since)
+        return Labeling(optimizer_of(server.student, LR), t_g=t_g, since=since)
 
-    def turn(self, server: Server, state: Labelling, t: int) -> Mapping[str, float]:
+    def turn(self, server: Server, state: Labeling, t: int) -> Mapping[str, float]:
         self.gather(server, state)
         o_r = drawn(server, self.subset, t).to(server.device)
         present = state.histogram.present(server.federation)
@@ -177,10 +177,10 @@ class DSFL(WeighsNodes):
         return {
             "entropy": entropy(state.t_g[o_r], 1).mean().item(),
             "asked": len(rows) / len(o_r),
-            "student": teach(server, state.optimiser, o_r, state.t_g[o_r], divergence, t, **passes),
+            "student": teach(server, state.optimizer, o_r, state.t_g[o_r], divergence, t, **passes),
         }
 
-    def aggregated(self, server: Server, state: Labelling, told: Any) -> torch.Tensor:
+    def aggregated(self, server: Server, state: Labeling, told: Any) -> torch.Tensor:
         """t_g, the mean of t_k with its entropy reduced, as logits: ``(B, C)``."""
         omega = self.omega(server, state, told.nodes)
         log_mean = server.task.ensemble(told["logits"], omega, self.ensemble).log_softmax(1)

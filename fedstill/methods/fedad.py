@@ -1,4 +1,4 @@
-"""FedAD: one-way distillation of what nodes answer about public, unlabelled images, and of where they look.
+"""FedAD: one-way distillation of what nodes answer about public, unlabeled images, and of where they look.
 
 Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje: "Ensemble Attention Distillation for Privacy-Preserving
 Federated Learning", ICCV 2021; for reconstruction Gong et al., "Federated Learning with Privacy-Preserving
@@ -23,7 +23,7 @@ from fedstill.core import timing
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import Ask, Group, Needs, Node, Public, Server, Tensors, descend, torch_generator
 from fedstill.methods._one_shot import OneShot, OneShotState
-from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimiser_of, parts, passes
+from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, Kind
 from fedstill.protocol.queries import NodeSetting, question
@@ -118,7 +118,7 @@ class FedAD(OneShot):
     def begin(self, server: Server) -> Looking:
         """Nobody has been asked yet; a student without attention is refused."""
         place = place_of(server.student, server.shape, "the student") if self.attention else ""
-        return Looking(optimiser_of(server.student, self.lr), place=place)
+        return Looking(optimizer_of(server.student, self.lr), place=place)
 
     def targets(self, server: Server, state: Looking) -> Mapping[str, torch.Tensor]:
         """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, 64)``."""
@@ -151,7 +151,7 @@ class FedAD(OneShot):
             else:
                 z = server.student(x)
             L_z = server.task.distance(z.float(), target["outputs"], self.tau).mean()
-        descend(state.optimiser, L_z + self.attention * L_A)
+        descend(state.optimizer, L_z + self.attention * L_A)
         return torch.stack([L_z.detach(), L_A.detach()])
 
 

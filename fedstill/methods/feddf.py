@@ -2,7 +2,7 @@
 
 Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS
 2020, Algorithm 1, and Algorithm 3 for nodes of several architectures. Symbols are the paper's: nodes'
-models x_k, data sizes n_k, unlabelled (or generated) inputs d, N distillation steps.
+models x_k, data sizes n_k, unlabeled (or generated) inputs d, N distillation steps.
 
 Parameters are averaged among equal architectures only, one student each; all received models together
 teach every student.
@@ -31,7 +31,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
-from fedstill.methods._public import Batch, distil, known, optimiser_of
+from fedstill.methods._public import Batch, distil, known, optimizer_of
 from fedstill.models.module_utils import copied, load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import kind
 from fedstill.protocol.local_config import cosine, set_lr
@@ -123,10 +123,10 @@ class FedDF(CountsLabels, Averaging):
         distance = partial(server.task.distance, tau=self.tau)  # KL(sigma(ensemble), sigma(student))
         found = 0.0
         for student in state.students.values():
-            optimiser = optimiser_of(student, self.lr)
+            optimizer = optimizer_of(student, self.lr)
             student.eval()  # batch norm keeps the averaged statistics: public inputs are not what it is for
-            batches = self.batches(optimiser, place.to(x.device), x, target)
-            loss = distil(student, optimiser, batches, distance, server.compute, server.seed, "student", t)
+            batches = self.batches(optimizer, place.to(x.device), x, target)
+            loss = distil(student, optimizer, batches, distance, server.compute, server.seed, "student", t)
             found = loss if student is server.student else found
         return found
 
@@ -151,9 +151,9 @@ class FedDF(CountsLabels, Averaging):
         return server.task.ensemble(torch.stack(list(answers.values())), omega, self.ensemble)
 
     def batches(
-        self, optimiser: torch.optim.Optimizer, place: torch.Tensor, x: torch.Tensor, target: torch.Tensor
+        self, optimizer: torch.optim.Optimizer, place: torch.Tensor, x: torch.Tensor, target: torch.Tensor
     ) -> Iterator[Batch]:
         """The round's batches in order, each at its learning rate."""
         for step, rows in enumerate(place):
-            set_lr(optimiser, cosine(step, len(place), self.lr, self.lr_end))
+            set_lr(optimizer, cosine(step, len(place), self.lr, self.lr_end))
             yield x[rows], target[rows]

@@ -1,4 +1,4 @@
-"""FedGEN: the server learns a generator of features that all nodes' heads recognise, and lends it to them.
+"""FedGEN: the server learns a generator of features that all nodes' heads recognize, and lends it to them.
 
 Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021,
 Algorithm 1. Symbols are FedMD-CG's, which compares with it: extractors F_i, heads D_i, the generator

@@ -1,8 +1,8 @@
-"""FedKD: one-shot distillation from quantised, noisy predictions on public, unlabelled data.
+"""FedKD: one-shot distillation from quantized, noisy predictions on public, unlabeled data.
 
 Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje: "Preserving Privacy in Federated Learning with
 Ensemble Cross-Domain Knowledge Distillation", AAAI 2022. Symbols and equation numbers are the paper's:
-public data D^0, nodes' logits z^k, class weights omega_k^c, quantiser Q with S levels, ensemble z_hat,
+public data D^0, nodes' logits z^k, class weights omega_k^c, quantizer Q with S levels, ensemble z_hat,
 noise Lap(1 / gamma), the student's logits z_tilde.
 
 The nodes' models are trained to completion first. Then each predicts every public example once (or a
@@ -27,15 +27,15 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import shifted
 from fedstill.methods import ArgumentError, Ask, Group, Needs, Node, Public, Server, TensorData, Tensors
 from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
-from fedstill.methods._perturbing import dequantise, laplace, quantise, require_numbers
+from fedstill.methods._perturbing import dequantize, laplace, quantize, require_numbers
 from fedstill.methods._public import (
     batches,
     bounds,
     distil,
     known,
-    labelled,
+    labeled,
     logits,
-    optimiser_of,
+    optimizer_of,
     parts,
 )
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE, Kind
@@ -76,11 +76,11 @@ class FedKD(OneShot):
 
     title: ClassVar[str] = "FedKD"
     paper: ClassVar[str] = "Gong et al., AAAI 2022"
-    later: ClassVar[tuple[str, ...]] = (*STUDENT, "optimiser")
+    later: ClassVar[tuple[str, ...]] = (*STUDENT, "optimizer")
     longer: ClassVar[tuple[str, ...]] = ("predictions",)
 
     levels: Annotated[int, Interval(ge=0, lt=2**32 - 1), "1 or more, up to 4294967294, or 0 (none)"] = 200
-    """S, the quantiser's levels (Eq. 4): up to 254 a logit is one byte. 0: none, logits leave as float32."""
+    """S, the quantizer's levels (Eq. 4): up to 254 a logit is one byte. 0: none, logits leave as float32."""
     gamma: PositiveOrInf = 10.0
     """Noise Lap(1 / gamma) that the server adds to each ensembled logit (Eq. 2), where it hides nothing from
     the server and carries no epsilon; inf is none. The paper's 1 wants many public examples (it has 50,000)
@@ -98,14 +98,14 @@ class FedKD(OneShot):
     predictions: PositiveInt = 1
     """How often a node predicts each public example (Table 2): the first time as it is, then shifted by up
     to an eighth of the image. The student learns on the same images."""
-    labelled: bool = False
+    labeled: bool = False
     """Table 4: public labels are known, and public examples join every node's local training."""
 
     epochs: PositiveInt = 200
     """Passes of the student over the public data."""
     batch: PositiveInt = 64
     """Public examples a step of the student."""
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd"] = "adam"
     """Adam, or SGD with momentum 0.9."""
     lr: NonNegativeFloat = 1e-3
     """The student's learning rate, falling on a cosine to lr_end."""
@@ -113,7 +113,7 @@ class FedKD(OneShot):
     """Learning rate of the last pass; the paper's is constant."""
 
     def needs(self) -> Needs:
-        return Needs(public=True, public_labels=self.labelled, joins_public=self.labelled)
+        return Needs(public=True, public_labels=self.labeled, joins_public=self.labeled)
 
     @property
     def agreed(self) -> bool:
@@ -136,9 +136,9 @@ class FedKD(OneShot):
         return super().questions(at)
 
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
-        """With labelled public data: they are part of what each node learns from."""
-        if self.labelled:
-            public = labelled(at.public)
+        """With labeled public data: they are part of what each node learns from."""
+        if self.labeled:
+            public = labeled(at.public)
             for node in nodes:
                 inputs = torch.cat([node.data.inputs, public.inputs])
                 node.data = TensorData(inputs, torch.cat([node.data.targets, public.targets]))
@@ -166,10 +166,10 @@ class FedKD(OneShot):
         """max over examples and classes of abs(z^k), ``(G,)``."""
         return {"largest": self.predicted(nodes, view).abs().flatten(1).amax(1)}
 
-    def quantised(self, told: Tensors, sent: Tensors) -> Tensors:
+    def quantized(self, told: Tensors, sent: Tensors) -> Tensors:
         """Q(z^k; S) of what the gate lets out, ``(B, C, ...)``."""
         z_max = float(sent["z_max"]) if self.agreed else self.z_max
-        return {"logits": quantise(told["logits"], self.levels, z_max)} if self.levels else told  # Eq. 4
+        return {"logits": quantize(told["logits"], self.levels, z_max)} if self.levels else told  # Eq. 4
 
     @question(
         sends=lambda self, at: {
@@ -181,7 +181,7 @@ class FedKD(OneShot):
         times=lambda self, at: self.predictions * len(parts(at.public, chunk(at.public))),
         rows=lambda self, at: min(len(at.public or ()), chunk(at.public)),
         reads=(),
-        finish=quantised,
+        finish=quantized,
         moves="view",
         sums=lambda self, at: self.summed(at),
     )
@@ -198,7 +198,7 @@ class FedKD(OneShot):
             ArgumentError: levels, which are no numbers that can be added.
         """
         if self.levels:
-            raise ArgumentError("method.levels", self.levels, "0 (no quantiser) where link.sums")
+            raise ArgumentError("method.levels", self.levels, "0 (no quantizer) where link.sums")
         return super().summed(at)
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------
@@ -207,7 +207,7 @@ class FedKD(OneShot):
         """All that the nodes are asked, unless they must agree on a bound, which takes a round of its own."""
         if self.agreed:
             allowed = (
-                "a bound above 0 fixed beforehand, as method.z_max = 20 (or no quantiser: method.levels "
+                "a bound above 0 fixed beforehand, as method.z_max = 20 (or no quantizer: method.levels "
                 "= 0), where nodes are asked once and cannot first agree on one"
             )
             raise ArgumentError("method.z_max", self.z_max, allowed)
@@ -219,7 +219,7 @@ class FedKD(OneShot):
                 yield Ask("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
 
     def begin(self, server: Server) -> OneShotState:
-        return OneShotState(optimiser_of(server.student, self.lr, self.optimiser))
+        return OneShotState(optimizer_of(server.student, self.lr, self.optimizer))
 
     def targets(self, server: Server, state: OneShotState) -> Mapping[str, torch.Tensor]:
         """z_hat of each prediction of each example."""
@@ -230,7 +230,7 @@ class FedKD(OneShot):
             # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
             z = answers["logits"]
             if self.levels:
-                z = dequantise(z, self.levels, z_max)
+                z = dequantize(z, self.levels, z_max)
                 require_numbers(answers.nodes, z)
             each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2
         z_hat = torch.stack(torch.cat(each).chunk(self.predictions))
@@ -253,4 +253,4 @@ class FedKD(OneShot):
         pairs = batches(x, z_hat, self.batch, seed, "public", e)
         distance = partial(server.task.distance, tau=self.tau)  # Eq. 5-7
         S = server.student
-        return {"student": distil(S, state.optimiser, pairs, distance, server.compute, seed, "student", e)}
+        return {"student": distil(S, state.optimizer, pairs, distance, server.compute, seed, "student", e)}

@@ -4,7 +4,7 @@ Li, Wang: "FedMD: Heterogenous Federated Learning via Model Distillation", NeurI
 arXiv:1910.03581, Algorithm 1. Symbols are the paper's: nodes' models f_k, public data D_0, a round's
 subset d_j of it, the consensus f~.
 
-Transfer learning (on labelled public data, then on the node's own) comes first. Then, in each round,
+Transfer learning (on labeled public data, then on the node's own) comes first. Then, in each round,
 the nodes *communicate* their class scores on d_j, the server *aggregates* and *distributes* the
 consensus, and each node *digests* it (learns to match it on d_j) and *revisits* its own data.
 
@@ -29,9 +29,9 @@ from fedstill.methods._public import (
     WeighsNodes,
     drawn,
     known,
-    labelled,
+    labeled,
     logits,
-    optimiser_of,
+    optimizer_of,
     study,
     teach,
 )
@@ -60,7 +60,7 @@ class FedMD(WeighsNodes):
     ensemble = "logits"  # no option: f~ is the mean of class scores
 
     public_epochs: NonNegativeInt = 0
-    """Transfer learning: passes of each node over labelled public data, before it sees its own; 0: none."""
+    """Transfer learning: passes of each node over labeled public data, before it sees its own; 0: none."""
     first: NonNegativeInt = 10
     """Local training before the first round, in parts as long as a round's."""
     rounds: PositiveInt = 10
@@ -80,7 +80,7 @@ class FedMD(WeighsNodes):
     digest_batch: PositiveInt = 32
     """Public examples a step, of nodes and student."""
     digest_lr: NonNegativeFloat = 1e-3
-    """Learning rate of the nodes' second optimiser, an Adam that starts anew each round."""
+    """Learning rate of the nodes' second optimizer, an Adam that starts anew each round."""
 
     student_epochs: NonNegativeInt = 10
     """Passes of the student over d_j."""
@@ -116,10 +116,10 @@ class FedMD(WeighsNodes):
         when=lambda self, at: self.public_epochs > 0, times=1, reads=(), span=lambda self, sent: self.alone
     )
     def transfer(self, nodes: Group) -> Tensors:
-        """Train f_k on the labelled public data, then on the first part of its own."""
+        """Train f_k on the labeled public data, then on the first part of its own."""
         at: NodeSetting = nodes.at
         if not nodes.nodes[0].only_answers:
-            public, losses = labelled(at.public), partial(at.task.loss, smoothing=at.local.smoothing)
+            public, losses = labeled(at.public), partial(at.task.loss, smoothing=at.local.smoothing)
             steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
             study(nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr)
             if self.first:
@@ -186,7 +186,7 @@ class FedMD(WeighsNodes):
     # --- at the server ----------------------------------------------------------------------------------
 
     def begin(self, server: Server) -> Listening:
-        return Listening(optimiser_of(server.student, self.student_lr))
+        return Listening(optimizer_of(server.student, self.student_lr))
 
     def turn(self, server: Server, state: Listening, t: int) -> Mapping[str, float]:
         """One round: aggregate, distribute, and have it digested everywhere."""
@@ -205,8 +205,8 @@ class FedMD(WeighsNodes):
             state.scores = server.ask(question, of=state.histogram.names, **sent).by_node("logits")
         else:
             server.ask("digest", of=state.histogram.names, **sent)
-        set_lr(state.optimiser, cosine(t, self.rounds, self.student_lr, self.student_lr_end))
+        set_lr(state.optimizer, cosine(t, self.rounds, self.student_lr, self.student_lr_end))
         rows, distance = d.long().to(server.device), partial(self.mismatch, server.task)
         passes = {"epochs": self.student_epochs, "batch": self.digest_batch}
-        loss = teach(server, state.optimiser, rows, consensus, distance, t, **passes)
+        loss = teach(server, state.optimizer, rows, consensus, distance, t, **passes)
         return {"disagreement": (f - consensus).abs().mean().item(), "student": loss}

@@ -67,7 +67,7 @@ class Prototypical(ClassMeans):
     lam: NonNegativeFloat = 1.0
     """lambda, weight of the mean squared distance of an example's features to its class's prototype."""
     features: NonNegativeInt = 0
-    """Values of a prototype: so many means over neighbouring features, so that networks whose features differ
+    """Values of a prototype: so many means over neighboring features, so that networks whose features differ
     in number can go together. 0: the features as they are, which must be equally many at all nodes."""
 
     def needs(self) -> Needs:

@@ -1,6 +1,6 @@
-"""Training on labelled public data alone: "Public-only" of FedKD's Table 4, above which is what nodes add.
+"""Training on labeled public data alone: "Public-only" of FedKD's Table 4, above which is what nodes add.
 
-As centralised training, with the local training's optimiser and as many passes, but over the public data; no
+As centralized training, with the local training's optimizer and as many passes, but over the public data; no
 node is asked anything.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstill.methods import Method, Needs, Server
-from fedstill.methods._public import known, labelled
-from fedstill.methods.centralised import Gathered, Trainee
+from fedstill.methods._public import known, labeled
+from fedstill.methods.centralized import Gathered, Trainee
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PublicOnly(Method):
     """Training on public data has no options beside those of local training, which it shares."""
 
     title: ClassVar[str] = "Public-only"
-    paper: ClassVar[str] = "labelled public data only"
+    paper: ClassVar[str] = "labeled public data only"
     turns: ClassVar[int] = 20
     before: ClassVar[None] = None
     learns: ClassVar[bool] = False
@@ -34,4 +34,4 @@ class PublicOnly(Method):
         return Gathered(Trainee())
 
     def turn(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
-        return state.trainee.learn(server, t, lambda: labelled(server.public))
+        return state.trainee.learn(server, t, lambda: labeled(server.public))

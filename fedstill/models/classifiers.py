@@ -177,7 +177,7 @@ class ResNet8(nn.Sequential):
 
 
 class UnitNorm(nn.Module):
-    """Features ``(B, d)`` of each example by itself centred and brought to an L2 norm of 1."""
+    """Features ``(B, d)`` of each example by itself centered and brought to an L2 norm of 1."""
 
     def forward(self, f: torch.Tensor) -> torch.Tensor:
         """``(B, d)`` to the same."""
@@ -193,7 +193,7 @@ def _head(features: int, classes: int) -> nn.Linear:
 
 
 class UnitLinear(nn.Sequential):
-    """One linear layer on centred pixels of unit norm: what DP-SGD learns best from few records.
+    """One linear layer on centered pixels of unit norm: what DP-SGD learns best from few records.
 
     No gradient is longer than the square root of 2, whatever the image; on few weights there is little
     noise.

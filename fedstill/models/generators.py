@@ -21,8 +21,8 @@ from fedstill.core.table_schema import Schema
 from fedstill.models.normalization import GroupNorm
 
 
-class _Normalised(nn.Module):
-    """Gives images normalised by a data set's declared mean and standard deviation, per channel."""
+class _Normalized(nn.Module):
+    """Gives images normalized by a data set's declared mean and standard deviation, per channel."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -32,22 +32,22 @@ class _Normalised(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
         return (pixels - self.mean) / self.std
 
 
-class Generator(_Normalised):
+class Generator(_Normalized):
     """Noise to images of any height and width divisible by 4.
 
     As published for 32x32: a linear layer to ``2w x H/4 x W/4``, batch norm, twice (nearest
     up-sampling by 2, 3x3 convolution to w and w/2, batch norm, leaky ReLU 0.2), a 3x3 convolution,
-    a sigmoid, then the data set's normalisation. Published width w: 128.
+    a sigmoid, then the data set's normalization. Published width w: 128.
 
     Args:
         shape: ``(channels, H, W)`` of the images.
         noise: values in w.
         width: channels of the first convolution.
-        mean, std: the data set's declared normalisation, per channel.
+        mean, std: the data set's declared normalization, per channel.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Generator(_Normalised):
         )
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
-        """``w`` (B, noise) to ``x`` (B, channels, H, W), normalised like the data."""
-        return self.normalised(self.body(self.linear(w).view(-1, *self.start)))
+        """``w`` (B, noise) to ``x`` (B, channels, H, W), normalized like the data."""
+        return self.normalized(self.body(self.linear(w).view(-1, *self.start)))
 
 
 def _layer(convolution: nn.Conv2d | nn.ConvTranspose2d) -> tuple[nn.Module, ...]:
@@ -104,18 +104,18 @@ class ResidualBlock(nn.Module):
         return x + y
 
 
-class ConditionalGenerator(_Normalised):
+class ConditionalGenerator(_Normalized):
     """Label maps, as a network takes them, to images of their size: the residual generator of pix2pix.
 
     Isola et al., "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017, in the form
     of Johnson et al., "Perceptual Losses for Real-Time Style Transfer", ECCV 2016: a 7x7 convolution to w
     channels, two of 3x3 and stride 2 to 2w and 4w, residual blocks, two transposed ones back to w, a 7x7
     convolution; instance norm without weights and ReLU behind each but the last, borders reflected. Then a
-    sigmoid and the data set's normalisation. Published: w = 64, nine blocks.
+    sigmoid and the data set's normalization. Published: w = 64, nine blocks.
 
     Args:
         conditions: channels of a map, ``Task.conditions``.
-        channels: of the images, as ``mean`` and ``std``, the data set's declared normalisation, have them.
+        channels: of the images, as ``mean`` and ``std``, the data set's declared normalization, have them.
         width: w.
     """
 
@@ -142,8 +142,8 @@ class ConditionalGenerator(_Normalised):
         )
 
     def forward(self, condition: torch.Tensor) -> torch.Tensor:
-        """Maps ``(B, conditions, H, W)``, H and W multiples of 4, to ``(B, channels, H, W)``, normalised."""
-        return self.normalised(self.body(condition))
+        """Maps ``(B, conditions, H, W)``, H and W multiples of 4, to ``(B, channels, H, W)``, normalized."""
+        return self.normalized(self.body(condition))
 
 
 def condition(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ class Interface:
         classes: names of classes, labels or channels of an output, in the order of their numbers.
         shape: ``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row of a table.
         vocabulary: how many token ids there are, where inputs are texts.
-        mean, std: the normalisation ``(pixel - mean) / std`` of pixels from 0 to 1, per channel.
+        mean, std: the normalization ``(pixel - mean) / std`` of pixels from 0 to 1, per channel.
         schema: what the columns may be, where inputs are rows of a table and it is known.
     """
 

@@ -16,7 +16,7 @@ from fedstill.core.errors import ModelError
 from fedstill.models.classifiers import UnitNorm, _head
 
 SCALES = 2  # J: pixels are averaged to squares of 2^J x 2^J
-GROUPS = 27  # that coefficients are normalised in, of the 81 of a grey image with 8 angles
+GROUPS = 27  # that coefficients are normalized in, of the 81 of a gray image with 8 angles
 FAR = 5  # deviations at which a Gaussian is taken to end
 PIECE = 2**16  # pixels whose coefficients are computed at once: some 120 MB
 
@@ -100,7 +100,7 @@ def _unrolled(size: int, sigma: float) -> tuple[torch.Tensor, int]:
 
 
 class Scattering(nn.Sequential):
-    """A linear layer on scattering coefficients, normalised in groups and then to unit norm.
+    """A linear layer on scattering coefficients, normalized in groups and then to unit norm.
 
     ``width`` is the number of angles. An image of 28 x 28 takes 1.6 ms, where ``random-conv`` takes 0.5.
     Its Fourier transforms have no form in ONNX.

@@ -63,7 +63,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a network of one hidden layer, each on normalised input and beside a shortcut."""
+    """Attention and a network of one hidden layer, each on normalized input and beside a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class TextEncoder(nn.Module):
 
 
 class Transformer(Split):
-    """A small transformer encoder, trained from scratch: 2 blocks with normalised inputs, 4 heads.
+    """A small transformer encoder, trained from scratch: 2 blocks with normalized inputs, 4 heads.
 
     Args:
         shape: ``(L,)``, tokens of a text at most.

@@ -13,7 +13,7 @@ from fedstill.core.errors import ModelError
 from fedstill.models.extractor_head import Split
 from fedstill.models.normalization import GroupNorm
 
-Norm = Callable[[int], nn.Module]  # from a number of channels to the layer that normalises them
+Norm = Callable[[int], nn.Module]  # from a number of channels to the layer that normalizes them
 
 
 def depth_of(height: int, side: int) -> int:

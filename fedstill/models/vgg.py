@@ -31,7 +31,7 @@ NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
 class VGGFeatures(nn.Module):
     """Frozen convolutions, given by their places: images to relu1_2, relu2_2, relu3_3 and relu4_3.
 
-    ``told`` are the places of these; ``mean`` and ``std`` are what images were normalised with, per channel;
+    ``told`` are the places of these; ``mean`` and ``std`` are what images were normalized with, per channel;
     pixels are 0..1.
     """
 
@@ -64,8 +64,8 @@ class VGGFeatures(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Normalised images ``(B, 1 or 3, H, W)``, 8 pixels a side or more, to four activations."""
-        x = (x * self.std + self.mean).expand(-1, 3, -1, -1)  # grey three times
+        """Normalized images ``(B, 1 or 3, H, W)``, 8 pixels a side or more, to four activations."""
+        x = (x * self.std + self.mean).expand(-1, 3, -1, -1)  # gray three times
         x = (x - self.imagenet_mean) / self.imagenet_std
         found: list[torch.Tensor] = []
         for part in self.parts:
@@ -79,7 +79,7 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
 
     Args:
         path: a safetensors file with torchvision's names. Widths may differ from the published ones.
-        mean, std: the images' declared normalisation, per channel, 1 or 3; without them pixels in 0..1.
+        mean, std: the images' declared normalization, per channel, 1 or 3; without them pixels in 0..1.
 
     Raises:
         ArgumentError: images of another number of channels.

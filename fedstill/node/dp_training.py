@@ -54,7 +54,7 @@ def step(
     public_loss: PublicLoss | None = None,
     augment: Augment | None = None,
 ) -> float:
-    """One private step of a node's network, with its optimiser, on the node's own data.
+    """One private step of a node's network, with its optimizer, on the node's own data.
 
     An empty sample is a step like any other: noise alone.
 
@@ -72,7 +72,7 @@ def step(
         ArgumentError: a question is answered, and it has not declared this step, or not of so many records.
     """
     _take(node, role, rate)
-    module, optimiser = node.modules[role], node.optimisers[role]
+    module, optimizer = node.modules[role], node.optimizers[role]
     names = (node.asking, *purpose)  # what is asked again otherwise is another release, with other noise
     drawn = sample(node.data, rate, dp.draws(*names, "sample"))
     trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
@@ -93,8 +93,8 @@ def step(
     pieces = torch.split(gradient, [own.numel() for own in trained.values()])
     for own, piece in zip(trained.values(), pieces, strict=True):
         own.grad = as_laid_out(piece.view(own.shape), own)
-    optimiser.step()
-    optimiser.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
     return loss
 
 
@@ -138,7 +138,7 @@ def train(
             node = _behind_fixed_layers(node)
     q = rate(len(node.data), config.batch)
     for number in numbers[start:end]:
-        set_lr(node.optimisers["model"], cosine(number, total, config.lr, config.lr_end))
+        set_lr(node.optimizers["model"], cosine(number, total, config.lr, config.lr_end))
         with compute.step(node.seed, node.name, purpose, number):
             loss = step(
                 node,

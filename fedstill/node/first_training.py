@@ -30,7 +30,7 @@ class FirstTraining:
         self._node, self._task, self._local, self._compute = node, task, local, compute
         if span is not None:
             local_training.prepare(node.learners, local)
-            if not any("model" in learner.optimisers for learner in node.learners):
+            if not any("model" in learner.optimizers for learner in node.learners):
                 span = None  # used as it is: its owner lets nothing of it be trained
         self._span, self._half_way = span, False
         self.steps, self.done = 0, span is None
@@ -61,10 +61,10 @@ class FirstTraining:
             meanwhile()
         return self.steps >= total
 
-    def forget_optimisers(self) -> None:
+    def forget_optimizers(self) -> None:
         """Nothing is trained any more."""
         for learner in self._node.learners:
-            learner.optimisers.pop("model", None)
+            learner.optimizers.pop("model", None)
 
     def take_up(self, steps: Any, done: Any) -> None:
         """Go on from where an earlier process stopped; ValueError where nobody could have stopped there."""
@@ -72,7 +72,7 @@ class FirstTraining:
             raise ValueError(f"{steps!r} steps of {self._total()}, done: {done!r}")
         self.steps, self.done = steps, done
         if done:
-            self.forget_optimisers()
+            self.forget_optimizers()
 
     def _steps_of(self, learner: Node) -> range:
         return range(0) if self._span is None else self._span.steps(self._local.steps(len(learner.data)))

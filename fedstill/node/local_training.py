@@ -33,15 +33,15 @@ Work = Callable[[Group, int, torch.Tensor, torch.Tensor], torch.Tensor]
 REPAYS = 50  # steps that repay what it takes to record one
 
 
-def make_optimiser(trained: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
-    """The optimiser of one network's parameters, as local training has it."""
-    if config.optimiser == "adam":
+def make_optimizer(trained: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
+    """The optimizer of one network's parameters, as local training has it."""
+    if config.optimizer == "adam":
         return torch.optim.Adam(trained, config.lr, weight_decay=config.weight_decay, fused=True)
     return torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
 def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
-    """Give each node a new optimiser for its model.
+    """Give each node a new optimizer for its model.
 
     A node whose model is frozen as a whole has nothing to train and gets none.
     """
@@ -49,7 +49,7 @@ def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
         named, frozen = node.model.named_parameters(), node.frozen["model"]
         trained = [parameter for name, parameter in named if name not in frozen]
         if trained:
-            node.optimisers["model"] = make_optimiser(trained, config)
+            node.optimizers["model"] = make_optimizer(trained, config)
         node.recorded = None
 
 
@@ -70,7 +70,7 @@ def train(
     """Train networks of nodes of equal architecture on their own data. Every method's local training.
 
     Args:
-        nodes: computed together as one group; give one for a plain loop. Each needs an optimiser for
+        nodes: computed together as one group; give one for a plain loop. Each needs an optimizer for
             each of the roles: :func:`prepare` makes the model's.
         span: the part of each node's steps that is taken; the learning rate falls over all of them.
         start: steps of the span done before, to go on after a stop.
@@ -115,7 +115,7 @@ def train(
         for node, first in zip(nodes[:active], firsts, strict=False):
             rate = cosine(first + step, totals[node.name], config.lr, config.lr_end)
             for role in roles:
-                set_lr(node.optimisers[role], rate)
+                set_lr(node.optimizers[role], rate)
         number = firsts[0] + step
         # The nodes of a group draw nothing from the global generator unless each stands alone.
         with torch.enable_grad(), compute.step(nodes[0].seed, nodes[0].name, purpose, number):
@@ -131,14 +131,14 @@ def train(
 
 def recorded(node: Node, compute: Compute, work: Work) -> Work:
     """A step of one node's model that a GPU records, for as long as its training lasts."""
-    optimiser = node.optimisers["model"]
-    recordable(optimiser)
+    optimizer = node.optimizers["model"]
+    recordable(optimizer)
     if node.recorded is None:
 
         def step(inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"losses": work(Group([node]), 0, inputs, targets)}
 
-        node.recorded = Recorded(step, Memory([node.model], [optimiser]), compute.graphs)
+        node.recorded = Recorded(step, Memory([node.model], [optimizer]), compute.graphs)
     again = node.recorded
     return lambda group, step, inputs, targets: again(inputs=inputs, targets=targets)["losses"]
 
@@ -205,11 +205,11 @@ def train_round(nodes: Group, round: int, rounds: int, work: Work | None = None)
     """One round's part of the local training of a group's models; ``work`` is a step, if not on the task's
     loss.
 
-    The optimiser starts anew, since what it remembers belongs to weights that were replaced.
+    The optimizer starts anew, since what it remembers belongs to weights that were replaced.
     """
     at = nodes.at
     prepare(nodes.nodes, at.local)
     span = Span.one(round, rounds)
     train(nodes.nodes, at.task, at.local, at.compute, span=span, work=work)
     for node in nodes.nodes:
-        node.optimisers.pop("model", None)
+        node.optimizers.pop("model", None)

@@ -17,7 +17,7 @@ from fedstill.models.module_utils import settle
 from fedstill.node.gate import Gate
 from fedstill.privacy.dpsgd import PrivateSteps
 
-MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Node:
@@ -28,7 +28,7 @@ class Node:
         self.name, self.data, self.gate, self.seed = name, data, gate, seed
         self.modules: dict[str, nn.Module] = {"model": model}
         self.frozen = {"model": frozen(model)}  # parameters that their owner does not want trained
-        self.optimisers: dict[str, torch.optim.Optimizer] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
         # Fingerprints of all that its state follows from: numbers and contents of what it has answered, in
         # order, and what it has learned privately, to the last bit.
         self.answered = ""
@@ -64,11 +64,11 @@ class Node:
         """Those whose models learn from this node's data: itself, or its teachers."""
         return self.teachers or [self]
 
-    def add(self, role: str, module: nn.Module, make_optimiser: MakeOptimiser) -> None:
+    def add(self, role: str, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
         """Give the node a further network that it trains, for example its critic."""
         self.modules[role] = module.to(self.data.inputs.device)
         self.frozen[role] = frozen(module)
-        self.optimisers[role] = make_optimiser(module)
+        self.optimizers[role] = make_optimizer(module)
 
     def learning_privately(self) -> dict[str, torch.Tensor]:
         """The state of the networks that learn with DP-SGD, as it is now."""
@@ -92,8 +92,8 @@ class Node:
         twin = copy.copy(self)
         for module in self.modules.values():
             settle(module)
-        # One deep copy for both, so that the copied optimisers hold the copied parameters.
-        twin.modules, twin.optimisers = copy.deepcopy((self.modules, self.optimisers))
+        # One deep copy for both, so that the copied optimizers hold the copied parameters.
+        twin.modules, twin.optimizers = copy.deepcopy((self.modules, self.optimizers))
         del twin.gate
         return twin
 
@@ -101,13 +101,13 @@ class Node:
         """What the node must remember to go on."""
         return {
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
-            "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
+            "optimizers": {role: optimizer.state_dict() for role, optimizer in self.optimizers.items()},
             "answered": self.answered,
             "heard": self.heard,
             "told": self.told,
             "origin": self.origin,
             "teachers": [
-                {role: optimiser.state_dict() for role, optimiser in teacher.optimisers.items()}
+                {role: optimizer.state_dict() for role, optimizer in teacher.optimizers.items()}
                 for teacher in self.teachers
             ],
         }
@@ -116,13 +116,13 @@ class Node:
         """Go on from a remembered state; the networks must exist already."""
         for role, values in state["modules"].items():
             self.modules[role].load_state_dict(values)
-        states = [(self, state["optimisers"]), *zip(self.teachers, state["teachers"], strict=True)]
-        for node, optimisers in states:  # teachers' networks are parts of the node's own
-            for role in node.optimisers.keys() - optimisers.keys():
-                del node.optimisers[role]
-            for role, values in optimisers.items():
-                node.optimisers[role].load_state_dict(values)
-                lay_out(node.optimisers[role])
+        states = [(self, state["optimizers"]), *zip(self.teachers, state["teachers"], strict=True)]
+        for node, optimizers in states:  # teachers' networks are parts of the node's own
+            for role in node.optimizers.keys() - optimizers.keys():
+                del node.optimizers[role]
+            for role, values in optimizers.items():
+                node.optimizers[role].load_state_dict(values)
+                lay_out(node.optimizers[role])
         self.answered, self.origin = state["answered"], state["origin"]
         # What has left weighs its answers for good: others, from before they left, would tell them apart.
         self.heard, self.told = state["heard"], {**state["told"], **self.told}

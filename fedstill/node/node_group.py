@@ -105,7 +105,7 @@ class Bench:
     """Modules of equal architecture: ``(G, B, ...)`` in, ``(G, B, ...)`` out.
 
     With G above 1 the modules' parameters move into stacked tensors, one row a module; each module
-    keeps its parameters as views of its row, so optimisers and state dicts stay the node's own.
+    keeps its parameters as views of its row, so optimizers and state dicts stay the node's own.
     """
 
     def __init__(self, modules: Sequence[nn.Module], frozen: frozenset[str] = frozenset()) -> None:
@@ -229,8 +229,8 @@ class Group:
             modules = [node.modules[role] for node in self.nodes]
             self._benches[role] = Bench(modules, self.nodes[0].frozen[role])
             for node in self.nodes:  # stacking has changed how the parameters lie in memory
-                if role in node.optimisers:
-                    lay_out(node.optimisers[role])
+                if role in node.optimizers:
+                    lay_out(node.optimizers[role])
         return self._benches[role]
 
     def vectors(self, role: str, part: str = "") -> torch.Tensor:
@@ -250,11 +250,11 @@ class Group:
         return stack([part.inputs for part in parts]), stack([part.targets for part in parts])
 
     def step(self, role: str, losses: torch.Tensor) -> None:
-        """One optimiser step of each node's network of a role, on its own loss; ``losses`` (G,).
+        """One optimizer step of each node's network of a role, on its own loss; ``losses`` (G,).
 
         Raises:
             QuestionRefused: the network learns privately, and this step has no noise.
-            ArgumentError: the network has no optimiser now, or there is not one loss for each node.
+            ArgumentError: the network has no optimizer now, or there is not one loss for each node.
         """
         bench = self.bench(role)
         if losses.ndim != 1 or not 0 < len(losses) <= len(self.nodes):
@@ -265,12 +265,12 @@ class Group:
                 rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
                 raise QuestionRefused(node.name, "learn", rule)
         for node in self.nodes[: len(losses)]:
-            if role not in node.optimisers:
-                allowed = "a network with an optimiser: a model has one in train_round alone, others have "
+            if role not in node.optimizers:
+                allowed = "a network with an optimizer: a model has one in train_round alone, others have "
                 raise ArgumentError("nodes.step", role, f"{allowed}that of node.add")
         bench.backward(losses)
         for node in self.nodes[: len(losses)]:
-            node.optimisers[role].step()
+            node.optimizers[role].step()
 
 
 @contextmanager

@@ -298,7 +298,7 @@ def objections(file: NodeFile, through: bool, questions: Mapping[str, Question])
         if PRIVATE_DATA in question.kinds().values():
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None:
-            rule = question.objection_to(file.local.optimiser)
+            rule = question.objection_to(file.local.optimizer)
         if rule is None and 0 < file.policy.most_rows < question.rows:
             rule = f"most_rows: {file.policy.most_rows}, and it is about {question.rows}"
         if rule is None and question.differentiable and not through:

@@ -48,7 +48,7 @@ def _foresee(name: str, file: NodeFile, spec: InputSpec, most: int) -> None:
 
 
 def perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:
-    """The node's VGG features of images as the spec normalises them, if it has any."""
+    """The node's VGG features of images as the spec normalizes them, if it has any."""
     from fedstill.models.vgg import load_vgg
 
     path = file.model.perceptual

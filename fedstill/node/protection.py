@@ -176,6 +176,6 @@ def teachers_of(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
         teacher.modules = {"model": model.teachers[index]}
         own = (name for name in node.frozen["model"] if name.startswith(prefix))
         teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in own)}
-        teacher.optimisers, teacher.private, teacher.teachers = {}, {}, []
+        teacher.optimizers, teacher.private, teacher.teachers = {}, {}, []
         found.append(teacher)
     return found

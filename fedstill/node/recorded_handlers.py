@@ -37,7 +37,7 @@ class Handlers:
         modules = [module for node in nodes for module in node.modules.values()]
         if nodes[0].private or not (question.records and self.compute.records(*modules)):
             return None
-        learning = [node.optimisers[role] for node in nodes for role in question.trains]
-        for optimiser in learning:
-            recordable(optimiser)
+        learning = [node.optimizers[role] for node in nodes for role in question.trains]
+        for optimizer in learning:
+            recordable(optimizer)
         return Recorded(partial(question.handler, self.group, number), Memory(modules, learning))

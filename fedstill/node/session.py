@@ -139,7 +139,7 @@ class Session:
         self.setting = at
         side = side_of(method, self.setting)
         for name, question in side.questions.items():
-            if (rule := question.objection_to(file.local.optimiser)) is not None:
+            if (rule := question.objection_to(file.local.optimizer)) is not None:
                 raise QuestionRefused(file.name, name, rule)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = keyed(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
@@ -219,7 +219,7 @@ class Session:
             most = min(60, self.node.gate.policy.most_seconds or 60)
             before = self.training.percent
             if self.training.go_on(time.monotonic() + min(max(seconds, 1.0), most), self._save_now_and_then):
-                self.training.forget_optimisers()
+                self.training.forget_optimizers()
                 # Before anything leaves: it would not come out the same.
                 self.kept.save(LEARNING, self._state(True))
                 self.training.done = True

@@ -12,7 +12,7 @@ What events cost together, as epsilon at a delta: by dp-accounting, with bounds 
 
 Two accountants. "pld" composes privacy loss distributions and is tight; its theorem is for events that were
 chosen beforehand. "rdp" adds up Rényi curves and is looser; it holds too where events are chosen by earlier
-answers. Both figures are upper bounds, for neighbours by adding or removing one record (or group).
+answers. Both figures are upper bounds, for neighbors by adding or removing one record (or group).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def compose(spent: Mapping[Event, int]) -> Curve:
 def curve(event: Event) -> Curve:
     """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
 
-    Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomised response, than which none is
+    Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomized response, than which none is
     worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_mixture`;
     dp-accounting has no groups, and between whole orders a looser bound. Where an order is out of reach
     (little noise), the bound is that of the next one up, since divergences do not fall as the order rises, or

@@ -81,7 +81,7 @@ class StepsConfig(Checked):
 
 @dataclass(frozen=True)
 class GradientsConfig(Checked):
-    """Sanitised gradients with respect to a question's inputs."""
+    """Sanitized gradients with respect to a question's inputs."""
 
     noise: Noise = None
     """Standard deviation of the Gaussian noise over the clip; none: as much as privacy.epsilon asks for."""

@@ -10,7 +10,7 @@ An example's gradient follows from that record and the step's name alone, never 
 or in what order: networks that draw at random while they learn (dropout) are refused, and how an image is
 augmented follows from what it shows.
 
-Assumed: neighbouring data differ by one record (or one group of ``group`` records) added or removed; how many
+Assumed: neighboring data differ by one record (or one group of ``group`` records) added or removed; how many
 records there are sets rate and steps, and counts as known.
 """
 

@@ -27,7 +27,7 @@ class Event:
 
     Args:
         kind: of the noise. ``pure``: whatever it is, no record makes anything it says more than
-            ``e^(1 / noise)`` times likelier, as in randomised response.
+            ``e^(1 / noise)`` times likelier, as in randomized response.
         noise: its standard deviation (Gaussian) or scale (Laplace) over how far one record can move the
             statistic (in L2, in L1), above 0, up to 1e12. Of ``pure``, one over its epsilon.
         rate: at which records are drawn into the statistic, each by itself (Poisson sampling); 1 is all.

@@ -18,7 +18,7 @@ from fedstill.privacy.config import (
     Noise,
     Release,
 )
-from fedstill.privacy.release_rules import NoisyRows, Rule, Sanitised
+from fedstill.privacy.release_rules import NoisyRows, Rule, Sanitized
 from fedstill.protocol.queries import Question
 from fedstill.tasks import Task
 
@@ -64,7 +64,7 @@ class NoisyOutputs(AnswersConfig):
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
         """Scores, and other rows whatever they are computed from: a bound holds for either."""
         if release.pulled:
-            return Sanitised(self.gradients.clip, levels["gradients"])
+            return Sanitized(self.gradients.clip, levels["gradients"])
         if release.kind.of == "rows" or (release.kind.of == "scores" and not release.reads):
             return NoisyRows(self.outputs.how, levels["outputs"], self.outputs.bound)
         return super().rule(release, levels)

@@ -25,7 +25,7 @@ from fedstill.privacy.clipping import numbers, rows_of, shorten
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, AnswersConfig, Noise, Release
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import Draws, add_noise
-from fedstill.privacy.release_rules import Rule, Sanitised
+from fedstill.privacy.release_rules import Rule, Sanitized
 from fedstill.protocol.queries import Question
 from fedstill.tasks import Task
 
@@ -305,7 +305,7 @@ class PATE(AnswersConfig):
         if release.pulled:
             # One that carries records carries all of them, whoever's they are.
             teachers = 1 if release.reads or strange else pate.teachers
-            return Sanitised(self.gradients.clip, levels["gradients"], teachers)
+            return Sanitized(self.gradients.clip, levels["gradients"], teachers)
         if release.kind.of == "scores" and not (release.reads or strange):
             return Votes(pate, levels["pate"])
         return super().rule(release, levels)

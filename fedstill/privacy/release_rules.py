@@ -247,7 +247,7 @@ class NoisyRows(Checked, Rule):
 
 
 @dataclass(frozen=True)
-class Sanitised(Checked, Rule):
+class Sanitized(Checked, Rule):
     """Gradients with respect to each input of a question, clipped and with Gaussian noise.
 
     Chen, Orekondy, Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private

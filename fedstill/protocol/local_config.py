@@ -1,4 +1,4 @@
-"""LocalConfig: epochs, batch, optimiser and learning rate of local training; Span, a part of it."""
+"""LocalConfig: epochs, batch, optimizer and learning rate of local training; Span, a part of it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LocalConfig(Checked):
     """Steps that even the smallest node takes."""
     batch: PositiveInt = 32
     """Examples a step."""
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd"] = "adam"
     """Adam, or SGD with momentum."""
     lr: NonNegativeFloat = 1e-3
     """Learning rate of the first step."""
@@ -102,9 +102,9 @@ def cosine(step: int, steps: int, start: float, end: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
-def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of all parameters."""
-    for part in optimiser.param_groups:
+    for part in optimizer.param_groups:
         if isinstance(part["lr"], torch.Tensor):  # that of a recorded step (fedstill.core.cuda_graphs)
             part["lr"].fill_(lr)
         else:

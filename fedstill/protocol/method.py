@@ -205,7 +205,7 @@ class Method(Registered):
 
         Returns:
             An object whose attributes are all that changes from turn to turn, beside the student: networks,
-            optimisers, tensors, numbers, None, and what has ``state()`` and ``load(state)``.
+            optimizers, tensors, numbers, None, and what has ``state()`` and ``load(state)``.
         """
         return SimpleNamespace()
 
@@ -255,7 +255,7 @@ METHODS: Registry[type[Method]] = Registry(
     "method",
     {
         "standalone": "fedstill.methods.standalone:Standalone",
-        "centralised": "fedstill.methods.centralised:Centralised",
+        "centralized": "fedstill.methods.centralized:Centralized",
         "public-only": "fedstill.methods.public_only:PublicOnly",
         "ensemble": "fedstill.methods.ensemble:NodeEnsemble",
         "fediod": "fedstill.methods.fediod:FedIOD",

@@ -57,7 +57,7 @@ class Question:
         beside: what its training descends beside the task's own loss, from the second step or round on, in
             words; an attack that goes by the task's loss alone is then weaker than it could be.
         finish: what is done to an answer after the gate's noise and before it travels, by what was sent (a
-            quantiser, say). It never sees what is private.
+            quantizer, say). It never sees what is private.
         gradients: the kind of the gradients that leave.
         returned: the tensors that go down with it to that node alone whose releases they come from.
         moves: the number by which a node moves its public inputs before it answers about them; 0 moves none.
@@ -136,14 +136,14 @@ class Question:
         """Return whether outputs of the nodes' networks enter a sum."""
         return self.weighting is not None and self.weighting[0].output
 
-    def objection_to(self, optimiser: str) -> str | None:
+    def objection_to(self, optimizer: str) -> str | None:
         """Return why a sum of parameters that a local optimizer trained would reveal single nodes, or None.
 
         A first step of Adam is the sign of each gradient. A server that asks for one step a round reads, from
         the sum of few values with few weights, the sizes of all nodes and the signs of each.
         """
-        if self.weighting is not None and self.weighting[0].of == "model" and optimiser == "adam":
-            return "sums: local.optimiser is adam, expected sgd, whose steps are linear in gradients"
+        if self.weighting is not None and self.weighting[0].of == "model" and optimizer == "adam":
+            return "sums: local.optimizer is adam, expected sgd, whose steps are linear in gradients"
         return None
 
     @property

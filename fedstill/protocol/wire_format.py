@@ -177,7 +177,7 @@ class WireConfig(Checked):
 
 
 def refine(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Tensors that have travelled, in float32 again; others as they are.
+    """Tensors that have traveled, in float32 again; others as they are.
 
     Raises:
         DataError: a scale without its tensor, or not one for each row.
@@ -314,7 +314,7 @@ def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, An
 
 
 def _laid_out(tensor: torch.Tensor, strides: Any) -> torch.Tensor:
-    """A tensor as it lay in memory before it travelled, if that was channels last."""
+    """A tensor as it lay in memory before it traveled, if that was channels last."""
     if strides is None or tensor.ndim != 4 or tuple(strides) == tensor.stride():
         return tensor
     last = torch.empty(tensor.shape, dtype=tensor.dtype, memory_format=torch.channels_last)

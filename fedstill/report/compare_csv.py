@@ -17,7 +17,7 @@ from fedstill.report.compare_entry import (
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.privacy_section import guaranteed
 
-MARKS = ("standalone", "ensemble", "centralised")
+MARKS = ("standalone", "ensemble", "centralized")
 WHOSE = ("", "local", *MARKS)
 PAIRED = ("setting", "figure", "method", "than", "seeds", "difference", "low", "high", "told_apart")
 

@@ -80,7 +80,7 @@ class FinishedRun:
     def figure(self, name: str) -> float | None:
         """One of :data:`TRAFFIC`; or by a figure's key, of the central model; or by "local <key>", of the
         nodes' own models (of what they are judged by, each on its share of the test data); or by "local
-        <key>, all tests", "standalone <key>", "ensemble <key>", "centralised <key>".
+        <key>, all tests", "standalone <key>", "ensemble <key>", "centralized <key>".
         """
         if name in TRAFFIC:
             return TRAFFIC[name](self.result)
@@ -92,7 +92,7 @@ class FinishedRun:
             on_shares = whose == "local" and key == result.metric.key and not name.endswith(ALL_TESTS)
             figures = result.local if whose == "local" else result.standalone
             return figures.get("share" if on_shares else key, OverNodes()).mean
-        return (result.ensemble if whose == "ensemble" else result.centralised).get(key)
+        return (result.ensemble if whose == "ensemble" else result.centralized).get(key)
 
 
 @dataclass(frozen=True)

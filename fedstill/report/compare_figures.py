@@ -1,6 +1,6 @@
 """A comparison's drawings: what methods reach against bytes, epsilon and leakage, and over their runs.
 
-Each method has a number and a colour. A page's tables say which is which; a paper's figure has a legend.
+Each method has a number and a color. A page's tables say which is which; a paper's figure has a legend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedstill.report import drawing
 from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_points import Spot, budgets, written
 from fedstill.report.compare_summary import MethodLine
-from fedstill.report.drawing import CARD, FAINT, MUTED, PAPER, again, colour
+from fedstill.report.drawing import CARD, FAINT, MUTED, PAPER, again, color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def _ends(values: Sequence[Spread]) -> list[float]:
 
 
 def _dot(axes: Axes, place: int, x: float, y: float, words: str, size: float = 9, **errors: Any) -> None:
-    own, hollow = colour(place), again(place)
+    own, hollow = color(place), again(place)
     kept = {way: room for way, room in errors.items() if room}
     if kept:
         axes.errorbar(x, y, **kept, ecolor=own, elinewidth=1.5, alpha=0.6, fmt="none", zorder=3)
@@ -55,11 +55,9 @@ def legend(figure: Figure, methods: Sequence[tuple[int, str]]) -> Figure:
 
     lines = []
     for place, name in dict(methods).items():
-        face = CARD if again(place) else colour(place)
+        face = CARD if again(place) else color(place)
         name = f"{place} {name}"
-        lines.append(
-            Line2D([], [], marker="o", ls="", ms=7, mew=1.5, mec=colour(place), mfc=face, label=name)
-        )
+        lines.append(Line2D([], [], marker="o", ls="", ms=7, mew=1.5, mec=color(place), mfc=face, label=name))
     figure.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(5, len(lines)))
     return figure
 
@@ -114,7 +112,7 @@ def curves(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = 
     for curve, route, rise in zip(lines, routes, rises, strict=True):
         shown = drawing.thin(route)
         stroke = (0, (3.5, 2)) if again(curve.place) else "solid"
-        axes.plot(*zip(*shown, strict=True), color=colour(curve.place), lw=2, ls=stroke, label=curve.name)
+        axes.plot(*zip(*shown, strict=True), color=color(curve.place), lw=2, ls=stroke, label=curve.name)
         for x, y in shown if dotted else shown[-1:]:
             _dot(axes, curve.place, x, y, f"{curve.name}, {x:.0%} of the run: {percent(y)}", 6)
         drawing.chip(axes, curve.place, shown[-1], (26, rise))
@@ -148,7 +146,7 @@ def against_epsilon(lines: Sequence[MethodLine], title: str = "Accuracy", width:
     for line, rise in zip(drawn, rises, strict=True):
         route = [(at[epsilon], value.mean) for epsilon, value in line.reached.items()]
         inside = [place for place in route if place[0] < edge]
-        stroke: dict[str, Any] = {"color": colour(line.place), "lw": 2}
+        stroke: dict[str, Any] = {"color": color(line.place), "lw": 2}
         stroke["ls"] = (0, (3.5, 2)) if again(line.place) else "solid"
         if inside:
             axes.plot(*zip(*inside, strict=True), **stroke, label=line.name)
@@ -198,13 +196,13 @@ def against_leakage(
     }
     for index, other in before.items():
         pair = [(spots[each].leak.mean, spots[each].value.mean) for each in (other, index)]
-        axes.plot(*zip(*pair, strict=True), color=colour(spots[index].place), lw=1.5, alpha=0.55)
+        axes.plot(*zip(*pair, strict=True), color=color(spots[index].place), lw=1.5, alpha=0.55)
     # The largest first, so that none hides another.
     for spot in sorted(spots, key=lambda spot: -spot.bytes):
         size = 2 * max(radius(spot.bytes, most), DOT)
         if spot.bytes > 0:
-            style: dict[str, Any] = {"mec": colour(spot.place), "mew": 1.25, "clip_on": False}
-            axes.plot(spot.leak.mean, spot.value.mean, "o", ms=size, mfc=(colour(spot.place), 0.18), **style)
+            style: dict[str, Any] = {"mec": color(spot.place), "mew": 1.25, "clip_on": False}
+            axes.plot(spot.leak.mean, spot.value.mean, "o", ms=size, mfc=(color(spot.place), 0.18), **style)
         errors = {"xerr": spot.leak.std, "yerr": spot.value.std}
         words = spot.told(column.head)
         _dot(axes, spot.place, spot.leak.mean, spot.value.mean, words, 2 * DOT + 2, **errors)

@@ -10,7 +10,7 @@ from fedstill.core.run_writer import write_text
 from fedstill.report import table_formats
 from fedstill.report.compare_csv import pairs_csv, runs_csv, summary_csv
 from fedstill.report.compare_page import html
-from fedstill.report.compare_reader import summarise
+from fedstill.report.compare_reader import summarize
 from fedstill.report.compare_summary import Summary
 from fedstill.report.compare_table import (
     budget_table,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fedstill.compare.comparison_file import Comparison
 
-__all__ = ["html", "latex", "markdown", "print_comparison", "summarise", "write_comparison"]
+__all__ = ["html", "latex", "markdown", "print_comparison", "summarize", "write_comparison"]
 
 
 def write_comparison(out: Path, comparison: Comparison) -> Path:
@@ -41,7 +41,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
     Raises:
         RunFolderError: a file of a run is broken.
     """
-    summary = summarise(out, comparison)
+    summary = summarize(out, comparison)
     write_text(out / "compare.csv", runs_csv(summary))
     write_text(out / "compare-summary.csv", summary_csv(summary))
     write_text(out / "compare-pairs.csv", pairs_csv(summary))

@@ -50,7 +50,7 @@ def html(summary: Summary) -> str:
 
 
 def chip(place: int) -> Markup:
-    """A method's number in its colour, as the drawings show it."""
+    """A method's number in its color, as the drawings show it."""
     again = " again" if drawing.again(place) else ""
     return Markup('<span class="chip c{}{}" aria-hidden="true">{}</span>').format(
         (place - 1) % len(drawing.METHODS), again, place

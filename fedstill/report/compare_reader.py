@@ -20,7 +20,7 @@ from fedstill.report.run_files import RunFiles
 from fedstill.report.run_levels import needs_words
 
 
-def summarise(out: Path, comparison: Comparison) -> Summary:
+def summarize(out: Path, comparison: Comparison) -> Summary:
     """The figures of a comparison, from the folders of its runs.
 
     Raises:
@@ -105,7 +105,7 @@ def _context(comparison: Comparison, setting: str, entries: Sequence[ComparedMet
     parts = [
         f"{data.title or data.called}, {nodes}{split.about}",
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
-        f"each node trains {counted(local.epochs, 'epoch')} in all, {local.optimiser}, "
+        f"each node trains {counted(local.epochs, 'epoch')} in all, {local.optimizer}, "
         f"rate {local.lr:g}, {batch}",
     ]
     results = [run.result for entry in entries for run in entry.runs]
@@ -133,7 +133,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
     notes = [
         f"{listed(list(metrics))} {'is' if len(metrics) == 1 else 'are'} in percent, of the last round, on "
         f"test data that no node saw ({over}).",
-        "One seed gives all methods the same split, first weights drawn alike, the same local optimiser, "
+        "One seed gives all methods the same split, first weights drawn alike, the same local optimizer, "
         "batch and number of local epochs; local data are shuffled. Statistics of batch norm are part of a "
         "network: they travel and are averaged with the parameters around them.",
         f"Bold is the {'highest' if len(figures) == 1 else 'best'} mean of those judged by the same kind of "

@@ -1,8 +1,8 @@
 """How drawings look: one palette, type and grid for pages and papers; a page has them as inline SVG.
 
 Figures are matplotlib's, made without pyplot: nothing is shared between two of them, and none needs a screen.
-They are drawn in light colours. In a page each colour becomes the variable of the style sheet that has this
-value, so that one drawing serves both colour schemes.
+They are drawn in light colors. In a page each color becomes the variable of the style sheet that has this
+value, so that one drawing serves both color schemes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INK, MUTED, FAINT, GRID, CARD, ACCENT = "#16191f", "#5b6472", "#8b93a1", "#e9ebe
 METHODS = (ACCENT, "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#475569")
 VARIABLES = {
     INK: "ink", MUTED: "muted", FAINT: "faint", GRID: "grid", CARD: "card", ACCENT: "accent",
-    **{colour: f"c{place}" for place, colour in enumerate(METHODS) if place},
+    **{color: f"c{place}" for place, color in enumerate(METHODS) if place},
 }  # fmt: skip
 WIDTHS = (330, 540, 1000)  # pixels that a page's drawing is laid out for; the style sheet picks one
 PAPER = 540  # the same of a figure for a paper
@@ -123,8 +123,8 @@ def svg(figure: Figure, name: str) -> Markup:
     for pattern, instead in SHORTER:
         drawn = re.sub(pattern, instead, drawn, flags=re.DOTALL)
     drawn = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _short, tag[0]), drawn)
-    for colour, variable in VARIABLES.items():
-        drawn = drawn.replace(colour, f"var(--{variable})")
+    for color, variable in VARIABLES.items():
+        drawn = drawn.replace(color, f"var(--{variable})")
     width, height = (round(72 * float(side), 2) for side in figure.get_size_inches())
     head = Markup('<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {:g} {:g}">')
     return head.format(figure.get_label(), width, height) + Markup(drawn.strip())
@@ -202,7 +202,7 @@ def tip(artist: Any, words: str) -> None:
 
 
 def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most ``most`` points: each is the mean of as many neighbours as that takes.
+    """At most ``most`` points: each is the mean of as many neighbors as that takes.
 
     >>> thin([(1, 10.0), (2, 20.0), (3, 30.0), (4, 50.0)], most=2)
     [(1.5, 15.0), (3.5, 40.0)]
@@ -213,7 +213,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
 
 
 def smooth(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
-    """The running mean over a centred window that is ``share`` of the line long.
+    """The running mean over a centered window that is ``share`` of the line long.
 
     >>> smooth([(0, 0.0), (1, 3.0), (2, 6.0)], share=0.5)
     [(0, 1.5), (1, 3.0), (2, 4.5)]
@@ -226,19 +226,19 @@ def smooth(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
 # --- numbers and labels beside what they name -------------------------------------------------------------
 
 
-def colour(place: int) -> str:
-    """A method's colour, by its number from 1 up."""
+def color(place: int) -> str:
+    """A method's color, by its number from 1 up."""
     return METHODS[(place - 1) % len(METHODS)]
 
 
 def again(place: int) -> bool:
-    """Whether another method before it has its colour: then it is drawn hollow, and its line dashed."""
+    """Whether another method before it has its color: then it is drawn hollow, and its line dashed."""
     return (place - 1) // len(METHODS) % 2 == 1
 
 
 def chip(axes: Axes, place: int, at: Point, offset: Point, text: str = "") -> None:
-    """A method's number, or another text, in its colour, in pixels from what it names, and joined to it."""
-    own, hollow, text = colour(place), again(place), text or str(place)
+    """A method's number, or another text, in its color, in pixels from what it names, and joined to it."""
+    own, hollow, text = color(place), again(place), text or str(place)
     shape = "circle,pad=0.25" if len(text) < 3 else "round,pad=0.35,rounding_size=0.8"
     axes.annotate(
         text, at, offset, textcoords="offset points", ha="center", va="center_baseline",

@@ -55,7 +55,7 @@ def time_split(result: Result) -> str | None:
 
 
 def time_table(result: Result) -> Table | None:
-    """The same as a table, with the colours of the bar."""
+    """The same as a table, with the colors of the bar."""
     swatch, rows = Markup('<span class="swatch {}"></span> {}'), []
     for part in parts(result):
         words = (human_seconds(part.seconds), percent(100 * part.share), part.meaning)

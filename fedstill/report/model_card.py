@@ -1,6 +1,6 @@
 """A model card from a run's facts, in Markdown: what the student is, learned from, reaches and gives away.
 
-The front matter is what Hugging Face's hub reads. The licence is for whoever publishes it to fill in.
+The front matter is what Hugging Face's hub reads. The license is for whoever publishes it to fill in.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ On {test}.{tested}
 
 {notes}
 
-## Licence
+## License
 
 *To be filled in: of the weights, and of what the data's owners allow.*
 

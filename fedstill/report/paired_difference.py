@@ -20,7 +20,7 @@ from fedstill.report.paired import Gap, Reached, between
 from fedstill.report.result import Result
 from fedstill.report.run_files import RunFiles
 
-Model = Literal["central", "ensemble", "centralised"]
+Model = Literal["central", "ensemble", "centralized"]
 DRAWS = 10_000
 
 
@@ -55,7 +55,7 @@ def paired_difference(
         first: folders of runs.
         second: folders of as many runs or others, measured on the same cases; or the same folders, to set
             two models of a run beside each other.
-        of: which model of the first: central, ensemble (the teachers') or centralised (the mark).
+        of: which model of the first: central, ensemble (the teachers') or centralized (the mark).
         than: which of the second.
 
     Raises:

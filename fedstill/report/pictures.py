@@ -2,7 +2,7 @@
 
 Of predictions, the best, the median and the worst case of the central model, as a run keeps them. Outlines
 are thin lines on the edges of pixels, whatever the picture's size. Where truth and prediction agree there is
-one white line, else the truth is orange and the prediction blue, all on a dark rim: they are legible on grey
+one white line, else the truth is orange and the prediction blue, all on a dark rim: they are legible on gray
 scans and on stained tissue, and by people who do not tell red from green, or blue from yellow.
 """
 
@@ -30,15 +30,15 @@ MOST_MODELS = 6  # drawn a case: the central model and the first nodes'
 MOST_SIDE = 256  # pixels of a drawn picture
 LARGE = 100  # pixels: a picture with a longer side is drawn larger, as its outlines would run together
 RANKS = {"best": "Best case", "median": "Median case", "worst": "Worst case"}
-SATURATED = 0.995  # quantile of the models' errors that the brightest colour stands for
+SATURATED = 0.995  # quantile of the models' errors that the brightest color stands for
 
 MOST_STEPS, MOST_SAMPLES = 10, 12  # rows and columns of generated inputs
 # Fewer and larger ones where they were made from label maps, to see whether they show what they should.
 TO_ORDER = (4, 6, 128)  # rows, columns and pixels of the longer side
 MAPS = ".maps"  # after a step's name: what its inputs were made from
-# Of the codes of a label map, for any number of them; neighbours differ in brightness too.
-COLOURS = [(16, 16, 20), (86, 180, 233), (255, 217, 47), (213, 94, 0), (0, 158, 115), (240, 240, 240)]
-CODES = np.resize(np.array(COLOURS, np.uint8), (256, 3))
+# Of the codes of a label map, for any number of them; neighbors differ in brightness too.
+COLORS = [(16, 16, 20), (86, 180, 233), (255, 217, 47), (213, 94, 0), (0, 158, 115), (240, 240, 240)]
+CODES = np.resize(np.array(COLORS, np.uint8), (256, 3))
 
 
 # --- what the server made ---------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
         "metric": in_a_sentence(figure.title),
         "cases": views,
         "more": max(0, max(len(case.models) for case in result.pictures) - MOST_MODELS),
-        "coloured": kind != "image" and any(len(part.below) == 3 for part in parts),
+        "colored": kind != "image" and any(len(part.below) == 3 for part in parts),
         "scale": shown(indexed(np.arange(256, dtype=np.uint8)[None], _hot()), "from no error to the largest"),
         "most": f"{100 * most:.1f}%",
     }
@@ -199,7 +199,7 @@ def _bytes(image: Array) -> npt.NDArray[np.uint8]:
 
 
 def _hot() -> npt.NDArray[np.uint8]:
-    """256 colours from no error to the largest, ``(256, 3)``, brighter all the way: hues are not needed."""
+    """256 colors from no error to the largest, ``(256, 3)``, brighter all the way: hues are not needed."""
     from matplotlib import colormaps
 
     return _bytes(colormaps["inferno"](np.arange(256))[:, :3])

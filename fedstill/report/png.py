@@ -26,7 +26,7 @@ LINES = np.array(
 def picture(image: Bytes, most: int = MOST_PIXELS) -> str:
     """One image as a PNG in a ``data:`` address, for ``<img src>``.
 
-    ``image`` is (1 or 3, H, W): grey or colour. A picture with a side above ``most`` pixels is made smaller
+    ``image`` is (1 or 3, H, W): gray or color. A picture with a side above ``most`` pixels is made smaller
     by averaging square blocks.
     """
     pixels = np.ascontiguousarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
@@ -38,10 +38,10 @@ def picture(image: Bytes, most: int = MOST_PIXELS) -> str:
     return _address(made.crop(whole).reduce((across, along)))
 
 
-def indexed(image: Bytes, colours: Bytes) -> str:
-    """A picture whose bytes (H, W) are numbers of colours (up to 256, 3 or 4), as a ``data:`` address."""
+def indexed(image: Bytes, colors: Bytes) -> str:
+    """A picture whose bytes (H, W) are numbers of colors (up to 256, 3 or 4), as a ``data:`` address."""
     made = Image.fromarray(image)
-    made.putpalette(colours.tobytes(), "RGB" if colours.shape[1] == 3 else "RGBA")
+    made.putpalette(colors.tobytes(), "RGB" if colors.shape[1] == 3 else "RGBA")
     return _address(made)
 
 

@@ -12,7 +12,7 @@ from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted
 from fedstill.report import table_formats
 from fedstill.report.compare_entry import LOCAL, FinishedRun
-from fedstill.report.compare_files import summarise, write_comparison
+from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.report.compare_summary import Summary
 from fedstill.report.reproduction_order import in_order
 from fedstill.report.table_formats import Cell, Column
@@ -28,7 +28,7 @@ def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedFigur
         comparison: the same, with the paper's figures that its rows will stand beside.
     """
     write_comparison(folder, read_folder(folder))
-    summary = summarise(folder, comparison)
+    summary = summarize(folder, comparison)
     runs = [run for entry in summary.entries for run in entry.runs]
     return rows_of(summary, comparison.paper), sum(run.figure("seconds") or 0.0 for run in runs)
 

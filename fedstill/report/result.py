@@ -74,7 +74,7 @@ class Result:
     local: Mapping[str, OverNodes] = field(default_factory=dict)
     standalone: Mapping[str, OverNodes] = field(default_factory=dict)
     ensemble: Mapping[str, Any] = field(default_factory=dict)
-    centralised: Mapping[str, float | None] = field(default_factory=dict)
+    centralized: Mapping[str, float | None] = field(default_factory=dict)
     cases: parts.CaseScores | None = None
     majority: Mapping[str, float | None] = field(default_factory=dict)
     intervals: parts.Intervals | None = None

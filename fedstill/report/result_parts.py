@@ -99,7 +99,7 @@ class Engine:
 class Seconds:
     total: float | None = None
     local_training: float | None = None
-    centralised: float | None = None
+    centralized: float | None = None
     distillation: float | None = None
 
 
@@ -166,7 +166,7 @@ class Sites:
 
     names: tuple[str, ...]
     central: Mapping[str, Mapping[str, float | None]] | None = None
-    centralised: Mapping[str, Mapping[str, float | None]] | None = None
+    centralized: Mapping[str, Mapping[str, float | None]] | None = None
     nodes: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
 
 
@@ -176,7 +176,7 @@ class Findings:
 
     names: tuple[str, ...]
     central: tuple[float | None, ...] | None = None
-    centralised: tuple[float | None, ...] | None = None
+    centralized: tuple[float | None, ...] | None = None
     nodes: Mapping[str, tuple[float | None, ...] | None] = field(default_factory=dict)
 
 
@@ -187,7 +187,7 @@ class CaseScores:
     names: tuple[str, ...]
     central: tuple[float | None, ...] | None = None
     ensemble: tuple[float | None, ...] | None = None
-    centralised: tuple[float | None, ...] | None = None
+    centralized: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class Intervals:
     central: tuple[float, ...] | None = None
     nodes: tuple[float, ...] | None = None
     ensemble: tuple[float, ...] | None = None
-    centralised: tuple[float, ...] | None = None
+    centralized: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LABELLED = 500  # pixels from which on lines have their names at their ends
+LABELED = 500  # pixels from which on lines have their names at their ends
 DOTTED = 60  # a line of more points has no dots on it
 STROKES_OF = {
     "standalone mean": "dotted",
     "nodes' own models": "dotted",
     "teachers' ensemble": "dashed",
-    "centralised": "solid",
+    "centralized": "solid",
 }
 STROKES: Mapping[str, Any] = {"dotted": (0, (0.7, 2.6)), "dashed": (0, (5, 3)), "solid": "solid"}
 
@@ -61,8 +61,8 @@ def course_of(run: RunFiles) -> Course | None:
 
 def course(course: Course, width: float = PAPER) -> Figure:
     """What models reach over steps or rounds; levels are lines, named at their ends where there is room."""
-    labelled = width >= LABELLED
-    figure, axes = drawing.sheet(width, 364, right=178 if labelled else 14, bottom=48)
+    labeled = width >= LABELED
+    figure, axes = drawing.sheet(width, 364, right=178 if labeled else 14, bottom=48)
     values = [y for _, y in (*course.line, *course.own)] + [y for *_, y in course.references]
     drawing.percent_axis(axes, values)
     drawing.plain_axis(axes, "x")
@@ -86,7 +86,7 @@ def course(course: Course, width: float = PAPER) -> Figure:
     steps = drawing.step_text(max(x for x, _ in course.line))
     levels = "; ".join(f"{name} {percent(y)}" for name, _, y in named)
     figure.set_label(f"{course.title} on the test data over {steps} {course.turn}s. At the end: {levels}.")
-    if labelled:
+    if labeled:
         for (name, ink, y), rise in zip(
             named, drawing.ends(axes, [y for *_, y in named], gap=18), strict=True
         ):
@@ -122,10 +122,10 @@ Losses = Mapping[str, Mapping[float, float | None]]  # by name, by step; None is
 
 
 def local_of(run: RunFiles) -> Losses:
-    """Losses of local training by node, as reports write their names, and of the centralised model."""
+    """Losses of local training by node, as reports write their names, and of the centralized model."""
     kept = run.metrics
     found = {run.result.written(name): kept.local[name] for name in sorted(kept.local, key=natural)}
-    return {**found, "centralised": kept.centralised} if kept.centralised else found
+    return {**found, "centralized": kept.centralized} if kept.centralized else found
 
 
 def finite(values: Mapping[float, float | None]) -> list[tuple[float, float]]:

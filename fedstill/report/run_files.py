@@ -38,7 +38,7 @@ class Metrics:
         own: the same of the nodes' own models, their mean.
         losses: of the server, by name.
         local: of local training, by node.
-        centralised: of the centralised model.
+        centralized: of the centralized model.
         link: what messages to nodes elsewhere have cost by now, as a result has it of the whole run.
     """
 
@@ -46,7 +46,7 @@ class Metrics:
     own: dict[float, float] = field(default_factory=dict)
     losses: Losses = field(default_factory=dict)
     local: Losses = field(default_factory=dict)
-    centralised: dict[float, float | None] = field(default_factory=dict)
+    centralized: dict[float, float | None] = field(default_factory=dict)
     link: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -60,8 +60,8 @@ class Metrics:
         step, phase = float(record["step"]), record["phase"]
         if phase == "local":
             self.local.setdefault(record["node"], {})[step] = number(record, "loss")
-        elif phase == "centralised":
-            self.centralised[step] = number(record, "loss")
+        elif phase == "centralized":
+            self.centralized[step] = number(record, "loss")
         elif phase == "distillation":
             for kept, key in ((self.central, metric), (self.own, f"local_{metric}")):
                 if (value := number(record, key)) is not None:

@@ -77,13 +77,13 @@ def comparison(result: Result) -> list[Level]:
         together = _among(result, "the nodes' models, answering together", result.ensemble.get("nodes"))
         levels.append(Level("teachers' ensemble", together, _one(result, result.ensemble)))
     alone = "one model, if all data lay in one place"
-    levels.append(Level("centralised", alone, _one(result, result.centralised)))
+    levels.append(Level("centralized", alone, _one(result, result.centralized)))
     if result.majority:
         blind = "always the most common class of the test data"
         levels.append(Level("majority guess", blind, _one(result, result.majority)))
     kept = result.intervals or Intervals()
     of = {"standalone mean": kept.nodes, "nodes' own models": kept.nodes, "teachers' ensemble": kept.ensemble,
-          "centralised": kept.centralised}  # fmt: skip
+          "centralized": kept.centralized}  # fmt: skip
     judged = kept.nodes if result.central == "nodes" else kept.central
     return [
         dataclasses.replace(level, interval=judged if level.is_ours else of.get(level.name))

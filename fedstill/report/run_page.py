@@ -122,7 +122,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "columns": columns,
         "losses": _panels(metrics.losses),
         "local": _panels(drawn, share_axis=True),
-        "centralised_drawn": bool(metrics.centralised),
+        "centralized_drawn": bool(metrics.centralized),
         "local_left_out": len(left_out),
         "traffic": run_tables.traffic(result, run.audited),
         "link": link_costs.time_table(result),

@@ -59,7 +59,7 @@ def sites(result: Result) -> list[Table]:
     stored = result.sites
     if stored is None or not stored.names:
         return []
-    models = {result.judged: stored.central, "centralised": stored.centralised}
+    models = {result.judged: stored.central, "centralized": stored.centralized}
     models |= {result.written(name): by_site for name, by_site in stored.nodes.items()}
     made, columns = [], [Column(name) for name in stored.names]
     for figure in result.figures:
@@ -79,14 +79,14 @@ def _maybe(write: Callable[[Figure, float], str], figure: Figure, value: float |
 
 
 def findings(result: Result) -> Table | None:
-    """One line a finding: the central model, the centralised one, the nodes; None for other tasks."""
+    """One line a finding: the central model, the centralized one, the nodes; None for other tasks."""
     stored = result.labels
     if stored is None or not stored.names:
         return None
-    figure, heads = result.metric, [CENTRAL[result.central][0], "centralised", "nodes\u2019 mean"]
+    figure, heads = result.metric, [CENTRAL[result.central][0], "centralized", "nodes\u2019 mean"]
     values = []
     for place in range(len(stored.names)):
-        ours, mark = (None if kept is None else kept[place] for kept in (stored.central, stored.centralised))
+        ours, mark = (None if kept is None else kept[place] for kept in (stored.central, stored.centralized))
         each = [kept[place] for kept in stored.nodes.values() if kept is not None]
         own = [value for value in each if value is not None]
         values.append((ours, mark, sum(own) / len(own) if own else None, own))
@@ -126,7 +126,7 @@ def confusion(result: Result) -> Table | None:
 
 
 def holdings(result: Result, about: str, with_sum: bool) -> Table | None:
-    """The classes each node holds, the more the stronger its colour; None where no node tells."""
+    """The classes each node holds, the more the stronger its color; None where no node tells."""
     held = {result.names[node.name]: node.label_counts for node in result.nodes}
     width = max((len(counts) for counts in held.values() if counts), default=0)
     if width == 0:

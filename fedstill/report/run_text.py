@@ -141,7 +141,7 @@ def facts(result: Result) -> list[Fact]:
     spans = result.seconds
     seconds = {
         "local training": spans.local_training,
-        "centralised": spans.centralised,
+        "centralized": spans.centralized,
         "rounds" if result.turn == "round" else "distillation": spans.distillation,
     }
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())

@@ -93,7 +93,7 @@ class SoFar:
         """What stands below."""
         metrics, figure = self.metrics, self.note.about.get("figure", "Main figure")
         course = self._panels({figure: metrics.central, f"{figure}, nodes' own": metrics.own})
-        local = {**metrics.local, **({"centralised": metrics.centralised} if metrics.centralised else {})}
+        local = {**metrics.local, **({"centralized": metrics.centralized} if metrics.centralized else {})}
         about = "From left to right: steps or rounds; each line from its lowest value to its highest."
         none = "Nothing of this is here yet."
         return [

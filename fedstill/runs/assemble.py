@@ -100,7 +100,7 @@ def assemble(config: RunConfig, data: DataSet, parts: Sequence[TensorData], publ
     """What a simulation is made of, from data that have been divided.
 
     Args:
-        data: its classes, test part and normalisation.
+        data: its classes, test part and normalization.
         parts: each node's own examples.
 
     Raises:
@@ -110,7 +110,7 @@ def assemble(config: RunConfig, data: DataSet, parts: Sequence[TensorData], publ
     if len(names) > len(parts):
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
     specs = [names[index % len(names)] for index in range(len(parts))]
-    mark = _network(config, data, config.student.model, "student") if config.evaluation.centralised else None
+    mark = _network(config, data, config.student.model, "student") if config.evaluation.centralized else None
     return replace(
         servers(config, data, public),
         parts=parts,

@@ -114,7 +114,7 @@ def reshaped(public: Public | None) -> str | None:
 def unscaled(
     task: Task, mean: Sequence[float], std: Sequence[float], parts: Sequence[TensorData]
 ) -> str | None:
-    """Images from 0 to 1 where, by the normalisation that is declared, black is -1."""
+    """Images from 0 to 1 where, by the normalization that is declared, black is -1."""
     if task.form != "images" or task.kind == "image" or ({*mean, *std} or {0.5}) != {0.5}:
         return None
     if not parts or any(float(part.inputs.min()) < 0 for part in parts):

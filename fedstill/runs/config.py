@@ -92,7 +92,7 @@ class EvaluationConfig(Checked):
     every: NonNegativeInt | None = None
     """The server's steps or rounds between two evaluations; 0: only at the end, none: ten times a run."""
 
-    centralised: bool = True
+    centralized: bool = True
     """Also train one model on the data of all nodes together, as the mark to reach."""
 
     samples: NonNegativeInt = 12

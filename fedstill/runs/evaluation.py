@@ -33,7 +33,7 @@ class Outputs:
     Args:
         central: the central model, or None where there is none.
         own: the nodes' own models, by name.
-        marked: the centralised mark, or None.
+        marked: the centralized mark, or None.
         ensembled: the teachers' ensemble, or None.
     """
 
@@ -153,7 +153,7 @@ class Evaluation:
         # A draw that one node's model has no figure of has no mean over the nodes.
         nodes = np.mean(each, axis=0) if each else None
         found = {"central": drawn(told.central), "nodes": nodes, "ensemble": drawn(told.ensembled),
-                 "centralised": drawn(told.marked)}  # fmt: skip
+                 "centralized": drawn(told.marked)}  # fmt: skip
         judged = nodes if told.central is None else found["central"]
         if judged is None:
             return None
@@ -181,7 +181,7 @@ class Evaluation:
             return None if scores is None else [finite(score) for score in scores.tolist()]
 
         cases = self.test.cases
-        whole = {"central": told.central, "ensemble": told.ensembled, "centralised": told.marked}
+        whole = {"central": told.central, "ensemble": told.ensembled, "centralized": told.marked}
         found = {name: each(outputs) for name, outputs in whole.items()}
         if cases is None or not any(found.values()):
             return None
@@ -194,7 +194,7 @@ class Evaluation:
             "names": self.sites,
             "central": None if told.central is None else self.by_site(told.central),
             "nodes": {name: self.by_site(outputs, node=name) for name, outputs in told.own.items()},
-            "centralised": None if told.marked is None else self.by_site(told.marked),
+            "centralized": None if told.marked is None else self.by_site(told.marked),
         }
 
     def _labels(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
@@ -202,7 +202,7 @@ class Evaluation:
             values = None if outputs is None else self.task.per_class(outputs, self.asked_of(node).targets)
             return None if values is None else [finite(value) for value in values]
 
-        whole = {"central": each(told.central), "centralised": each(told.marked)}
+        whole = {"central": each(told.central), "centralized": each(told.marked)}
         nodes = {name: each(outputs, name) for name, outputs in told.own.items()}
         if not any(value is not None for value in (*whole.values(), *nodes.values())):
             return None

@@ -19,7 +19,7 @@ from fedstill.tasks.task import Task
 
 SIDE = 192  # pixels: of a larger picture the window of this side that holds most of the truth is shown
 STEP = 16  # pixels between two windows that are tried
-WHITE = 0.998  # quantile of a grey picture that is shown as white: scanners have no unit of brightness
+WHITE = 0.998  # quantile of a gray picture that is shown as white: scanners have no unit of brightness
 
 
 def portray(
@@ -35,7 +35,7 @@ def portray(
         task: what was learned; only outputs that are maps or images can be shown.
         outputs: of each model on all of it ``(N, C, ...)``, by the model's name; shown in this order. The
             first is what cases are ranked by.
-        mean, std: one a channel, by which inputs (and images that are targets) were normalised.
+        mean, std: one a channel, by which inputs (and images that are targets) were normalized.
 
     Returns:
         What ``pictures.safetensors`` and "pictures" in ``result.json`` hold, or None where there is nothing
@@ -158,7 +158,7 @@ def _truth(task: Task, here: TensorData, part: int | None) -> torch.Tensor:
 
 
 def _shown(x: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """Normalised channels as they were, ``(C, H, W)``: all three of a colour picture, else the first."""
+    """Normalized channels as they were, ``(C, H, W)``: all three of a color picture, else the first."""
     across = (-1, 1, 1)
     pixels = x * torch.tensor(std).view(across) + torch.tensor(mean).view(across)
     return pixels if len(pixels) == 3 else pixels[:1]

@@ -183,15 +183,15 @@ def _looked_into(
         if path is not None:
             states[node.name] = load_state(path)["node"]
             # Of a node that was left out as it still learned:
-            for optimisers in (states[node.name]["optimisers"], *states[node.name]["teachers"]):
-                optimisers.pop("model", None)
+            for optimizers in (states[node.name]["optimizers"], *states[node.name]["teachers"]):
+                optimizers.pop("model", None)
     live = json.loads((served / "result.json").read_text(encoding="utf-8"))
     (out / METRICS).unlink(missing_ok=True)  # which is the server's until now
     for name in (FILE, METRICS):
         shutil.copy2(served / name, out / name)
     figures = simulation.adopt(out, saved, states, bars)
     figures["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}
-    figures["seconds"]["total"] = seconds + figures["seconds"]["centralised"]
+    figures["seconds"]["total"] = seconds + figures["seconds"]["centralized"]
     starting = max(seconds - live["seconds"]["total"], 0.0)
     link = {**live["link"], "starting": starting}
     link["share"] = link["link"] / max(starting + live["seconds"]["total"], 1e-9)

@@ -39,7 +39,7 @@ from fedstill.runs.cautions import best, cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs
 from fedstill.runs.predictions import FILE as PREDICTIONS
 from fedstill.runs.predictions import TestNames, predictions
-from fedstill.runs.setting import Setting, check_method, check_server, normalisation, shape_of
+from fedstill.runs.setting import Setting, check_method, check_server, normalization, shape_of
 from fedstill.runs.student_file import header
 from fedstill.track.listeners import Listeners
 
@@ -77,7 +77,7 @@ class Run(ABC):
         check_server(setting)
         self.shape = shape_of(setting)
         self.compute = Compute(setting.engine).suited(self.shape, setting.student, exact=self.method.exact)
-        self.mean, self.std = normalisation(setting)  # (C, 1, 1) each
+        self.mean, self.std = normalization(setting)  # (C, 1, 1) each
         self.student = self._fitted(setting.student, "student")
         self.test = setting.test.to(self.compute.device)
         self.public = None if setting.public is None else setting.public.to(self.compute.device)
@@ -210,7 +210,7 @@ class Run(ABC):
     def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         """Figures beside the central model's: of the nodes' models, of their ensemble, of the mark."""
         unknown = dict.fromkeys(("local", "standalone", "ensemble"))
-        return {**unknown, "centralised": {self.task.metric: None}}
+        return {**unknown, "centralized": {self.task.metric: None}}
 
     @abstractmethod
     def _close(self) -> None:
@@ -382,7 +382,7 @@ class Run(ABC):
             self.records.samples[f"{turn}.maps"] = maps.cpu().contiguous().clone()
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised inputs ``(n, C, H, W)`` as bytes; rows of a table as they are."""
+        """Normalized inputs ``(n, C, H, W)`` as bytes; rows of a table as they are."""
         if self.task.form == "rows":
             return images.contiguous()
         # Contiguous, as a file of safetensors needs it.

@@ -124,7 +124,7 @@ def distil(
     run.listeners = listeners
     figures = run.run(out, bars=Bars(progress))
     figures["engine"]["name"] = "files"
-    del figures["link"], figures["seconds"]["local_training"], figures["seconds"]["centralised"]
+    del figures["link"], figures["seconds"]["local_training"], figures["seconds"]["centralized"]
     result = {**run.about(), **figures, "files": told, "command": command, **machine_and_date()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     run.finish(result)

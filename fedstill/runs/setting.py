@@ -36,7 +36,7 @@ class Setting:
         test: data that no node sees.
         method: the method's config, for example ``FedIOD()``.
         mark: a network to train on all nodes' data together, or None.
-        mean, std: the data's declared normalisation, per channel; none is 0.5 and 0.5.
+        mean, std: the data's declared normalization, per channel; none is 0.5 and 0.5.
         every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
         samples: generated inputs kept at each evaluation.
         test_names: of each test example in its source; none: numbers from 0.
@@ -202,15 +202,15 @@ def check_range(setting: Setting, data: TensorData, what: str) -> None:
         check_rows(data.inputs, setting.schema, what)
     if setting.task.form != "images":
         return
-    mean, std = (each.flatten().tolist() for each in normalisation(setting))
+    mean, std = (each.flatten().tolist() for each in normalization(setting))
     images = setting.task.pictured(data)  # what is measured of an image may be brighter than white
     try:
         check_pixels(images, mean, std, what)
     except DataError as error:
-        raise DataError(f"{error}; say how inputs were normalised with mean and std") from None
+        raise DataError(f"{error}; say how inputs were normalized with mean and std") from None
 
 
-def normalisation(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+def normalization(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of images, as declared: two of (C, 1, 1); of others none: (0, 1, 1)."""
     if setting.task.form != "images":
         return torch.zeros(0, 1, 1), torch.ones(0, 1, 1)

@@ -34,8 +34,8 @@ from fedstill.runs.trained_models import TrainedModels
 
 CHUNK = 50  # local steps between two looks at the clock
 UPPER_BOUND = (
-    "Training one model on all nodes' data together, the centralized upper bound: evaluation.centralised = "
-    "false (--evaluation.centralised false) leaves it out."
+    "Training one model on all nodes' data together, the centralized upper bound: evaluation.centralized = "
+    "false (--evaluation.centralized false) leaves it out."
 )
 METERED = 50  # local steps between two losses that are written down; each node's last is, too
 
@@ -76,7 +76,7 @@ class Simulation(Measured):
         self.known = [node for node in self.nodes if node.name in nodes]
         for node in self.known:
             for learner in node.learners:
-                learner.optimisers.pop("model", None)
+                learner.optimizers.pop("model", None)
             node.load(nodes[node.name])
         self._made = self.make_server([[node] for node in self.nodes])
         self._made.take_up(server["server"])
@@ -110,11 +110,11 @@ class Simulation(Measured):
             return
 
         # A node that brings a finished model, all frozen, has nothing to train and only answers.
-        learning = [node for node in self.learners if "model" in node.optimisers]
+        learning = [node for node in self.learners if "model" in node.optimizers]
         with self.clock.phase("local_training"):
             self._train_once("local_training", self._parted("local_training", learning), "local", span)
         for node in self.learners:
-            node.optimisers.pop("model", None)
+            node.optimizers.pop("model", None)
 
     def _train_centrally(self, saved: Mapping[str, Any]) -> None:
         """The mark to reach: one model on what no server ever has, all nodes' data together, and public data
@@ -125,15 +125,15 @@ class Simulation(Measured):
         if self.needs.public_labels and self.public is not None and self.public.labels is not None:
             parts.append(TensorData(self.public.inputs, self.public.labels))
         together = TensorData.joined(parts)
-        gate = Gate("centralised", PolicyConfig(), AuditLog())
+        gate = Gate("centralized", PolicyConfig(), AuditLog())
         model = self.compute.place(self.setting.mark)
-        self.mark = Node("centralised", together, model, gate, self.setting.seed)
+        self.mark = Node("centralized", together, model, gate, self.setting.seed)
         local_training.prepare([self.mark], self.setting.local)
         if saved.get("mark"):
             self.mark.load(saved["mark"])
-        with self.clock.phase("centralised"):
-            self._train_once("centralised", [[self.mark]], "centralised", WHOLE)
-        self.mark.optimisers.clear()
+        with self.clock.phase("centralized"):
+            self._train_once("centralized", [[self.mark]], "centralized", WHOLE)
+        self.mark.optimizers.clear()
 
     def _serve(self, saved: Mapping[str, Any]) -> Server:
         server = self.make_server(self._parted("distillation", self.nodes))
@@ -226,7 +226,7 @@ class Simulation(Measured):
             return {at: end - done[at] for at, end in enumerate(ends) if end > done[at]}
 
         if to_do():
-            if phase == "centralised":
+            if phase == "centralized":
                 self.bars.say(UPPER_BOUND)
             self.bars.show(*self._local_progress(phase))
         while left := to_do():
@@ -250,8 +250,8 @@ class Simulation(Measured):
 
     def _local_progress(self, phase: str) -> tuple[str, int, int]:
         local = self.setting.local
-        if phase == "centralised" and self.mark is not None:
-            return "centralised", self.local_steps.get("centralised", 0), local.steps(len(self.mark.data))
+        if phase == "centralized" and self.mark is not None:
+            return "centralized", self.local_steps.get("centralized", 0), local.steps(len(self.mark.data))
         span = self.side.first or WHOLE
         totals = {node.name: len(span.steps(local.steps(len(node.data)))) for node in self.learners}
         groups = self.groups["local_training"]

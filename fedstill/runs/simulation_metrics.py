@@ -1,6 +1,6 @@
 """What the models of a simulation reach, now and then and at its end.
 
-Only a simulation can know much of it: here, in the centralised mark and in the losses of local training,
+Only a simulation can know much of it: here, in the centralized mark and in the losses of local training,
 nodes' data and networks are read past their gates. The student learns from none of it.
 """
 
@@ -90,7 +90,7 @@ class Measured(Prepared, ABC):
                 if ensembled is None
                 else {**finite(look.metrics(ensembled)), **self._only(self._teachers())}
             ),
-            "centralised": (
+            "centralized": (
                 {self.task.metric: None} if told.marked is None else finite(look.metrics(told.marked))
             ),
         }

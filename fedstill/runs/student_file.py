@@ -21,7 +21,7 @@ from fedstill.core.version import __version__
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import MODELS, build
 from fedstill.runs.config import load_toml
-from fedstill.runs.setting import Setting, normalisation, shape_of
+from fedstill.runs.setting import Setting, normalization, shape_of
 
 FILE = "student.safetensors"
 FORMAT = "fedstill student 1"
@@ -34,7 +34,7 @@ class StudentFile:
 
     Args:
         model: its name, as :func:`fedstill.models.build` takes it; of a module of one's own, its class.
-        spec: its inputs, classes and normalisation; None: known to whoever made them alone.
+        spec: its inputs, classes and normalization; None: known to whoever made them alone.
         words: how words become token ids, as ``data.vocabulary`` says it, where inputs are texts.
     """
 
@@ -104,7 +104,7 @@ def header(setting: Setting) -> dict[str, str]:
     """What the file of a setting's student says beside the weights."""
     spec = None
     if setting.learns is not None:
-        mean, std = (tuple(values.flatten().tolist()) for values in normalisation(setting))
+        mean, std = (tuple(values.flatten().tolist()) for values in normalization(setting))
         known = setting.schema.classes if setting.schema else setting.classes
         names = tuple(known or map(str, range(setting.task.classes)))
         form = (setting.learns, names, shape_of(setting), mean, std, setting.vocabulary, setting.schema)

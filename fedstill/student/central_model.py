@@ -80,7 +80,7 @@ class RawPixels(RawInputs):
             self.register_buffer(name, torch.tensor(getattr(spec, name)).view(-1, 1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(pixel - mean) / std``, as the nodes' images were normalised."""
+        """``(pixel - mean) / std``, as the nodes' images were normalized."""
         return (x - self.mean) / self.std
 
     def sound(self, x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ class RawPixels(RawInputs):
         if len(wrong):
             some = x[wrong[0]]
             told = f"image {int(wrong[0])} has values from {some.min():.4g} to {some.max():.4g}"
-            way = "the normalisation is done here" if some.min() < 0 else "divide by 255, or give uint8"
+            way = "the normalization is done here" if some.min() < 0 else "divide by 255, or give uint8"
             raise DataError(f"{told}: allowed are floats from 0 to 1, or uint8 from 0 to 255: {way}")
         return x
 
@@ -253,7 +253,7 @@ class CentralModel(nn.Module):
     """A student with its preprocessing: inputs as they are, to logits.
 
     Images are ``(N, C, H, W)``, or ``(N, H, W)`` of one channel, uint8 from 0 to 255 or floats from 0 to 1:
-    what was normalised already is refused. Rows of a table are a DataFrame, a mapping of columns to cells, or
+    what was normalized already is refused. Rows of a table are a DataFrame, a mapping of columns to cells, or
     numbers ``(N, columns)`` (:class:`fedstill.student.central_model.RawRows`); texts are strings or token ids.
     Outputs are those of the run's task: logits of classes, ``(N, classes)`` or ``(N, classes, H, W)``, or
     numbers ``(N, 1)`` in the target's own unit.
@@ -283,7 +283,7 @@ class CentralModel(nn.Module):
 
     @property
     def spec(self) -> InputSpec:
-        """Task, classes, shape and normalisation."""
+        """Task, classes, shape and normalization."""
         return self.about.known
 
     @property

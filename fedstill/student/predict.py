@@ -1,4 +1,4 @@
-"""Asks a student about data that nobody has labelled, and writes its answers as a csv, a line an example."""
+"""Asks a student about data that nobody has labeled, and writes its answers as a csv, a line an example."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedstill.core.errors import MethodRefused
 from fedstill.core.text_format import cell
-from fedstill.data.new_data import Reading, unlabelled
+from fedstill.data.new_data import Reading, unlabeled
 from fedstill.runs.predictions import beyond
 from fedstill.student.central_model import CentralModel
 
@@ -31,7 +31,7 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
     if kind in ("map", "image"):
         told = f"task {student.spec.task.called} answers with {kind}s, and a csv has a line an example"
         raise MethodRefused("predict", "the student", f"{told}; fedstill.load(RUN) gives them as tensors")
-    names, inputs = unlabelled(data, student.spec, how)
+    names, inputs = unlabeled(data, student.spec, how)
     found = student.probabilities(inputs)
     with out.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")

@@ -217,7 +217,7 @@ class SoftmaxTask(Task):
             return ensembled.new_zeros(())
         return -formulas.entropy_of(ensembled.softmax(1).mean(0), 0)
 
-    def normalised(self, answers: torch.Tensor) -> torch.Tensor:
+    def normalized(self, answers: torch.Tensor) -> torch.Tensor:
         """Log-probabilities."""
         return answers.log_softmax(2)
 

@@ -19,7 +19,7 @@ def logits(answers: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Te
 
 def log_probs(answers: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
     """The same, but each node's own offset, which training leaves arbitrary, is taken away first."""
-    return (weights * task.normalised(answers)).sum(0)
+    return (weights * task.normalized(answers)).sum(0)
 
 
 def probs(answers: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:

@@ -42,7 +42,7 @@ def mean_entropy(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
 
 
 def divergence(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-    """FedIOD Eq. 4: generalised Jensen-Shannon divergence of the nodes' predictions ``(K, B, C, ...)``, in
+    """FedIOD Eq. 4: generalized Jensen-Shannon divergence of the nodes' predictions ``(K, B, C, ...)``, in
     nats.
 
     Between 0 (all agree) and the entropy of ``pi`` (K,) (all certain, all different).
@@ -52,7 +52,7 @@ def divergence(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
 
 
 def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
-    """FedIOD Eq. 8, normalised over nodes: how much each node is listened to, per class and input.
+    """FedIOD Eq. 8, normalized over nodes: how much each node is listened to, per class and input.
 
     Where no node holds an example of a class all weigh the same there.
 

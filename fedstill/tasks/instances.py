@@ -64,7 +64,7 @@ def three_classes(instances: Labels) -> npt.NDArray[np.uint8]:
 
 
 def _beside(labels: Labels) -> npt.NDArray[np.bool_]:
-    """Pixels with one of their four neighbours of another number."""
+    """Pixels with one of their four neighbors of another number."""
     from scipy import ndimage
 
     around = {"footprint": ndimage.generate_binary_structure(2, 1), "mode": "nearest"}
@@ -78,7 +78,7 @@ def separate(probabilities: npt.NDArray[np.floating], smallest: int) -> npt.NDAr
     """The objects that a network sees in probabilities ``(3, H, W)``: ``(H, W)``, numbered from 1 as first
     read.
 
-    Pixels inside with more than one half are joined with their eight neighbours, each piece is an object and
+    Pixels inside with more than one half are joined with their eight neighbors, each piece is an object and
     grows, a pixel at a time, into what is not background with more than one half; where two meet, the later
     number takes the pixel. It grows twice as far as a true contour is thick. Objects of fewer pixels than
     ``smallest``, once grown, are taken for noise.

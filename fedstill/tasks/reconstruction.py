@@ -5,7 +5,7 @@ cut off, as a picture is.
 
 Reconstruction: the whole image from what was measured of it, a few lines of its k-space.
 
-Images are ``(1, H, W)``, normalised with mean and standard deviation 0.5: black is -1, white 1. What a
+Images are ``(1, H, W)``, normalized with mean and standard deviation 0.5: black is -1, white 1. What a
 network sees is the zero-filled image in the same scale.
 
 Masks of k-space follow the fastMRI convention (Zbontar et al., arXiv:1811.08839, section 4.9): a band in the
@@ -71,7 +71,7 @@ def psnr(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
 
 
 def nmse(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """Normalised mean squared error, ``|x - y|^2 / |y|^2``: ``(N, 1, H, W)`` twice to ``(N,)``.
+    """Normalized mean squared error, ``|x - y|^2 / |y|^2``: ``(N, 1, H, W)`` twice to ``(N,)``.
 
     Of each image (fastMRI's is of each volume). NaN where the true image is black.
     """
@@ -84,29 +84,29 @@ def _squares(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     return (found.double().clamp(0, 1) - true.double()).square().flatten(1).sum(1)
 
 
-MEAN, STD = 0.5, 0.5  # the declared normalisation of all images
-ACCELERATION, CENTRE = 4, 0.08  # unless a configuration has others
+MEAN, STD = 0.5, 0.5  # the declared normalization of all images
+ACCELERATION, CENTER = 4, 0.08  # unless a configuration has others
 ROUNDING = 1e-3  # how far a pixel may be outside its range: resampled images are, a little
 SEED = 0  # of the mask: the same in every run, at every node and at the server
 
 
 @lru_cache(maxsize=32)  # nobody changes what it gives
-def lines(width: int, acceleration: int, centre: float, seed: int = SEED) -> torch.Tensor:
+def lines(width: int, acceleration: int, center: float, seed: int = SEED) -> torch.Tensor:
     """Which of ``width`` lines of k-space are measured: ``(width,)`` bool, the zero frequency in the middle.
 
-    One line in ``acceleration`` is; a share ``centre`` of all, in the middle, always, the others by ``seed``.
+    One line in ``acceleration`` is; a share ``center`` of all, in the middle, always, the others by ``seed``.
 
     Raises:
-        ArgumentError: the centre alone has more lines than may be measured.
+        ArgumentError: the center alone has more lines than may be measured.
 
     >>> mask = lines(64, 4, 0.08)
     >>> int(mask.sum()), mask[30:35].tolist()
     (16, [True, True, True, True, True])
     """
-    measured, middle = max(round(width / acceleration), 1), round(width * centre)
+    measured, middle = max(round(width / acceleration), 1), round(width * center)
     if middle > measured:
         allowed = f"up to {measured / width:.3g}, as one line of {acceleration} is measured"
-        raise ArgumentError("task.centre", centre, allowed)
+        raise ArgumentError("task.center", center, allowed)
     mask = torch.zeros(width, dtype=torch.bool)
     first = (width - middle + 1) // 2
     mask[first : first + middle] = True
@@ -117,8 +117,8 @@ def lines(width: int, acceleration: int, centre: float, seed: int = SEED) -> tor
 
 
 @lru_cache(maxsize=32)  # moved once: a GPU records no copies from the CPU
-def _lines_at(device: torch.device, width: int, acceleration: int, centre: float) -> torch.Tensor:
-    return lines(width, acceleration, centre).to(device)
+def _lines_at(device: torch.device, width: int, acceleration: int, center: float) -> torch.Tensor:
+    return lines(width, acceleration, center).to(device)
 
 
 def undersample(images: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ class Reconstruction(Numbers):
     Args:
         classes: channels of an output, 1.
         acceleration: one line of k-space of so many is measured.
-        centre: the share of lines in the middle that always is.
+        center: the share of lines in the middle that always is.
 
     Raises:
         ArgumentError: other classes than 1.
@@ -153,11 +153,11 @@ class Reconstruction(Numbers):
     least = 1
     conditions = 2  # outside and inside the head
 
-    def __init__(self, classes: int = 1, acceleration: int = ACCELERATION, centre: float = CENTRE) -> None:
+    def __init__(self, classes: int = 1, acceleration: int = ACCELERATION, center: float = CENTER) -> None:
         if classes != 1:
             raise ArgumentError("classes", classes, "1 for task reconstruction: a model gives one image")
         super().__init__(classes)
-        self.acceleration, self.centre = acceleration, centre
+        self.acceleration, self.center = acceleration, center
 
     def check(self, data: TensorData, what: str) -> None:
         """Refuse anything but images ``(N, 1, H, W)`` in -1..1, H and W 8 or more, with their undersampled
@@ -231,7 +231,7 @@ class Reconstruction(Numbers):
 
     def observe(self, x: torch.Tensor) -> torch.Tensor:
         """The zero-filled twin of images ``(..., 1, H, W)``, in their scale, differentiably."""
-        measured = _lines_at(x.device, x.shape[-1], self.acceleration, self.centre)
+        measured = _lines_at(x.device, x.shape[-1], self.acceleration, self.center)
         return (undersample(pixels(x), measured) - MEAN) / STD
 
     def pictured(self, data: TensorData) -> torch.Tensor:
@@ -265,10 +265,10 @@ class ReconstructionConfig(TaskConfig):
     acceleration: Annotated[int, Ge(2)] = ACCELERATION
     """One of so many lines of k-space is measured."""
 
-    centre: Annotated[float, Interval(ge=0, lt=1)] = CENTRE
+    center: Annotated[float, Interval(ge=0, lt=1)] = CENTER
     """The share of lines in the middle of k-space that are always measured."""
 
 
 def pixels(images: torch.Tensor) -> torch.Tensor:
-    """Normalised images as pixels, 0 black and 1 white."""
+    """Normalized images as pixels, 0 black and 1 white."""
     return images * STD + MEAN

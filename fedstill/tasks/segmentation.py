@@ -12,7 +12,7 @@ specificity    1             as defined     1                 NaN
 hd95           NaN           infinity       infinity          as defined
 =============  ============  =============  ================  =============================
 
-Which pixels show what is looked for: tumours on MRI, say.
+Which pixels show what is looked for: tumors on MRI, say.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def hd95(prediction: Mask, truth: Mask) -> float:
 
 
 def _edge(mask: Mask) -> Mask:
-    """Pixels of a mask with one of their four neighbours, or the picture's end, outside of it."""
+    """Pixels of a mask with one of their four neighbors, or the picture's end, outside of it."""
     from scipy.ndimage import binary_erosion
 
     edge: Mask = mask & ~binary_erosion(mask)

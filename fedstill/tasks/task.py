@@ -195,7 +195,7 @@ class Task(ABC):
             raise ArgumentError("ensemble", how, allowed)
         return together
 
-    def normalised(self, answers: torch.Tensor) -> torch.Tensor:
+    def normalized(self, answers: torch.Tensor) -> torch.Tensor:
         """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
         number by number: log-probabilities of classes, and as they are what has no such thing."""
         return answers

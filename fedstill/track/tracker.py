@@ -84,7 +84,7 @@ def outcome(result: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, Any] = {}
     for key in (figure["key"] for figure in result.get("figures", ())):
         found[key] = result.get(key)
-        for model in ("ensemble", "centralised"):
+        for model in ("ensemble", "centralized"):
             found[f"{model}/{key}"] = (result.get(model) or {}).get(key)
         found[f"standalone/{key}"] = ((result.get("standalone") or {}).get(key) or {}).get("mean")
     found |= {f"bytes/{way}": result.get("bytes", {}).get(way) for way in ("up", "down")}

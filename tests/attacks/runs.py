@@ -37,7 +37,7 @@ FEDIOD = {
     "memory": 32,
 }
 FEDKD = {"name": "fedkd", "epochs": 2}
-SGD = {"optimiser": "sgd", "lr": 0.1, "smoothing": 0.0, "epochs": 2.0}
+SGD = {"optimizer": "sgd", "lr": 0.1, "smoothing": 0.0, "epochs": 2.0}
 
 
 def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunConfig:
@@ -47,7 +47,7 @@ def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any
         "split": {"nodes": 3, "alpha": 5.0},
         "nodes": {"models": ["mlp:32"], "local": SGD, "policy": {"outputs_only": outputs_only}},
         "student": {"model": "mlp:32"},
-        "evaluation": {"centralised": False, "samples": 0, "every": 0},
+        "evaluation": {"centralized": False, "samples": 0, "every": 0},
         "engine": {"name": "one-by-one", "threads": 1},
     }
     return from_dict({**table, **changes, "method": method})

@@ -25,7 +25,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.privacy.noise import Draws, add_noise
 from fedstill.privacy.pate import shards
-from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, Sanitised
+from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, Sanitized
 from fedstill.runs import config
 
 Make = Callable[..., Distinguisher]
@@ -174,7 +174,7 @@ def noise_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_bound(patch: pytest.MonkeyPatch) -> None:
-    for rule in (NoisyRows, Sanitised, NoisyCounts):
+    for rule in (NoisyRows, Sanitized, NoisyCounts):
         patch.setattr(rule, "bound", lambda self, tensor: numbers(tensor))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.attacks import memorization as module
 from fedstill.attacks.generative_metrics import Extractor, penultimate, pixels
-from fedstill.attacks.memorization import Neighbours, copying, data_copying, nearest, wilson
+from fedstill.attacks.memorization import Neighbors, copying, data_copying, nearest, wilson
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.data import Digits, load
 from fedstill.models.classifiers import LeNet5
@@ -40,7 +40,7 @@ def slowly(
     )
 
 
-# --- neighbours -------------------------------------------------------------------------------------
+# --- neighbors -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -81,7 +81,7 @@ def test_first_of_a_part_however_rare(few: int) -> None:
     x, y = gauss(20, 0), gauss(300, 1)
     among = torch.zeros(300, dtype=torch.bool)
     among[torch.randperm(300, generator=torch.Generator().manual_seed(2))[:few]] = True
-    pool = Neighbours(x, y)
+    pool = Neighbors(x, y)
     distances, places = pool.first(among)
     slow, _ = slowly(x, y[among], y)
     torch.testing.assert_close(distances, slow)
@@ -183,7 +183,7 @@ SPACE = pixels((0.5,), (0.5,))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.4])
-def test_a_generator_that_memorises_is_caught(noise: float) -> None:
+def test_a_generator_that_memorizes_is_caught(noise: float) -> None:
     private, held_out, _ = digits(0)
     found = copying(noisy(private[:200], noise), private, held_out, SPACE, seed=0, drawings=199)
     assert found["p_value"] < 0.01
@@ -215,9 +215,9 @@ def test_patients_are_drawn_and_not_their_slices() -> None:
     """Slices of a patient are near each other: drawing slices would find copies where there are none."""
 
     def measure(seed: int) -> tuple[dict[str, Any], ...]:
-        centres = gauss(18, seed, 3)
+        centers = gauss(18, seed, 3)
         of = torch.arange(18).repeat_interleave(10)
-        slices = centres[of] + 0.05 * gauss(180, seed + 1000, 3)
+        slices = centers[of] + 0.05 * gauss(180, seed + 1000, 3)
         private, held_out, generated = torch.split(slices, [80, 40, 60])
         parts = (generated, private, held_out, PLAIN)
         groups = (of[:80], of[80:120])
@@ -255,8 +255,8 @@ def test_copies_and_equal_images_need_no_division_by_zero() -> None:
 def test_pixels_are_those_of_the_picture() -> None:
     x = torch.tensor([[[[-1.0, 0.0, 3.0]]]])
     assert pixels((0.5,), (0.5,))(x).tolist() == [[0.0, 0.5, 1.0]]
-    colours = torch.stack([torch.zeros(2, 2), torch.ones(2, 2)]).unsqueeze(0)
-    assert pixels((0.25, 0.0), (1.0, 0.5))(colours).tolist() == [[0.25] * 4 + [0.5] * 4]
+    colors = torch.stack([torch.zeros(2, 2), torch.ones(2, 2)]).unsqueeze(0)
+    assert pixels((0.25, 0.0), (1.0, 0.5))(colors).tolist() == [[0.25] * 4 + [0.5] * 4]
 
 
 def test_penultimate_is_what_goes_into_the_last_layer() -> None:

@@ -86,7 +86,7 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
 # --- what is a copy, and what is not ----------------------------------------------------------------
 
 
-def test_a_server_that_memorises_is_caught_and_whose_images_it_has(run: Simulation) -> None:
+def test_a_server_that_memorizes_is_caught_and_whose_images_it_has(run: Simulation) -> None:
     found = looked_at(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
     for space in spaces(found):
         assert space["p_value"] < 0.01

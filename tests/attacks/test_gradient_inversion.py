@@ -23,14 +23,14 @@ def held(again: RepeatedRun, count: int) -> list[Victim]:
 
 
 def adam(**changes: Any) -> dict[str, Any]:
-    local = {**SGD, "optimiser": "adam", "lr": 1e-3}
+    local = {**SGD, "optimizer": "adam", "lr": 1e-3}
     return {"nodes": {"models": ["mlp:32"], "local": local, "policy": {"outputs_only": False}}}
 
 
 def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
     got = inverted(replay(FEDAVG), ONE, seed=0)
     told = got.part
-    assert (told["shared"], told["steps"], told["optimiser"], told["best"]) == (
+    assert (told["shared"], told["steps"], told["optimizer"], told["best"]) == (
         "all parameters",
         1,
         "sgd",

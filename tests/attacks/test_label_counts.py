@@ -16,13 +16,13 @@ from fedstill.tasks.multi_label import MultiLabel
 from tests.runs.test_simulation import SHAPE, setting
 
 
-def labelled(*numbers: int) -> TensorData:
+def labeled(*numbers: int) -> TensorData:
     """So many examples of each class."""
     labels = torch.repeat_interleave(torch.arange(len(numbers)), torch.tensor(numbers))
     return TensorData(torch.zeros(len(labels), *SHAPE), labels)
 
 
-PARTS = [labelled(5, 0, 5), labelled(2, 4, 2), labelled(0, 0, 3)]
+PARTS = [labeled(5, 0, 5), labeled(2, 4, 2), labeled(0, 0, 3)]
 
 
 def test_counts_by_hand() -> None:

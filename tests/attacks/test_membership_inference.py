@@ -31,7 +31,7 @@ from fedstill.tasks.reconstruction import ReconstructionConfig
 from tests.attacks.runs import FEDAVG, SGD, replay
 
 FEW = MembershipInference(shadows=8)
-HARD = {**SGD, "optimiser": "adam", "lr": 5e-3, "lr_end": 2e-3, "epochs": 50.0}  # learns 200 digits by heart
+HARD = {**SGD, "optimizer": "adam", "lr": 5e-3, "lr_end": 2e-3, "epochs": 50.0}  # learns 200 digits by heart
 LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
 HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
 
@@ -158,8 +158,8 @@ def test_members_are_those_whose_nodes_took_part() -> None:
     assert 0 < int(learned.sum()) < len(row) / 2
 
 
-def test_labelled_public_data_that_nodes_learn_from_are_no_members() -> None:
-    again = replay({"name": "fedkd", "epochs": 1, "labelled": True}, public={"name": "held-out"})
+def test_labeled_public_data_that_nodes_learn_from_are_no_members() -> None:
+    again = replay({"name": "fedkd", "epochs": 1, "labeled": True}, public={"name": "held-out"})
     experiment, heard = done(again)
     held = sum(len(part) for part in again.parts)
     assert sum(len(node.data) for node in experiment.nodes) > held, "they stand beside what nodes hold"

@@ -54,8 +54,8 @@ def really_trained(
 @pytest.mark.parametrize(
     "local",
     [
-        LocalConfig(epochs=1, batch=2, optimiser="sgd", lr=0.1, lr_end=0.02, momentum=0.0, smoothing=0.0),
-        LocalConfig(epochs=2, batch=2, optimiser="sgd", lr=0.1, lr_end=0.02, weight_decay=0.01),
+        LocalConfig(epochs=1, batch=2, optimizer="sgd", lr=0.1, lr_end=0.02, momentum=0.0, smoothing=0.0),
+        LocalConfig(epochs=2, batch=2, optimizer="sgd", lr=0.1, lr_end=0.02, weight_decay=0.01),
         LocalConfig(epochs=2, batch=2, lr=1e-2, weight_decay=0.01),
         LocalConfig(epochs=3, batch=8, lr=1e-3),  # a batch is more than a pass
     ],
@@ -80,12 +80,12 @@ def test_a_model_with_batch_norm_is_left_alone() -> None:
     assert all(torch.equal(state[name], value) for name, value in network.state_dict().items())
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_the_slope_of_an_update_is_that_of_small_differences(optimiser: str) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_slope_of_an_update_is_that_of_small_differences(optimizer: str) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)).double()
     for parameter in network.parameters():
         nn.init.uniform_(parameter, -1, 1, generator=torch.Generator().manual_seed(parameter.numel()))
-    schedule = Schedule((0.3, 0.2), 1, optimiser, momentum=0.5, smoothing=0.1)  # type: ignore[arg-type]
+    schedule = Schedule((0.3, 0.2), 1, optimizer, momentum=0.5, smoothing=0.1)  # type: ignore[arg-type]
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.tensor([0, 1])
     release = Observed(network, {"1.weight": torch.zeros(3, 4), "3.bias": torch.zeros(2)}, schedule)

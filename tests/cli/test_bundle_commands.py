@@ -58,7 +58,7 @@ model = "small-cnn:8"
 [engine]
 name = "one-by-one"
 [evaluation]
-centralised = false
+centralized = false
 """
 
 

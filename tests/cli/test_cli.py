@@ -206,7 +206,7 @@ def test_show_is_complete_and_reads_back(command: Main) -> None:
     [
         ("--seed 5", "seed", 5),
         ("--seed 5 --seed 6", "seed", 6),
-        ("--evaluation.centralised false", "evaluation.centralised", False),
+        ("--evaluation.centralized false", "evaluation.centralized", False),
         ("--nodes.models mlp resnet8:16 a.b:c", "nodes.models", ("mlp", "resnet8:16", "a.b:c")),
         ("--nodes.local.least_steps 3", "nodes.local.least_steps", 3),
         ("--nodes.policy.questions", "nodes.policy.questions", ()),
@@ -269,7 +269,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ),
         ("run mine.toml --split.alpha.x 3", "unknown option '--split.alpha.x': did you mean '--split.alpha'"),
         ("compare fedavg --split.how iid --split.alpha 1", "split.alpha is '1': allowed is none, as split"),
-        ("run mine.toml --evaluation.centralised so", "evaluation.centralised is 'so': allowed is true or"),
+        ("run mine.toml --evaluation.centralized so", "evaluation.centralized is 'so': allowed is true or"),
         ("run mine.toml --nodes.models", "nodes.models is []: allowed is a list of one model or more"),
         ("run mine.toml --method.tau -1", "method.tau is -1.0: allowed is above 0, or inf"),
         ("run mine.toml --resume there", "fedstill run --resume takes no 'mine.toml': `fedstill run --help`"),
@@ -303,7 +303,7 @@ def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: st
 
 
 @pytest.mark.usefixtures("here")
-def test_an_option_is_blamed_for_itself_and_not_for_its_neighbours(command: Main, runs: Runs) -> None:
+def test_an_option_is_blamed_for_itself_and_not_for_its_neighbors(command: Main, runs: Runs) -> None:
     """``method.batch`` beyond ``method.memory`` is refused alone, but fine beside a larger memory."""
     alone = one_line(command("run", "mine.toml", "--method.batch", "200000"))
     assert alone.startswith("method.memory is 100000: allowed is ")
@@ -577,12 +577,12 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     done = process(*words, folder=here)
     assert done.returncode == 0
     assert done.stdout.endswith("Report: there/report.html\n")
-    phases = ["local training", "centralised", "distillation", "evaluation"]
+    phases = ["local training", "centralized", "distillation", "evaluation"]
     lines = done.stderr.splitlines()
     begun = [line.partition(" 0 of ")[0] for line in lines if " 0 of " in line]
     assert (begun, sum("took" in line for line in lines)) == (phases, len(phases))
-    (announced,) = [line for line in lines if "--evaluation.centralised false" in line]
-    after = next(line for line in lines if line.startswith("centralised 0 of "))
+    (announced,) = [line for line in lines if "--evaluation.centralized false" in line]
+    after = next(line for line in lines if line.startswith("centralized 0 of "))
     assert lines.index(announced) == lines.index(after) - 1
     assert "<html" in (here / "there" / "report.html").read_text(encoding="utf-8")
     result = json.loads((here / "there" / "result.json").read_text(encoding="utf-8"))
@@ -599,9 +599,9 @@ def test_output_for_scripts_has_no_progress_in_it(here: Path) -> None:
         "--method.generator_width 8 --method.critic_width 8 --engine.threads 1"
     )
     words = ["run", "mine.toml", *small.split(), "--json"]
-    told = process(*words, "--out", "there", "--evaluation.centralised", "false", folder=here)
+    told = process(*words, "--out", "there", "--evaluation.centralized", "false", folder=here)
     assert json.loads(told.stdout)["turns"] == 2
     assert "distillation 2 of 2" in told.stderr
-    assert "centralised" not in told.stderr
+    assert "centralized" not in told.stderr
     quiet = process(*words, "--out", "quiet", "--quiet", folder=here)
     assert (json.loads(quiet.stdout)["turns"], quiet.stderr) == (2, "")

@@ -92,7 +92,7 @@ def test_check_says_what_a_node_is_and_what_each_method_would_be_told(clinic: Pa
         for line in out.splitlines()
         if line[2:3].strip() and len(line.split()) > 2
     }
-    assert (said["fediod"], said["fedkd"], said["fedavg"], said["centralised"]) == ("no", "yes", "no", "no")
+    assert (said["fediod"], said["fedkd"], said["fedavg"], said["centralized"]) == ("no", "yes", "no", "no")
     assert "the run asks live nodes, again after their first answers" in " ".join(out.split())
     assert "refuses train (outputs_only: no" in out
     assert not (clinic / "runs").exists()

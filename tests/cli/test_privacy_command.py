@@ -49,7 +49,7 @@ model = "mlp:8"
 [engine]
 name = "one-by-one"
 [evaluation]
-centralised = false
+centralized = false
 every = 0
 """
 FEDIOD = '[method]\nname = "fediod"\nsteps = 2\nbatch = 8\nmemory = 16\ncritic_width = 4\n'
@@ -446,7 +446,7 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], words: list[s
 
 
 def test_a_run_that_would_be_refused_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(write(tmp_path, FEDKD, "labelled = true\n", privacy("dp-sgd")))
+    path = str(write(tmp_path, FEDKD, "labeled = true\n", privacy("dp-sgd")))
     assert "none where public data join its own" in said(capsys, "plan", path, code=2)
     path = str(write(tmp_path, FEDKD, privacy("dp-sgd")))
     told = said(capsys, "plan", path, "--epsilon", "inf", "--noise", "2", code=2)

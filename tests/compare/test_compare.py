@@ -31,7 +31,7 @@ from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, Kind
 from fedstill.report import write_report
-from fedstill.report.compare_files import summarise, write_comparison
+from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.runs import config, run
 from fedstill.runs.config import PaperFigure, RunConfig
 from tests.forked import Command
@@ -191,7 +191,7 @@ def test_settings_may_differ_in_the_budget_and_methods_in_the_mechanism(tmp_path
         ("no budget", "fedkd-votes"): PATE(pate=PateConfig(teachers=7)),
         ("no budget", "fedkd-steps"): DPSGD(training=StepsConfig(clip=0.5)),
     }
-    (note,) = (note for note in summarise(tmp_path, plan).notes if "fedkd-steps" in note)
+    (note,) = (note for note in summarize(tmp_path, plan).notes if "fedkd-steps" in note)
     assert note.startswith("fedkd-steps has run options of its own: nodes.privacy.mechanism = dp-sgd, ")
 
 
@@ -260,7 +260,7 @@ def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
         for label in plan.methods
         if not plan.config(ComparisonRun("", label, 0)).nodes.policy.outputs_only
     ]
-    assert {"fedavg", "centralised"} <= set(lifted_for)
+    assert {"fedavg", "centralized"} <= set(lifted_for)
     assert not {"fediod", "standalone", "ensemble"} & set(lifted_for)
 
 
@@ -746,7 +746,7 @@ def test_each_run_is_attacked_once_it_is_there(
     assert len(attacks.asked) == 2
     file = out / "fedavg-seed0" / "leakage.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "config": {"seed": 9}}))
-    assert [row.runs[0].leakage is not None for row in summarise(out, plan).entries] == [True, False]
+    assert [row.runs[0].leakage is not None for row in summarize(out, plan).entries] == [True, False]
     resumed(out, quiet=True)
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
 
@@ -789,7 +789,7 @@ def test_an_attack_that_fails_is_a_note_and_stops_nothing(
     assert (rows["standalone"]["membership_auc"], rows["fedavg"]["membership_auc"]) == ("", "60.0")
     said = "Standalone, seed 0: not attacked: the run is not repeated here."
     assert said in (out / "compare.html").read_text(encoding="utf-8")
-    assert said in summarise(out, plan).notes
+    assert said in summarize(out, plan).notes
     # It is tried again, and the note goes once it is attacked.
     attacks.failing = None
     resumed(out, quiet=True)
@@ -864,12 +864,12 @@ def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_ima
     plan = compare.read(PRESETS.parent / "fedkd_table4.toml")
     for place in plan.places():
         one = plan.config(place)
-        ceiling = place.label == "centralised"
+        ceiling = place.label == "centralized"
         assert one.split.findings == (0 if ceiling else 8)
         assert one.split.called == ("iid" if place.setting == "homogeneous" else "positives")
         assert getattr(one.method, "public", False) == ceiling
-    assert plan.published("homogeneous", "centralised", "auc") is not None
-    own = config.load(f"{PRESETS}/xray-centralised.toml")
+    assert plan.published("homogeneous", "centralized", "auc") is not None
+    own = config.load(f"{PRESETS}/xray-centralized.toml")
     assert (own.split.findings, own.method.public) == (0, True)
 
 

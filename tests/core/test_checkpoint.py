@@ -80,28 +80,28 @@ def test_tensors_that_share_memory_come_back_each_on_its_own(tmp_path: Path) -> 
     assert back["part"].tolist() == [1, 2]
 
 
-def test_an_optimiser_goes_on_from_its_state(tmp_path: Path) -> None:
+def test_an_optimizer_goes_on_from_its_state(tmp_path: Path) -> None:
     def made() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         return model, torch.optim.Adam(model.parameters(), 0.1, betas=(0.5, 0.999))
 
-    def step(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-        optimiser.zero_grad()
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
         model(torch.arange(6.0).view(2, 3)).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
 
-    model, optimiser = made()
-    step(model, optimiser)
-    kept = {"model": dict(model.state_dict()), "optimiser": optimiser.state_dict()}
+    model, optimizer = made()
+    step(model, optimizer)
+    kept = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
     save_state(tmp_path / "state", kept)
-    step(model, optimiser)
+    step(model, optimizer)
 
-    again, its_optimiser = made()
+    again, its_optimizer = made()
     kept = load_state(tmp_path / "state")
     again.load_state_dict(kept["model"])
-    its_optimiser.load_state_dict(kept["optimiser"])
-    step(again, its_optimiser)
+    its_optimizer.load_state_dict(kept["optimizer"])
+    step(again, its_optimizer)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
 
 

@@ -16,7 +16,7 @@ from fedstill.core.registry import Registered, Registry
 class Shape(Registered):
     key: ClassVar[str] = "how"
     default: ClassVar[str | None] = "round"
-    colour: str = "red"
+    color: str = "red"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def test_a_key_says_whose_options_the_others_are() -> None:
 
 def test_a_table_gives_the_same_back_with_the_name() -> None:
     picture = Picture(Square("blue", side=5))
-    assert as_table(picture) == {"shape": {"how": "square", "colour": "blue", "side": 5}, "title": ""}
+    assert as_table(picture) == {"shape": {"how": "square", "color": "blue", "side": 5}, "title": ""}
     assert read_table(Picture, as_table(picture)) == picture
 
 
@@ -77,20 +77,20 @@ def test_what_does_not_fit_is_one_line(shape: dict[str, object], line: str) -> N
 def test_without_a_default_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shape, "default", None)
     with pytest.raises(ArgumentError, match=r"^shape.how is empty: allowed is one of round, square$"):
-        read_table(Picture, {"shape": {"colour": "blue"}})
+        read_table(Picture, {"shape": {"color": "blue"}})
 
 
 def test_an_instance_has_the_options_of_what_was_chosen() -> None:
-    assert list(options(Picture(Square()))) == ["shape.how", "shape.colour", "shape.side", "title"]
-    assert list(options(Picture)) == ["shape.how", "shape.colour", "title"]
+    assert list(options(Picture(Square()))) == ["shape.how", "shape.color", "shape.side", "title"]
+    assert list(options(Picture)) == ["shape.how", "shape.color", "title"]
     assert choices(Picture()) == {"shape.how": Shape}
 
 
 def test_another_choice_keeps_what_all_have() -> None:
-    below = {"title": "a", "shape": {"how": "round", "colour": "blue", "radius": 3.0}}
+    below = {"title": "a", "shape": {"how": "round", "color": "blue", "radius": 3.0}}
     assert layered(Picture, below, {"shape": {"how": "square", "side": 4}}) == {
         "title": "a",
-        "shape": {"how": "square", "colour": "blue", "side": 4},
+        "shape": {"how": "square", "color": "blue", "side": 4},
     }
     assert layered(Picture, below, {"shape": {"radius": 5.0}})["shape"]["radius"] == 5.0
     # A table that names none means the default; one that names it says nothing new.
@@ -110,7 +110,7 @@ def test_one_class_may_stand_for_many_names() -> None:
     picture = read_table(Picture, {"shape": {"how": "a.svg", "side": 3}})
     assert picture.shape == Drawn(how="a.svg", side=3)
     assert picture.shape.called == "a.svg"
-    assert as_table(picture)["shape"] == {"how": "a.svg", "colour": "red", "side": 3}
+    assert as_table(picture)["shape"] == {"how": "a.svg", "color": "red", "side": 3}
     assert read_table(Picture, as_table(picture)) == picture
     assert Shape.registry.allowed == "round, square, or a file"
     with pytest.raises(ArgumentError, match=r"^shape.radius is 1: .* as shape 'a\.svg' has no such option$"):
@@ -122,10 +122,10 @@ def test_where_options_mean_the_same_another_choice_keeps_those_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Shape, "alike", True)
-    below = {"shape": {"how": "square", "colour": "blue", "side": 4}}
+    below = {"shape": {"how": "square", "color": "blue", "side": 4}}
     for above, kept in (
-        ({"how": "a.svg"}, {"how": "a.svg", "colour": "blue", "side": 4}),
-        ({"how": "round"}, {"how": "round", "colour": "blue"}),
-        ({"how": "a.svg", "side": 5}, {"how": "a.svg", "colour": "blue", "side": 5}),
+        ({"how": "a.svg"}, {"how": "a.svg", "color": "blue", "side": 4}),
+        ({"how": "round"}, {"how": "round", "color": "blue"}),
+        ({"how": "a.svg", "side": 5}, {"how": "a.svg", "color": "blue", "side": 5}),
     ):
         assert layered(Picture, below, {"shape": above})["shape"] == kept

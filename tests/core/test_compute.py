@@ -27,7 +27,7 @@ LAST = torch.channels_last
         (FedIOD, "importance", "method.importance is 'misspelt': allowed is one of counts"),
         (FedIOD, "gan_form", "method.gan_form is 'misspelt': allowed is one of eq2, bce"),
         (FedIOD, "student_inputs", "method.student_inputs is 'misspelt'"),
-        (LocalConfig, "optimiser", "local.optimiser is 'misspelt': allowed is one of adam, sgd"),
+        (LocalConfig, "optimizer", "local.optimizer is 'misspelt': allowed is one of adam, sgd"),
         (LocalConfig, "augment", "local.augment is 'misspelt': allowed is one of none, shift"),
         (EngineConfig, "name", "engine.name is 'misspelt': allowed is one of auto, stacked, one-by-one"),
         (EngineConfig, "precision", "engine.precision is 'misspelt': allowed is one of float32, bfloat16"),
@@ -140,11 +140,11 @@ def test_torchs_group_norms_behind_frozen_layers_keep_channels_first(norm: type[
     assert layout(Compute(), without)
 
 
-@pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.SGD])
-def test_an_optimisers_memory_is_laid_out_as_its_parameters_are(optimiser: Any) -> None:
-    how = {"momentum": 0.9} if optimiser is torch.optim.SGD else {}
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
+def test_an_optimizers_memory_is_laid_out_as_its_parameters_are(optimizer: Any) -> None:
+    how = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
     parameter = nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=LAST))
-    used = optimiser([parameter], 0.1, **how)
+    used = optimizer([parameter], 0.1, **how)
     parameter.grad = torch.randn_like(parameter)
     used.step()
     state = used.state[parameter]

@@ -1,4 +1,4 @@
-"""What others sent moves no cursor, whatever prints it; and our own colours and bars are left."""
+"""What others sent moves no cursor, whatever prints it; and our own colors and bars are left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_a_command_prints_and_fails_with_is_shown_safely(
     assert shown(err) == err
 
 
-def test_rich_keeps_its_colours_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rich_keeps_its_colors_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("head")
     table.add_row(EVIL)
     with safe_output():

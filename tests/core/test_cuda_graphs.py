@@ -222,7 +222,7 @@ def test_networks_that_draw_are_never_recorded() -> None:
     assert not Compute(EngineConfig()).records(nn.Linear(2, 2)), "there is no launching on a CPU"
 
 
-def test_an_optimiser_keeps_its_rate_in_a_tensor_that_set_lr_fills() -> None:
+def test_an_optimizer_keeps_its_rate_in_a_tensor_that_set_lr_fills() -> None:
     adam = torch.optim.Adam(nn.Linear(2, 2).parameters(), 0.5, fused=True)
     recordable(adam)
     rate = adam.param_groups[0]["lr"]
@@ -260,10 +260,10 @@ def test_recorded_training_follows_its_rates_and_batches(as_on_a_gpu: Compute) -
 
 def test_a_copy_of_a_node_with_another_network_records_its_own_steps(as_on_a_gpu: Compute) -> None:
     """As PATE's teachers are: one's step on another's records would void what a vote is charged for."""
-    local = LocalConfig(epochs=0, least_steps=REPAYS, batch=8, optimiser="sgd", lr=0.01)
+    local = LocalConfig(epochs=0, least_steps=REPAYS, batch=8, optimizer="sgd", lr=0.01)
     (node,) = nodes_of(as_on_a_gpu, "mlp:8", 1)
     other = copy.copy(node)
-    other.modules, other.optimisers = {"model": build("mlp:8", SHAPE, 3, 0, "other")}, {}
+    other.modules, other.optimizers = {"model": build("mlp:8", SHAPE, 3, 0, "other")}, {}
     prepare([node, other], local)
     train([node], TASK, local, as_on_a_gpu, steps=10)
     before = [to_vector(each.model) for each in (node, other)]
@@ -337,9 +337,9 @@ class Looks(nn.Module):
         return self.out(x) if x.sum().item() > 0 else -self.out(x)
 
 
-def trained(compute: Compute, spec: str | None, optimiser: Any, chunk: int = 20) -> tuple[list[Node], Any]:
+def trained(compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20) -> tuple[list[Node], Any]:
     """Nodes after some more steps than repay recording, a few at a time, one node's after another's."""
-    local = LocalConfig(epochs=0, least_steps=REPAYS + 10, batch=8, optimiser=optimiser, lr=0.01)
+    local = LocalConfig(epochs=0, least_steps=REPAYS + 10, batch=8, optimizer=optimizer, lr=0.01)
     nodes, losses = nodes_of(compute, spec), []
     prepare(nodes, local)
     for start in range(0, REPAYS + 10, chunk):
@@ -357,11 +357,11 @@ def trained(compute: Compute, spec: str | None, optimiser: Any, chunk: int = 20)
 
 
 @on_gpu
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("spec", ["resnet8:4", "mlp:8"])
-def test_local_training_that_is_recorded_is_local_training(spec: str, optimiser: str) -> None:
-    plain, told = trained(gpu(False), spec, optimiser)
-    nodes, losses = trained(gpu(True), spec, optimiser)
+def test_local_training_that_is_recorded_is_local_training(spec: str, optimizer: str) -> None:
+    plain, told = trained(gpu(False), spec, optimizer)
+    nodes, losses = trained(gpu(True), spec, optimizer)
     torch.testing.assert_close(losses, told, rtol=1e-3, atol=1e-4)
     for node, other in zip(nodes, plain, strict=True):
         torch.testing.assert_close(

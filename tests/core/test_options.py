@@ -110,7 +110,7 @@ class Training(Checked):
     its data."""
     secret: int = 0
     lr: float = 0.1
-    """Of the optimiser: any."""
+    """Of the optimizer: any."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Longer(Training):
 
 def test_a_docstring_ends_in_the_options_with_their_meanings() -> None:
     assert Training.__doc__ == (
-        "How a node trains.\n\nArgs:\n    epochs: Passes over its data.\n    lr: Of the optimiser: any."
+        "How a node trains.\n\nArgs:\n    epochs: Passes over its data.\n    lr: Of the optimizer: any."
     )
     told = "A second paragraph.\n\nArgs:\n    epochs: Passes over its data.\n    lr: Smaller."
     assert Longer.__doc__ == Longer().__doc__ == f"The same, for longer.\n\n{told}"
@@ -134,5 +134,5 @@ def test_a_docstring_ends_in_the_options_with_their_meanings() -> None:
 
 def test_help_of_a_method_tells_its_options_and_those_of_its_bases() -> None:
     text = " ".join(pydoc.plain(pydoc.render_doc(fedstill.FedKD)).replace(" | ", " ").split())
-    assert "levels: S, the quantiser's levels (Eq. 4)" in text
+    assert "levels: S, the quantizer's levels (Eq. 4)" in text
     assert "batch: Public examples a step of the student." in text

@@ -35,8 +35,8 @@ def test_turns_come_in_all_eight_poses() -> None:
     corner = torch.zeros(400, 1, 16, 16)
     corner[:, :, 4, 5] = 1  # far from the border, on no axis of the square
     found = augmented(ClassificationConfig().make(2), corner, torch.zeros(400).long(), draws(400), "turn")[0]
-    centred = {(2 * y - 15, 2 * x - 15) for y, x in found.squeeze(1).nonzero()[:, 1:].tolist()}
-    assert {(y > 0, x > 0, abs(y) > abs(x)) for y, x in centred} == {
+    centered = {(2 * y - 15, 2 * x - 15) for y, x in found.squeeze(1).nonzero()[:, 1:].tolist()}
+    assert {(y > 0, x > 0, abs(y) > abs(x)) for y, x in centered} == {
         (up, left, steep) for up in (False, True) for left in (False, True) for steep in (False, True)
     }
 

@@ -31,7 +31,7 @@ from fedstill.data.images import (
     resized,
     resized_maps,
 )
-from fedstill.data.new_data import Reading, unlabelled
+from fedstill.data.new_data import Reading, unlabeled
 from fedstill.data.node_data import PrivateConfig
 
 
@@ -65,10 +65,10 @@ def test_patches_cover_a_picture_and_stay_inside(height: int, width: int, patch:
     assert len(corners) == -(-height // patch) * -(-width // patch)  # no fewer could
 
 
-GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
-COLOR = np.stack([GREY, GREY[::-1], GREY.T], axis=-1)
+GRAY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+COLOR = np.stack([GRAY, GRAY[::-1], GRAY.T], axis=-1)
 ALPHA = np.array([0, 51, 255], dtype=np.uint8)  # nothing, a fifth, everything
-SHOWN = [255, 225, 105]  # of grey 105 on white: 255, 0.2 * 105 + 0.8 * 255, 105
+SHOWN = [255, 225, 105]  # of gray 105 on white: 255, 0.2 * 105 + 0.8 * 255, 105
 
 
 def saved(path: Path, image: Any, **how: Any) -> Path:
@@ -77,8 +77,8 @@ def saved(path: Path, image: Any, **how: Any) -> Path:
 
 
 def transparent(mode: str) -> Any:
-    grey = np.full((1, 3), 105, dtype=np.uint8)
-    bands = [grey] * (len(mode) - 1)
+    gray = np.full((1, 3), 105, dtype=np.uint8)
+    bands = [gray] * (len(mode) - 1)
     return Image.merge(mode, [Image.fromarray(band) for band in [*bands, ALPHA[None]]])
 
 
@@ -121,8 +121,8 @@ def test_masks_of_a_palette_keep_numbers_under_a_transparent_color(tmp_path: Pat
 
 def test_modes_of_eight_bits_or_one_have_their_colors(tmp_path: Path) -> None:
     cases: list[tuple[str, Any, dict[str, Any], Any]] = [
-        ("bw.png", Image.fromarray(GREY > 100), {}, (GREY > 100) * 255),
-        ("bw.tif", Image.fromarray(GREY > 100), {"compression": "group4"}, (GREY > 100) * 255),
+        ("bw.png", Image.fromarray(GRAY > 100), {}, (GRAY > 100) * 255),
+        ("bw.tif", Image.fromarray(GRAY > 100), {"compression": "group4"}, (GRAY > 100) * 255),
         ("cmyk.tif", Image.fromarray(COLOR).convert("CMYK"), {}, COLOR),
         ("cmyk.jpg", Image.fromarray(COLOR).convert("CMYK"), {"quality": 100, "subsampling": 0}, COLOR),
     ]
@@ -145,8 +145,8 @@ def test_sixteen_bit_colors_keep_their_high_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
-def test_grey_of_more_bits_is_refused_with_a_way_out(tmp_path: Path, kind: type) -> None:
-    file = saved(tmp_path / "a.tif", Image.fromarray(GREY.astype(kind)))
+def test_gray_of_more_bits_is_refused_with_a_way_out(tmp_path: Path, kind: type) -> None:
+    file = saved(tmp_path / "a.tif", Image.fromarray(GRAY.astype(kind)))
     with pytest.raises(DataError, match=r"a\.tif: is an image of mode .* 8 bits a channel; divide by"):
         decoded(file, "a.tif")
 
@@ -161,16 +161,16 @@ def test_half_a_file_is_no_image(tmp_path: Path) -> None:
 
 
 def test_images_of_pil_in_a_list_are_one_array() -> None:
-    grey, color = Image.fromarray(GREY), Image.fromarray(COLOR)
-    assert np.array_equal(array_of([grey, grey], "images")[1], GREY)
-    mixed = array_of([grey, color], "images")
-    assert np.array_equal(mixed, np.stack([np.stack([GREY] * 3, axis=-1), COLOR]))
+    gray, color = Image.fromarray(GRAY), Image.fromarray(COLOR)
+    assert np.array_equal(array_of([gray, gray], "images")[1], GRAY)
+    mixed = array_of([gray, color], "images")
+    assert np.array_equal(mixed, np.stack([np.stack([GRAY] * 3, axis=-1), COLOR]))
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
     palette.putpalette([200, 10, 20, 30, 40, 50])
     assert array_of([palette], "images")[0, 0].tolist() == [[200, 10, 20], [30, 40, 50]]
     assert array_of([palette], "masks", numbers=True)[0, 0].tolist() == [0, 1]
     with pytest.raises(DataError, match="images: image 1 is 4 x 8, but image 0 is 8 x 8"):
-        array_of([grey, grey.resize((8, 4))], "images")
+        array_of([gray, gray.resize((8, 4))], "images")
 
 
 def test_masks_among_arrays_by_name_are_numbers_and_images_are_colors() -> None:
@@ -186,9 +186,9 @@ def test_a_photograph_from_python_is_turned_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     stream = io.BytesIO()
-    Image.fromarray(GREY[:4]).save(stream, "png", exif=exif)
+    Image.fromarray(GRAY[:4]).save(stream, "png", exif=exif)
     with Image.open(io.BytesIO(stream.getvalue())) as image:
-        assert np.array_equal(array_of([image], "images")[0], np.rot90(GREY[:4], -1))
+        assert np.array_equal(array_of([image], "images")[0], np.rot90(GRAY[:4], -1))
 
 
 def test_a_run_a_node_and_new_data_see_the_same_of_a_transparent_image(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_run_a_node_and_new_data_see_the_same_of_a_transparent_image(tmp_path:
             image.save(tmp_path / "pets" / name / f"{number}.png")
     run = load(named(str(tmp_path / "pets")))
     node, spec = node_data.load(PrivateConfig(source="folder", path="pets"), tmp_path)
-    _, asked = unlabelled(str(tmp_path / "pets"), spec, Reading())
+    _, asked = unlabeled(str(tmp_path / "pets"), spec, Reading())
     for pixels in (run.train.inputs / 2 + 0.5, node.inputs / 2 + 0.5, asked):
         assert (pixels[:, :, 0, 0] == 1).all()
         torch.testing.assert_close(pixels[0, :, 1, 1] * 255, torch.tensor([9.0, 8.0, 7.0]), atol=1e-4, rtol=0)

@@ -149,13 +149,13 @@ def vision(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A torchvision that gives 8 train and 4 test images and keeps the arguments it was called with."""
     calls: list[dict[str, Any]] = []
 
-    def source(colour: bool) -> Any:
+    def source(color: bool) -> Any:
         def build(root: str, train: bool, download: bool) -> SimpleNamespace:
             calls.append({"root": root, "train": train, "download": download})
             n, start = (8, 0) if train else (4, 100)
             data = np.arange(start, start + n, dtype=np.uint8).repeat(8 * 8).reshape(n, 8, 8)
             targets, classes = [i % 2 for i in range(n)], ["a", "b"]
-            if colour:  # CIFAR has arrays and lists there, MNIST tensors
+            if color:  # CIFAR has arrays and lists there, MNIST tensors
                 return SimpleNamespace(data=np.stack([data] * 3, axis=3), targets=targets, classes=classes)
             return SimpleNamespace(
                 data=torch.from_numpy(data), targets=torch.tensor(targets), classes=classes

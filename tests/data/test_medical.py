@@ -28,13 +28,13 @@ RECONSTRUCTION = ReconstructionConfig()
 
 
 def slices(patients: int = 12, each: int = 3, side: int = 8) -> Raw:
-    """Patient p: brightness p, a tumour of p + 1 pixels, site p % 3; patient 0 alone is of site d."""
+    """Patient p: brightness p, a tumor of p + 1 pixels, site p % 3; patient 0 alone is of site d."""
     of = np.repeat(np.arange(patients), each)
     images = np.broadcast_to(of[:, None, None, None], (len(of), 2, side, side)).astype(np.uint8)
     masks = (np.arange(side * side)[None] <= of[:, None]).astype(np.int64).reshape(-1, side, side)
     site = np.where(of == 0, "d", np.array(["a", "b", "c"])[of % 3])
     columns = {"patient": np.array([f"p{p:02d}" for p in of]), "site": site}
-    return Raw(images, masks, ("background", "tumour"), columns=columns)
+    return Raw(images, masks, ("background", "tumor"), columns=columns)
 
 
 def shown(data: Any) -> set[int]:

@@ -16,7 +16,7 @@ from fedstill.core.config_tables import as_table
 from fedstill.core.errors import ArgumentError, DataError, UnknownName
 from fedstill.data import DATA, ArrayData, Digits, Targets, UserFiles, load, named, node_data
 from fedstill.data.node_data import PrivateConfig
-from fedstill.data.text import Labelled, TextData
+from fedstill.data.text import Labeled, TextData
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
 from fedstill.tasks.classification import TextConfig
@@ -62,10 +62,10 @@ class Masks(Scans):
 class Letters(TextData):
     """Two words, by turns."""
 
-    def labelled(self) -> Labelled:
+    def labeled(self) -> Labeled:
         """Ten of each."""
         labels = np.arange(20) % 2
-        return Labelled([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))
+        return Labeled([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))
 
 
 class Loose(ArrayData):

@@ -15,7 +15,7 @@ from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import load, named
 from fedstill.data.image_folders import map_files, read_folder
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.new_data import Reading, measured, unlabelled
+from fedstill.data.new_data import Reading, measured, unlabeled
 from fedstill.data.node_data import PrivateConfig
 from fedstill.data.node_data import load as load_node
 from fedstill.data.object_images import Picture, whose
@@ -282,7 +282,7 @@ def test_a_class_may_be_called_none_where_classes_say_so() -> None:
 def test_an_empty_path_is_not_this_folder() -> None:
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match="data"):
-        unlabelled("", spec, Reading())
+        unlabeled("", spec, Reading())
 
 
 def findings(folder: Path, *cells: str) -> Raw:

@@ -126,14 +126,14 @@ def test_a_data_set_of_volumes(tmp_path: Path) -> None:
 
 
 def test_patients_can_be_divided_by_a_number_in_the_table(tmp_path: Path) -> None:
-    """As FedIOD's ten nodes by size of tumour; names of patients and sites stay names."""
+    """As FedIOD's ten nodes by size of tumor; names of patients and sites stay names."""
     for n in range(6):
         write(tmp_path / f"c{n}_image.nii.gz", volume(n, (8, 8, 6)))
     lines = [f"c{n},0{n % 2},{(9, 100, 20.5, 3, 1000, 30)[n]}" for n in range(6)]
-    (tmp_path / "cases.csv").write_text("name,site,tumour\n" + "\n".join(lines))
+    (tmp_path / "cases.csv").write_text("name,site,tumor\n" + "\n".join(lines))
     raw = read_volumes(tmp_path, masks=False, slices=2)
     assert raw.columns["site"][::2].tolist() == ["00", "01"] * 3
-    parts = split(torch.zeros(12, 1), 1, Sorted(nodes=2, column="tumour", minimum=1),
+    parts = split(torch.zeros(12, 1), 1, Sorted(nodes=2, column="tumor", minimum=1),
                   np.random.default_rng(0), raw.columns, raw.columns["patient"])  # fmt: skip
     assert [sorted(set(raw.columns["patient"][part])) for part in parts] == [
         ["c0", "c2", "c3"],

@@ -26,7 +26,7 @@ HALF = (0.5,)
 PETS = InputSpec(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
 DIGITS = InputSpec(ClassificationConfig(), tuple(map(str, range(10))), (1, 4, 8), HALF, HALF)
 PIXELS = np.arange(2 * 32, dtype=np.uint8).reshape(2, 4, 8)  # (N, H, W)
-NORMALISED = torch.tensor(PIXELS / 255 * 2 - 1).float().view(2, 1, 4, 8)
+NORMALIZED = torch.tensor(PIXELS / 255 * 2 - 1).float().view(2, 1, 4, 8)
 
 
 def npz(folder: Path, **arrays: Any) -> PrivateConfig:
@@ -57,13 +57,13 @@ def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None
     as_floats, _ = load(npz(tmp_path, images=PIXELS / 255, labels=[2, 0]), tmp_path, PETS)
     assert spec == PETS
     assert as_bytes.inputs.dtype == torch.float32
-    torch.testing.assert_close(as_bytes.inputs, NORMALISED)
-    torch.testing.assert_close(as_floats.inputs, NORMALISED)
+    torch.testing.assert_close(as_bytes.inputs, NORMALIZED)
+    torch.testing.assert_close(as_floats.inputs, NORMALIZED)
     assert as_bytes.targets.tolist() == [2, 0]
     assert as_bytes.targets.dtype == torch.int64
 
 
-def test_the_servers_normalisation_is_used(tmp_path: Path) -> None:
+def test_the_servers_normalization_is_used(tmp_path: Path) -> None:
     spec = InputSpec(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
     data, _ = load(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
     torch.testing.assert_close(data.inputs[1, 0, 0, 0].item(), (32 / 255 - 0.25) / 0.125)
@@ -104,7 +104,7 @@ def test_without_a_server_data_tell_their_own_spec(tmp_path: Path) -> None:
     config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["a", "b"])
     data, spec = load(config, tmp_path)
     assert spec == InputSpec(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
-    torch.testing.assert_close(data.inputs, NORMALISED)
+    torch.testing.assert_close(data.inputs, NORMALIZED)
     with pytest.raises(DataError, match="one class does not tell which others there are"):
         load(npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
 
@@ -127,7 +127,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, source: str, line: str) -> N
 
 def test_a_csv_of_pixels(tmp_path: Path) -> None:
     data, _ = load(csv_of_pixels(tmp_path, ["dog", "cat"]), tmp_path, PETS)
-    torch.testing.assert_close(data.inputs, NORMALISED)
+    torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [1, 0]
     data, _ = load(csv_of_pixels(tmp_path, ["7", "3"]), tmp_path, DIGITS)
     assert data.targets.tolist() == [7, 3]
@@ -150,7 +150,7 @@ def test_a_csv_of_image_files(tmp_path: Path) -> None:
     )
     config = PrivateConfig(source="csv", path="in/list.csv", label="kind", image="file")
     data, _ = load(config, tmp_path, PETS)
-    torch.testing.assert_close(data.inputs, NORMALISED)
+    torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [2, 0]
     png(tmp_path / "in" / "two.png", PIXELS[1][:2])
     with pytest.raises(DataError, match=r"image 'two.png': is 2 x 8, but .* 'one.png' is 4 x 8 .*data\.fit"):
@@ -174,7 +174,7 @@ def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
     data, spec = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path)
     assert (spec.shape, spec.classes) == ((1, 4, 4), ("0", "2"))
     assert data.targets.tolist() == [1, 0]
-    torch.testing.assert_close(data.inputs, NORMALISED[..., :4])
+    torch.testing.assert_close(data.inputs, NORMALIZED[..., :4])
     config = csv_of_pixels(tmp_path, ["dog", "cat"])
     with pytest.raises(DataError, match="has 32 pixels a line: allowed is a square number"):
         load(config, tmp_path)
@@ -204,22 +204,22 @@ def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, line: str) -> None:
 
 def test_tensors_in_the_servers_form_are_taken_as_they_are(tmp_path: Path) -> None:
     config = PrivateConfig(source="tensors", path="mine.safetensors", group="patient")
-    sound = {"inputs": NORMALISED, "targets": torch.tensor([2, 0]), "patient": torch.tensor([7, 7])}
+    sound = {"inputs": NORMALIZED, "targets": torch.tensor([2, 0]), "patient": torch.tensor([7, 7])}
 
     def loaded(**changed: torch.Tensor) -> TensorData:
         save_file({**sound, **changed}, tmp_path / "mine.safetensors")
         return load(config, tmp_path, PETS)[0]
 
     data = loaded()
-    assert torch.equal(data.inputs, NORMALISED)
+    assert torch.equal(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [2, 0]
     assert data.groups is not None
     assert data.groups[0] == data.groups[1]
     check_values(config, data, PETS)
     with pytest.raises(DataError, match=r"values from -3 to .* allowed by mean 0.5 and std 0.5 are -1 to 1"):
-        check_values(config, loaded(inputs=3 * NORMALISED), PETS)
+        check_values(config, loaded(inputs=3 * NORMALIZED), PETS)
     for changed, said in (
-        ({"inputs": NORMALISED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\): allowed is \(1, 4, 8\)"),
+        ({"inputs": NORMALIZED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\): allowed is \(1, 4, 8\)"),
         ({"patient": torch.tensor([7])}, r"patient is of shape \(1,\): allowed is one an example"),
         ({"age": torch.tensor([7])}, "holds age, inputs, patient, targets: allowed are just inputs, patient"),
     ):
@@ -237,7 +237,7 @@ def test_no_server_learns_a_word_by_the_vocabulary_that_it_declares(tmp_path: Pa
         assert torch.equal(load(config, tmp_path, spec)[0].inputs, wanted)
 
 
-def test_no_server_learns_an_extreme_pixel_by_the_normalisation_that_it_declares() -> None:
+def test_no_server_learns_an_extreme_pixel_by_the_normalization_that_it_declares() -> None:
     """Images that are targets lie from -1 to 1: one after another would be refused, or not."""
     InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (0.5,), (0.5,))
     for mean, std in ((0.0, 0.5), (0.5, 0.49)):
@@ -251,7 +251,7 @@ def test_tensors_lie_in_memory_as_those_of_a_simulation_do(tmp_path: Path) -> No
     as_in_the_file = set()
     for count in range(1, 9):  # the inputs lie behind so many targets of 8 bytes
         save_file(
-            {"inputs": NORMALISED[:1].repeat(count, 1, 1, 1), "targets": torch.zeros(count).long()}, path
+            {"inputs": NORMALIZED[:1].repeat(count, 1, 1, 1), "targets": torch.zeros(count).long()}, path
         )
         as_in_the_file.add(load_file(path)["inputs"].data_ptr() % 64)
         assert load(config, tmp_path, PETS)[0].inputs.data_ptr() % 64 == torch.empty(64).data_ptr() % 64
@@ -326,7 +326,7 @@ def test_a_function_of_the_owners_own(tmp_path: Path, function: str) -> None:
     config = PrivateConfig(source=f"my_private_loaders:{function}", path="labels.txt")
     with fresh("my_private_loaders"):
         data, _ = load(config, tmp_path, PETS)
-    torch.testing.assert_close(data.inputs, NORMALISED)
+    torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [2, 0]
 
 
@@ -384,7 +384,7 @@ def fresh(*names: str) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("more", ["grey", "colour"])
+@pytest.mark.parametrize("more", ["gray", "color"])
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 12, 12), (1, 8, 8), (3, 8, 4), (1, 8, 4)])
 @pytest.mark.parametrize("source", ["folder", "csv"])
 def test_what_becomes_of_an_image_hangs_on_no_other_one(
@@ -395,7 +395,7 @@ def test_what_becomes_of_an_image_hangs_on_no_other_one(
     lines = ["image,label"]
     for name in ("cat", "dog"):
         for number in range(8):
-            form = (12, 12) if more == "colour" or number % 2 else (12, 12, 3)
+            form = (12, 12) if more == "color" or number % 2 else (12, 12, 3)
             png(tmp_path / name / f"{number}.png", draws.integers(0, 256, form, dtype=np.uint8))
             lines.append(f"{name}/{number}.png,{name}")
 
@@ -407,7 +407,7 @@ def test_what_becomes_of_an_image_hangs_on_no_other_one(
         return load(config, tmp_path, spec)[0].inputs
 
     without = read()
-    added = draws.integers(0, 256, (12, 12, 3) if more == "colour" else (12, 12), dtype=np.uint8)
+    added = draws.integers(0, 256, (12, 12, 3) if more == "color" else (12, 12), dtype=np.uint8)
     png(tmp_path / "dog" / "9.png", added)
     lines.append("dog/9.png,dog")
     assert torch.equal(read()[:-1], without)

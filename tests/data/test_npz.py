@@ -43,8 +43,8 @@ def test_the_three_forms_of_images_agree(tmp_path: Path) -> None:
     assert last.images.shape == (5, 3, 8, 12)
     assert (last.images == first.images).all()
     assert last.images[4, 2, 7, 11] == channels_last[4, 7, 11, 2]
-    grey = read_npz(saved(tmp_path, images=channels_last[..., 1], labels=labels))
-    assert (grey.images == last.images[:, 1:2]).all()
+    gray = read_npz(saved(tmp_path, images=channels_last[..., 1], labels=labels))
+    assert (gray.images == last.images[:, 1:2]).all()
 
 
 def test_split_classes_and_columns(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_split_classes_and_columns(tmp_path: Path) -> None:
             site=["x", "y", "x"],
             age=[40, 50, 60],
             masks=pixels(3, 8, 8),
-            channels=["grey"],
+            channels=["gray"],
         )
     )
     assert raw.labels.tolist() == [2, 0, 2]
@@ -219,7 +219,7 @@ def test_a_folder_with_both_parts(tmp_path: Path) -> None:
     assert (raw.images == images.transpose(0, 3, 1, 2)).all()
 
 
-def test_palettes_and_alpha_become_colour_and_bilevel_grey(tmp_path: Path) -> None:
+def test_palettes_and_alpha_become_color_and_bilevel_gray(tmp_path: Path) -> None:
     (tmp_path / "c" / "a").mkdir(parents=True)
     Image.new("P", (8, 8)).save(tmp_path / "c" / "a" / "1.png")
     Image.new("RGBA", (8, 8), (9, 8, 7, 0)).save(tmp_path / "c" / "a" / "2.png")
@@ -278,7 +278,7 @@ START = {"train": 0, "val": 100, "test": 200}
 
 
 def medmnist(path: Path, labels: int = 1, **changes: Any) -> Path:
-    """Image i of a part is of one colour, which tells part and number; MedMNIST's labels have two axes."""
+    """Image i of a part is of one color, which tells part and number; MedMNIST's labels have two axes."""
     arrays: dict[str, Any] = {}
     for part, count in SIZES.items():
         number = (START[part] + np.arange(count)).astype(np.uint8)
@@ -305,9 +305,9 @@ def test_parts_are_the_authors_and_validation_is_their_own(tmp_path: Path) -> No
     assert chosen.note == "measured on 4 of its own validation part; the test part is not used"
 
 
-def test_several_labels_are_findings_and_grey_images_have_one_channel(tmp_path: Path) -> None:
-    grey = {f"{part}_images": np.zeros((count, 28, 28), np.uint8) for part, count in SIZES.items()}
-    data = load(named(str(medmnist(tmp_path / "chestmnist.npz", labels=3, **grey))), MultiLabelConfig())
+def test_several_labels_are_findings_and_gray_images_have_one_channel(tmp_path: Path) -> None:
+    gray = {f"{part}_images": np.zeros((count, 28, 28), np.uint8) for part, count in SIZES.items()}
+    data = load(named(str(medmnist(tmp_path / "chestmnist.npz", labels=3, **gray))), MultiLabelConfig())
     assert data.train.inputs.shape == (12, 1, 28, 28)
     assert data.test.targets[:2].tolist() == [[0, 1, 0], [1, 0, 1]]
 

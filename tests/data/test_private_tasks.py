@@ -26,7 +26,7 @@ from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
 HALF = (0.5,)
-MAPS = InputSpec(SegmentationConfig(), ("background", "tumour"), (1, 8, 8), HALF, HALF)
+MAPS = InputSpec(SegmentationConfig(), ("background", "tumor"), (1, 8, 8), HALF, HALF)
 CLASSES = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), HALF, HALF)
 IMAGES = InputSpec(ReconstructionConfig(), ("image",), (1, 8, 8), HALF, HALF)
 FINDINGS = InputSpec(MultiLabelConfig(), ("Mass", "Edema", "Hernia"), (1, 8, 8), HALF, HALF)
@@ -34,7 +34,7 @@ NUCLEI = InputSpec(InstancesConfig(), ("background", "inside", "contour"), (3, 8
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 8, 8), dtype=np.uint8)
 MASKS = (PIXELS > 200).astype(np.uint8)
-NORMALISED = torch.tensor(PIXELS / 255 * 2 - 1).float()[:, None]
+NORMALIZED = torch.tensor(PIXELS / 255 * 2 - 1).float()[:, None]
 
 
 def npz(folder: Path, **arrays: Any) -> PrivateConfig:
@@ -53,7 +53,7 @@ def pictures(folder: Path, images: Any, masks: Any) -> PrivateConfig:
 def test_an_npz_and_a_folder_of_masks_give_the_same(tmp_path: Path) -> None:
     for config in (npz(tmp_path, images=PIXELS, masks=MASKS), pictures(tmp_path, PIXELS, MASKS * 255)):
         data, spec = load(config, tmp_path, MAPS)
-        assert torch.allclose(data.inputs, NORMALISED, atol=1e-6)
+        assert torch.allclose(data.inputs, NORMALIZED, atol=1e-6)
         assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
         assert spec == MAPS
 
@@ -71,8 +71,8 @@ def test_what_is_for_testing_is_left_out_and_groups_follow(tmp_path: Path) -> No
 
 
 def test_an_owner_need_not_have_every_class(tmp_path: Path) -> None:
-    three = replace(MAPS, classes=("background", "tumour", "oedema"))
-    config = npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # no tumour here
+    three = replace(MAPS, classes=("background", "tumor", "oedema"))
+    config = npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # no tumor here
     assert torch.equal(load(config, tmp_path, three)[0].targets, torch.from_numpy(MASKS).long() * 2)
 
 
@@ -85,7 +85,7 @@ def test_other_sizes_are_refused_unless_they_are_to_be_fitted(tmp_path: Path) ->
     assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
     config = pictures(tmp_path, big, masks)
     data, _ = load(replace(config, fit=True), tmp_path, MAPS)
-    assert torch.allclose(data.inputs, NORMALISED, atol=1e-5)
+    assert torch.allclose(data.inputs, NORMALIZED, atol=1e-5)
     assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
 
 
@@ -93,7 +93,7 @@ def test_channels_are_chosen(tmp_path: Path) -> None:
     both = np.stack([255 - PIXELS, PIXELS], axis=1)
     config = npz(tmp_path, images=both, masks=MASKS)
     assert torch.allclose(
-        load(replace(config, channels=(1,)), tmp_path, MAPS)[0].inputs, NORMALISED, atol=1e-6
+        load(replace(config, channels=(1,)), tmp_path, MAPS)[0].inputs, NORMALIZED, atol=1e-6
     )
     with pytest.raises(ArgumentError, match=r"data\.channels is \[2\]"):
         load(replace(config, channels=(2,)), tmp_path, MAPS)
@@ -101,9 +101,9 @@ def test_channels_are_chosen(tmp_path: Path) -> None:
 
 def test_images_are_measured_as_the_server_declares(tmp_path: Path) -> None:
     data, _ = load(npz(tmp_path, images=PIXELS), tmp_path, IMAGES)
-    assert torch.allclose(data.targets, NORMALISED, atol=1e-6)
+    assert torch.allclose(data.targets, NORMALIZED, atol=1e-6)
     assert torch.equal(data.inputs, IMAGES.make_task().observe(data.targets))
-    eight = replace(IMAGES, task=ReconstructionConfig(acceleration=8, centre=0.0))
+    eight = replace(IMAGES, task=ReconstructionConfig(acceleration=8, center=0.0))
     assert not torch.equal(load(npz(tmp_path, images=PIXELS), tmp_path, eight)[0].inputs, data.inputs)
 
 

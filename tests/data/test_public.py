@@ -108,7 +108,7 @@ def save(path: Path, images: Any, **arrays: Any) -> str:
 def test_another_set_comes_in_the_private_datas_form(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
-    name = save(tmp_path / "colour.npz", images, split=np.zeros(20, dtype=np.uint8) + (np.arange(20) >= 15))
+    name = save(tmp_path / "color.npz", images, split=np.zeros(20, dtype=np.uint8) + (np.arange(20) >= 15))
     train, public = wanted(PublicConfig(name))
     assert train is DIGITS.train
     assert public.inputs.shape == (15, 1, 8, 8)  # its test examples are left alone
@@ -116,19 +116,19 @@ def test_another_set_comes_in_the_private_datas_form(tmp_path: Path) -> None:
     assert "its classes are others" in public.note
 
 
-def test_channels_size_and_normalisation_by_hand() -> None:
-    """Flat colours: what a mean over pixels must leave as it is."""
+def test_channels_size_and_normalization_by_hand() -> None:
+    """Flat colors: what a mean over pixels must leave as it is."""
     source = dataset(np.ones((1, 3, 8, 8)) * np.array([1.0, 0.5, 0.0])[:, None, None])
-    grey = dataset(np.zeros((1, 1, 4, 4)), mean=0.25)
-    (pixel,) = set((conform(source.train.inputs, source, grey) * 0.5 + 0.25).flatten().tolist())
+    gray = dataset(np.zeros((1, 1, 4, 4)), mean=0.25)
+    (pixel,) = set((conform(source.train.inputs, source, gray) * 0.5 + 0.25).flatten().tolist())
     assert pixel == pytest.approx(0.299 + 0.5 * 0.587, abs=1e-5)
-    colour = dataset(np.zeros((1, 3, 12, 8)))
-    assert conform(grey.train.inputs, grey, colour).shape == (1, 3, 12, 8)
-    torch.testing.assert_close(conform(grey.train.inputs, grey, colour), -torch.ones(1, 3, 12, 8))
+    color = dataset(np.zeros((1, 3, 12, 8)))
+    assert conform(gray.train.inputs, gray, color).shape == (1, 3, 12, 8)
+    torch.testing.assert_close(conform(gray.train.inputs, gray, color), -torch.ones(1, 3, 12, 8))
 
 
 def test_images_that_shrink_are_averaged_not_sampled() -> None:
-    """A checkerboard of single pixels is grey from rehearsal."""
+    """A checkerboard of single pixels is gray from rehearsal."""
     board = np.indices((16, 16)).sum(0) % 2
     source, target = dataset(board[None, None]), dataset(np.zeros((1, 1, 4, 4)))
     pixels = conform(source.train.inputs, source, target) * 0.5 + 0.5
@@ -197,7 +197,7 @@ def test_image_i_is_the_same_whatever_the_limit() -> None:
     assert not torch.equal(few, other)
 
 
-def test_neighbouring_pixels_are_alike_and_contrast_varies() -> None:
+def test_neighboring_pixels_are_alike_and_contrast_varies() -> None:
     x = smooth_fields(300, 3, 32, 32, torch_generator(0, "test"))
     across, apart = (x[..., 1:] - x[..., :-1]).abs().mean(), (x[..., 16:] - x[..., :16]).abs().mean()
     assert across < 0.5 * apart  # pixels drawn one by one would give 1
@@ -212,9 +212,9 @@ def test_neighbouring_pixels_are_alike_and_contrast_varies() -> None:
 
 def test_public_images_of_another_shape_say_what_was_done_to_them(tmp_path: Path) -> None:
     pictures = np.zeros((20, 12, 12, 3), dtype=np.uint8)
-    np.savez(tmp_path / "colour.npz", images=pictures, labels=np.arange(20) % 2)
-    _, public = wanted(PublicConfig(str(tmp_path / "colour.npz")))
-    assert public.reshaped == "images of 3 x 12 x 12, resized or recoloured to 1 x 8 x 8"
+    np.savez(tmp_path / "color.npz", images=pictures, labels=np.arange(20) % 2)
+    _, public = wanted(PublicConfig(str(tmp_path / "color.npz")))
+    assert public.reshaped == "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
     assert public.to("cpu").reshaped == public.reshaped
-    np.savez(tmp_path / "grey.npz", images=pictures[:, :8, :8, 0], labels=np.arange(20) % 2)
-    assert wanted(PublicConfig(str(tmp_path / "grey.npz")))[1].reshaped == ""
+    np.savez(tmp_path / "gray.npz", images=pictures[:, :8, :8, 0], labels=np.arange(20) % 2)
+    assert wanted(PublicConfig(str(tmp_path / "gray.npz")))[1].reshaped == ""

@@ -91,7 +91,7 @@ def test_another_seed_divides_otherwise(how: str) -> None:
     ],
 )
 def test_the_order_of_the_examples_does_not_decide_the_node(how: str, own: dict[str, Any]) -> None:
-    # Were classes cut without a shuffle, each node's part of a class would be a run of neighbours.
+    # Were classes cut without a shuffle, each node's part of a class would be a run of neighbors.
     labels = torch.zeros(1000, dtype=torch.int64)
     for part in divided(labels, 1, how=how, nodes=2, **own):
         assert int((part.diff() > 1).sum()) > 100

@@ -177,7 +177,7 @@ def test_a_column_that_parts_a_patient_is_refused() -> None:
 
 
 @given(st.integers(1, 7), st.integers(2, 14), st.integers(0, 10**6))
-def test_nodes_know_all_findings_together_and_neighbours_overlap(nodes: int, labels: int, seed: int) -> None:
+def test_nodes_know_all_findings_together_and_neighbors_overlap(nodes: int, labels: int, seed: int) -> None:
     least = min(-(-labels // nodes) + 1, labels)
     part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, labels, dtype=torch.int64))
     for count in (least, labels):

@@ -98,7 +98,7 @@ def shot(path: Path, height: int, width: int, channels: int, value: int) -> None
     Image.fromarray(np.full(form, value, dtype=np.uint8)).save(path)
 
 
-def test_a_folder_of_any_images_becomes_one_size_and_coloured(tmp_path: Path) -> None:
+def test_a_folder_of_any_images_becomes_one_size_and_colored(tmp_path: Path) -> None:
     sizes = [(30, 41), (8, 8), (17, 12), (9, 100)]
     for name, value in (("cat", 0), ("dog", 255)):
         for number, (height, width) in enumerate(sizes):

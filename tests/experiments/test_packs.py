@@ -124,7 +124,7 @@ def test_word_numbers_by_hand(tmp_path: Path) -> None:
     assert data.train.inputs.tolist() == [[film, unknown, last, 0]]
     assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
     assert data.classes == ("x", "y")
-    told = named("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labelled()  # type: ignore[attr-defined]
+    told = named("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labeled()  # type: ignore[attr-defined]
     assert told.texts == [["film", "\ufffd", "last"], ["film"]]
 
 

@@ -96,7 +96,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
     run = config.load(preset(f"paper-{name}"))
     check_serves(run.data, run.task)
     given, method = run.nodes.local, run.method
-    assert (given.lr, given.batch, given.epochs, given.optimiser) == (*local, "adam")
+    assert (given.lr, given.batch, given.epochs, given.optimizer) == (*local, "adam")
     assert (method.steps, method.batch, method.student_batch) == (steps, batch, batch)
     rates = (method.generator_lr, method.generator_lr_end, method.critic_lr, method.student_lr)
     assert {*rates, method.student_lr_end} == {rate}
@@ -123,9 +123,9 @@ def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     run = config.load(preset("paper-xray"))
     check_serves(run.data, run.task)
     local, method = run.nodes.local, run.method
-    assert (local.optimiser, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
+    assert (local.optimizer, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
     assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)
-    assert (method.optimiser, method.lr, method.lr_end) == ("sgd", 1e-3, 1e-3)
+    assert (method.optimizer, method.lr, method.lr_end) == ("sgd", 1e-3, 1e-3)
     assert (run.split.called, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
 
 

@@ -50,7 +50,7 @@ epochs = 10
 [student]
 model = "mlp:8"
 [evaluation]
-centralised = false
+centralized = false
 samples = 2
 [engine]
 name = "one-by-one"

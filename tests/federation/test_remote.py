@@ -54,7 +54,7 @@ Serve = Callable[[bytes], bytes]
 WAYS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
-    "fedkd": [{"labelled": True, "levels": 0}],
+    "fedkd": [{"labeled": True, "levels": 0}],
     "dsfl": [{"keep": 1}],
 }
 NAMES = ("node-0", "node-1", "node-2")
@@ -81,7 +81,7 @@ def tiny(
             },
             "student": {"model": "mlp:8"},
             "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
-            "evaluation": {"centralised": False, "samples": 2},
+            "evaluation": {"centralized": False, "samples": 2},
             "engine": {"name": "one-by-one"},
             "method": as_table(chosen),
             "link": link,
@@ -144,7 +144,7 @@ CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
     for name in METHODS
     # No node of its own hands over its data, and these data have no label maps (test_remote_maps.py).
-    if name not in ("centralised", "asyndgan", "fediod-maps")
+    if name not in ("centralized", "asyndgan", "fediod-maps")
     for options in ({}, *WAYS.get(name, []))
 ]
 
@@ -204,7 +204,7 @@ def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, 
 
 def test_no_run_gets_at_the_data_of_nodes_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(QuestionRefused, match="private data"):
-        Away(tiny("centralised"), tmp_path).live().run()
+        Away(tiny("centralized"), tmp_path).live().run()
 
 
 def test_short_forms_are_the_same_everywhere_and_near_to_float32(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
                 "policy": {"label_maps": True},
             },
             "student": {"model": "unet:2"},
-            "evaluation": {"centralised": False, "samples": 2},
+            "evaluation": {"centralized": False, "samples": 2},
             "engine": {"name": "one-by-one"},
             "method": {"name": method, **table},
         }

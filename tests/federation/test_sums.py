@@ -42,7 +42,7 @@ Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
 
 def summed(method: str, **link: Any) -> RunConfig:
     config = tiny(method, WAYS[method], **{"sums": True, **link})
-    local = replace(config.nodes.local, optimiser="sgd")
+    local = replace(config.nodes.local, optimizer="sgd")
     split, nodes = replace(config.split, nodes=len(NAMES)), replace(config.nodes, local=local)
     return replace(config, split=split, nodes=nodes)
 
@@ -446,13 +446,13 @@ def test_another_run_adds_the_same_responses_in_no_other_form(
 def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
     """Its first step is the sign of each gradient: a sum of one step a round shows the signs of each node."""
     config = summed("fedavg")
-    adam = replace(config.nodes.local, optimiser="adam")
-    with pytest.raises(ArgumentError, match=r"local\.optimiser"):
+    adam = replace(config.nodes.local, optimizer="adam")
+    with pytest.raises(ArgumentError, match=r"local\.optimizer"):
         here(replace(config, nodes=replace(config.nodes, local=adam)))
     four = Four(config, tmp_path / "away")
     for host in four.hosts.values():
         host.file = replace(host.file, local=adam)
-    with pytest.raises(QuestionRefused, match=r"local\.optimiser"):
+    with pytest.raises(QuestionRefused, match=r"local\.optimizer"):
         four.live().run()
 
 
@@ -463,7 +463,7 @@ def test_rejects_a_second_run_that_counts_the_servers_labels_as_well(tmp_path: P
     for host in four.hosts.values():
         host.leave()
     config = summed("fedkd")
-    again = replace(config, method=replace(config.method, labelled=True))
+    again = replace(config, method=replace(config.method, labeled=True))
     (tmp_path / "again").mkdir()
     live = Live(
         again, Loopback({name: host.serve for name, host in four.hosts.items()}), "two", tmp_path / "again"

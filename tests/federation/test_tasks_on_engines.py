@@ -123,7 +123,7 @@ def tiny(
             },
             "student": {"model": model},
             "public": {"name": "held-out"} if method == "fedkd" else {},
-            "evaluation": {"centralised": False, "samples": 2},
+            "evaluation": {"centralized": False, "samples": 2},
             # Two ways of computing part by the last digits, which are bfloat16's second where it is taken.
             "engine": {"name": engine, "precision": "float32"},
             "method": as_table(config_of(method, batch=4, student_batch=4, levels=0)),

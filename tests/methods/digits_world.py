@@ -67,7 +67,7 @@ def some(first: int, count: int) -> TensorData:
 
 
 def public() -> Public:
-    """37 labelled images: a remainder in every batch."""
+    """37 labeled images: a remainder in every batch."""
     data = some(400, 37)
     return Public("held-out", data.inputs, data.targets)
 

@@ -104,4 +104,4 @@ def up(world: World) -> Mapping[str, int]:
     return {kind: sizes["up"] for kind, sizes in world.audit.summary()["by_kind"].items() if sizes["up"]}
 
 
-RECONSTRUCTION = Reconstruction(acceleration=2, centre=0.25)
+RECONSTRUCTION = Reconstruction(acceleration=2, center=0.25)

@@ -44,7 +44,7 @@ def made(name: str, *names: str | int, parted: bool = False) -> nn.Module:
 
 
 def public_data(count: int) -> Public:
-    """Labelled public images."""
+    """Labeled public images."""
     generator = torch.Generator().manual_seed(99)
     inputs = torch.randn(count, *SHAPE, generator=generator)
     return Public("made", inputs, torch.randint(CLASSES, (count,), generator=generator))

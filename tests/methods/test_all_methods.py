@@ -52,7 +52,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [
         {"predictions": 2},
-        {"labelled": True, "levels": 0},
+        {"labeled": True, "levels": 0},
     ],
     "fedmd": [{"public_epochs": 1, "weights": "counts", "distance": "kl"}],
     "fedmd-cg": [{"aggregation": "ave*", "participation": 0.67}, {"aggregation": "kd", "diversity": "div0"}],
@@ -287,7 +287,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_figures_of_the_unbroken_one(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_users_own_modules_are_trained_in_place_and_on_both_engines_alike(name: str) -> None:
     """Statistics of batch norm and counts of batches included, where batches have a remainder."""
-    local = dataclasses.replace(LOCAL, optimiser="sgd", lr=0.05)
+    local = dataclasses.replace(LOCAL, optimizer="sgd", lr=0.05)
     alone, stacked = (
         setting(name, {}, ("own",) * 3, engine=EngineConfig(name=engine), local=local) for engine in ENGINES
     )
@@ -346,7 +346,7 @@ def test_bfloat16_learns_as_float32_does(name: str, engine: Any) -> None:
 
     Networks end where those of float32 do, but for a small part of the way that they went.
     """
-    local = LocalConfig(epochs=20, batch=16, optimiser="sgd", lr=0.02, lr_end=0.02)
+    local = LocalConfig(epochs=20, batch=16, optimizer="sgd", lr=0.02, lr_end=0.02)
     first, full = setting(name, {}), in_float32(name, local)
     begun = [first.student, *first.models]
     low = ran(setting(name, {}, local=local, engine=EngineConfig(name=engine, precision="bfloat16")))
@@ -388,7 +388,7 @@ def test_each_question_is_asked_as_often_as_it_says(name: str, options: dict[str
     assert set(asked) <= set(declared)
     for node in one.experiment.nodes:
         assert one.experiment.audit.spent(node.name, ALL).questions <= sum(declared.values())
-    if "participation" not in options and name != "centralised":
+    if "participation" not in options and name != "centralized":
         assert asked == declared
         for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which asks its target otherwise
             assert one.experiment.audit.spent(node.name, ALL).questions == sum(declared.values())
@@ -489,11 +489,11 @@ def test_a_method_that_needs_public_data_or_labels_is_refused_without(
         assert "public" in str(error)
     else:
         Simulation(setting(name, options, public=None))
-    unlabelled = setting(name, options, public=dataclasses.replace(public(), labels=None))
+    unlabeled = setting(name, options, public=dataclasses.replace(public(), labels=None))
     if needs.public_labels:
-        assert "labels" in str(refused(unlabelled, MethodRefused))
+        assert "labels" in str(refused(unlabeled, MethodRefused))
     else:
-        Simulation(unlabelled)
+        Simulation(unlabeled)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

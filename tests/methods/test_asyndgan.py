@@ -31,9 +31,9 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
         D, drawn = node.modules["critic"].train(), node.sample(ASYN.batch, "critic", number)
         real = torch.cat([TASK.condition(TASK.maps(drawn)), drawn.inputs], 1)
         fake = torch.cat([TASK.condition(wish.maps), x], 1)
-        optimiser = torch.optim.Adam(D.parameters(), ASYN.critic_lr, betas=(0.5, 0.999))
+        optimizer = torch.optim.Adam(D.parameters(), ASYN.critic_lr, betas=(0.5, 0.999))
         (F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()).backward()
-        optimiser.step()
+        optimizer.step()
         gan = gan + sizes[k] / 24 * F.softplus(D(fake)).mean()
         own = node.data.inputs[told(node)][wish.source[:, 1]]
         unlike = unlike + sizes[k] / 24 * 3.0 * (x - own).abs().mean()

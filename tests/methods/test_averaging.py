@@ -41,7 +41,7 @@ def descent(steps: int) -> LocalConfig:
         epochs=0,
         least_steps=steps,
         batch=ALL,
-        optimiser="sgd",
+        optimizer="sgd",
         lr=LR,
         lr_end=LR,
         momentum=0.0,
@@ -112,7 +112,7 @@ def near(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
-def test_rounds_of_one_full_batch_step_are_steps_of_centralised_descent(
+def test_rounds_of_one_full_batch_step_are_steps_of_centralized_descent(
     sizes: Sequence[int], engine: str
 ) -> None:
     one = world(FedAvg(rounds=3), descent(3), sizes=sizes, engine=engine)
@@ -147,7 +147,7 @@ def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> No
 @pytest.mark.parametrize("rounds", [1, 3, 4, 7])
 def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
     """Same batches, same schedule, nothing lost between rounds."""
-    local = LocalConfig(epochs=3, batch=5, optimiser="sgd", momentum=0.0, lr=0.2, lr_end=0.01)
+    local = LocalConfig(epochs=3, batch=5, optimizer="sgd", momentum=0.0, lr=0.2, lr_end=0.01)
     one = world(FedAvg(rounds=rounds), local, sizes=(17,))
     node = one.nodes[0]
     twin = Node(node.name, node.data, copy.deepcopy(node.model), node.gate, SEED)
@@ -219,7 +219,7 @@ PERSONAL = [
 
 
 def occurs(needle: torch.Tensor, hay: torch.Tensor) -> bool:
-    """Whether three neighbouring values of one vector are anywhere in another one."""
+    """Whether three neighboring values of one vector are anywhere in another one."""
     if hay.numel() < 3 or not hay.is_floating_point():
         return False
     here, there = needle.flatten().unfold(0, 3, 1), hay.flatten().unfold(0, 3, 1)

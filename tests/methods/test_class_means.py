@@ -83,14 +83,14 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     node, F_sum = here.nodes[1], here.server.state.F_sum
     F_hat = others(F_sum, memory(node, "told"), 1)
     model = copy.deepcopy(node.model).requires_grad_()
-    optimiser = local_training.make_optimiser([*model.parameters()], LOCAL)
+    optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(2, 4):  # the second half
-        optimiser.param_groups[0]["lr"] = local_training.cosine(step, 4, LOCAL.lr, LOCAL.lr_end)
+        optimizer.param_groups[0]["lr"] = local_training.cosine(step, 4, LOCAL.lr, LOCAL.lr_end)
         log_q, y = model(node.data.inputs).log_softmax(1), node.data.targets
         loss = -log_q[range(4), y].mean() - 0.7 * (F_hat[y] * log_q).sum(1).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     here.server.step()
     same(node.model, model, rtol=1e-3, atol=1e-5)
     assert here.audit.summary()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
@@ -147,15 +147,15 @@ def test_fedproto_a_round_at_a_node_by_hand() -> None:
     C = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(0))
     C[1] = 0  # none yet
     model = copy.deepcopy(node.model).requires_grad_()
-    optimiser = local_training.make_optimiser([*model.parameters()], LOCAL)
+    optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(4):
-        optimiser.param_groups[0]["lr"] = local_training.cosine(step, 4, LOCAL.lr, LOCAL.lr_end)
+        optimizer.param_groups[0]["lr"] = local_training.cosine(step, 4, LOCAL.lr, LOCAL.lr_end)
         f = model.extractor(node.data.inputs)
         L_R = ((f[0] - C[0]).square().mean() + (f[3] - C[2]).square().mean()) / 4
         loss = torch.nn.functional.cross_entropy(model.head(f), node.data.targets) + 0.7 * L_R
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     here.federation.ask("learn", C=C, round=torch.tensor(0))
     same(node.model, model, rtol=1e-3, atol=1e-5)
 

@@ -133,7 +133,7 @@ def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private:
             node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
             before = critics.drawn(Group([node]), number, X) if drawn else {}
             critics.judge(Group([node]), number, X, MAPS, **before)
-        rates.append([node.optimisers["critic"].param_groups[0]["lr"] for node in nodes])
+        rates.append([node.optimizers["critic"].param_groups[0]["lr"] for node in nodes])
     expected = [0.01 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(5)]  # of 2 + 3 steps
     for found, rate in zip(rates, expected, strict=True):
         assert found == pytest.approx([rate] * len(found))

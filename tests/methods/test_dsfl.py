@@ -96,15 +96,15 @@ def test_what_a_node_learns_by_hand() -> None:
     model = copy.deepcopy(node.model).requires_grad_()
     t_g = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
     here.federation.ask("learn", rows=rows, t_g=t_g, round=torch.tensor(0))
-    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for epoch in range(2):
         order = torch.randperm(N, generator=node.draw("distil", 0, epoch))
         for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once
             log_q = model(here.public.inputs[part]).log_softmax(1)
             loss = -(t_g[part].softmax(1) * log_q).sum(1).mean()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
 

@@ -253,7 +253,7 @@ def test_fedcgs_critic_and_generator_play_and_the_model_stands_still() -> None:
     assert torch.equal(to_vector(node.model), before)
 
 
-def test_batches_of_one_cannot_be_normalised() -> None:
+def test_batches_of_one_cannot_be_normalized() -> None:
     with pytest.raises(ArgumentError, match=r"nodes\.local\.batch is 1"):
         served(MDCG, local=replace(LOCAL, batch=1))
 

@@ -104,18 +104,18 @@ def test_a_round_is_the_average_taught_by_the_mean_of_all_logits() -> None:
     sizes = torch.tensor([float(len(node.data)) for node in here.nodes])
     student = copy.deepcopy(start)
     load_vector(student, (sizes / sizes.sum()) @ torch.stack([to_vector(model) for model in models]))
-    optimiser = torch.optim.Adam(student.parameters())
+    optimizer = torch.optim.Adam(student.parameters())
     with torch.no_grad():
         p = torch.stack([model.eval()(x) for model in models]).mean(0).softmax(1)
     d = torch.randint(N, (4, 5), generator=torch_generator(SEED, "d", 0))
     for step, rows in enumerate(d):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = 1e-3 + (1e-2 - 1e-3) * 0.5 * (1 + math.cos(math.pi * step / 3))
         q = student(x[rows]).softmax(1)
         loss = (p[rows] * (p[rows] / q).log()).sum(1).mean()  # KL(teachers || student)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     same(here.server.student, student, rtol=1e-3, atol=1e-4)
 
 

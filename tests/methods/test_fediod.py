@@ -171,16 +171,16 @@ class Plain:
         some = config.critic_batch or config.batch
         own = [node.sample(min(some, config.batch), "critic", self.number).inputs for node in self.nodes]
         reals = self.draw()
-        for D, optimiser, real in zip(self.D, self.d_opt, own, strict=False):
+        for D, optimizer, real in zip(self.D, self.d_opt, own, strict=False):
             on_real, on_fake = D(real), D(x.detach()[:some])
             if config.gan_form == "eq2":
                 loss = on_real.sigmoid().mean() + (1 - on_fake.sigmoid()).mean()
             else:  # real is class 0, generated is class 1
                 loss = F.binary_cross_entropy_with_logits(on_real, torch.zeros_like(on_real))
                 loss = loss + F.binary_cross_entropy_with_logits(on_fake, torch.ones_like(on_fake))
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
         z, d, weights, z_bar = self.answers(x, reals)
         L_gan = torch.zeros(())
@@ -223,9 +223,9 @@ class Plain:
 
 
 # Biases that the batch norm behind them takes away again: their gradients are rounding noise.
-CANCELLED = {"linear.bias", "body.2.bias", "body.6.bias"}
-CANCELLED |= {f"body.{layer}.running_mean" for layer in (0, 3, 7)}
-CANCELLED_IN_CRITIC = {"2.bias"}
+CANCELED = {"linear.bias", "body.2.bias", "body.6.bias"}
+CANCELED |= {f"body.{layer}.running_mean" for layer in (0, 3, 7)}
+CANCELED_IN_CRITIC = {"2.bias"}
 
 
 def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:  # type: ignore[assignment]
@@ -257,10 +257,10 @@ def test_a_step_is_one_turn_of_algorithm_1(config: FedIOD) -> None:
         losses, expected = one.server.step(), plain.step()
         assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
     same(one.server.student, plain.S)
-    same(one.server.state.generator, plain.G, CANCELLED)
+    same(one.server.state.generator, plain.G, CANCELED)
     assert len(plain.D) == sum("critic" in node.modules for node in one.nodes) == (3 if config.gan else 0)
     for node, critic in zip(one.nodes, plain.D, strict=False):
-        same(node.modules["critic"], critic, CANCELLED_IN_CRITIC)
+        same(node.modules["critic"], critic, CANCELED_IN_CRITIC)
 
 
 # --- options -------------------------------------------------------------------------------------

@@ -65,9 +65,9 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
         real = torch.cat([TASK.condition(TASK.maps(drawn)), drawn.inputs], 1)
         fake = torch.cat([TASK.condition(wish.maps), x], 1)
         D_loss = F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()
-        optimiser = torch.optim.Adam(D.parameters(), config.critic_lr, betas=(0.5, 0.999))
+        optimizer = torch.optim.Adam(D.parameters(), config.critic_lr, betas=(0.5, 0.999))
         D_loss.backward()
-        optimiser.step()
+        optimizer.step()
         gan = gan + pi[k] * F.softplus(D(fake)).flatten(1).sum(1).mean()
         z.append(node.model(x))
         for row, (owner, place, pose) in enumerate(wish.source.tolist()):

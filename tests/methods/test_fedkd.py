@@ -1,4 +1,4 @@
-"""FedKD: one round of quantised, noisy answers about public data, and plain distillation from them."""
+"""FedKD: one round of quantized, noisy answers about public data, and plain distillation from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import shifted
 from fedstill.federation.federation import Answers
 from fedstill.methods import fedkd
-from fedstill.methods._perturbing import dequantise
+from fedstill.methods._perturbing import dequantize
 from fedstill.methods.fedkd import FedKD
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect
@@ -106,7 +106,7 @@ def test_the_ensemble_is_eq_1_by_hand() -> None:
     assert "count_labels" not in equal.federation.questions
 
 
-def test_quantised_answers_are_off_by_less_than_one_step_and_always_up() -> None:
+def test_quantized_answers_are_off_by_less_than_one_step_and_always_up() -> None:
     here = run(world(replace(CLEAR, levels=200)), 1)
     z_max = max(node.model(here.public.inputs).abs().max().item() for node in here.nodes)
     moved = targets(here) - by_hand(here)
@@ -145,7 +145,7 @@ def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
         assert paid(here.audit, node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
 
 
-def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
+def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
     sent = {"rows": torch.tensor([0, N]), "view": torch.tensor(0)}
     clear = replace(CLEAR, weights="equal", z_max=30.0)
     noisy = world(clear, privacy=NOISY).federation.ask("predict", **sent)["logits"]
@@ -153,10 +153,10 @@ def test_the_quantiser_comes_after_the_noise_and_costs_nothing_more() -> None:
     short = here.federation.ask("predict", **sent)["logits"]
     assert short.dtype == torch.int8
     # The bindings differ by the method's options, so their noise does too, and is equally large.
-    wide = dequantise(short, 100, 30.0) - clamped(here)
+    wide = dequantize(short, 100, 30.0) - clamped(here)
     expected = (noisy.clamp(-30, 30) - clamped(here)).abs().mean().item()
     assert wide.abs().mean().item() == pytest.approx(expected, rel=0.2)
-    assert short.unique().numel() > 50, "noise is not quantised away"
+    assert short.unique().numel() > 50, "noise is not quantized away"
     assert here.audit.summary()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
 
 
@@ -200,11 +200,11 @@ def test_one_node_without_noise_and_fine_levels_is_plain_distillation(tau: float
     student, teacher, x = copy.deepcopy(here.server.student), here.nodes[0].model, here.public.inputs
     run(here)
 
-    optimiser = torch.optim.Adam(student.parameters())
+    optimizer = torch.optim.Adam(student.parameters())
     with torch.no_grad():
         z_hat = teacher(x)
     for e in range(config.epochs):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = 1e-3 + (1e-2 - 1e-3) * 0.5 * (1 + math.cos(math.pi * e / (config.epochs - 1)))
         order = torch.randperm(N, generator=torch_generator(SEED, "public", e))
         for rows in torch.tensor_split(order, 4):  # 23 examples, at most 6 at once
@@ -214,9 +214,9 @@ def test_one_node_without_noise_and_fine_levels_is_plain_distillation(tau: float
             else:  # Eq. 5-6, p the ensemble's and q the student's
                 p, q = (z_hat[rows] / tau).softmax(1), (z / tau).softmax(1)
                 loss = tau**2 * (p * (p / q).log()).sum(1).mean()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     same(here.server.student, student, rtol=1e-3, atol=1e-4)
 
 
@@ -235,8 +235,8 @@ def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
     assert here.server.step()["student"] == pytest.approx(expected_loss, rel=1e-3)
 
 
-def test_labelled_public_data_join_every_node_and_count() -> None:
-    plain, joined = world(CONFIG), world(replace(CONFIG, labelled=True))
+def test_labeled_public_data_join_every_node_and_count() -> None:
+    plain, joined = world(CONFIG), world(replace(CONFIG, labeled=True))
     labels = joined.public.labels
     assert labels is not None
     for before, after in zip(plain.nodes, joined.nodes, strict=True):
@@ -245,7 +245,7 @@ def test_labelled_public_data_join_every_node_and_count() -> None:
         assert torch.equal(after.data.targets[len(before.data) :], labels)
     counts = joined.federation.ask("count_labels")["counts"] - plain.federation.ask("count_labels")["counts"]
     assert torch.equal(counts, torch.bincount(labels, minlength=CLASSES).float().expand(4, -1))
-    assert replace(CONFIG, labelled=True).needs().public_labels
+    assert replace(CONFIG, labeled=True).needs().public_labels
     assert not CONFIG.needs().public_labels
 
 

@@ -127,14 +127,14 @@ def test_digest_and_revisit_by_hand() -> None:
     rows = torch.arange(N, dtype=torch.int32)
     here.federation.ask("digest", rows=rows, consensus=consensus, round=torch.tensor(0))
 
-    optimiser = torch.optim.Adam(model.parameters(), config.digest_lr)
+    optimizer = torch.optim.Adam(model.parameters(), config.digest_lr)
     for epoch in range(config.digest_epochs):
         order = torch.randperm(N, generator=node.draw("digest", 0, epoch))
         for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once
             loss = (model(here.public.inputs[part]) - consensus[part]).abs().mean()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     alone = Node(node.name, node.data, model, node.gate, node.seed)
     local_training.prepare([alone], LOCAL)
     local_training.train([alone], TASK, LOCAL, Compute(), span=Span(2, 3, 3))
@@ -158,7 +158,7 @@ def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPa
 # --- transfer learning ---------------------------------------------------------------------------
 
 
-def test_transfer_learning_is_on_labelled_public_data_and_comes_first() -> None:
+def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     config = replace(CONFIG, public_epochs=20, first=0, digest_lr=1e-2)
     here = world(config)
     assert here.side.first is None

@@ -121,7 +121,7 @@ def test_without_alignment_it_is_fedavg(engine: str) -> None:
 def test_a_step_at_a_source_by_hand() -> None:
     """The identifier first, then the model against the one that has learned: plain descent."""
     rate = 0.1
-    local = replace(LOCAL, optimiser="sgd", lr=rate, lr_end=rate, momentum=0.0)
+    local = replace(LOCAL, optimizer="sgd", lr=rate, lr_end=rate, momentum=0.0)
     config = replace(CONFIG, lambda_adv=0.7)
     made = world(config, local=local)
     node = made.nodes[1]
@@ -146,7 +146,7 @@ def test_a_step_at_a_source_by_hand() -> None:
 
     group = Group([node]).knowing(NodeSetting(TASK, local, Compute()))
     group.bench("model").train(True)
-    node.optimisers["model"] = torch.optim.SGD(node.model.parameters(), rate)
+    node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
     work = config.aligned(group, features, 5)
     told = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
     assert told.item() == pytest.approx((loss - 0.7 * fooled(C(z), ones)).item(), rel=1e-4)

@@ -34,15 +34,15 @@ def learned(own: Normal) -> torch.Tensor:
 
     real, fake = own.sample((20000,)), MADE.sample((20000,))
     weights = torch.zeros(3, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         total = on_real(seen(real) @ weights, "bce").mean() + on_fake(seen(fake) @ weights, "bce").mean()
         total.backward()
         return total
 
-    optimiser.step(loss)  # type: ignore[arg-type]
+    optimizer.step(loss)  # type: ignore[arg-type]
     return (seen(X) @ weights).detach()
 
 

@@ -20,7 +20,7 @@ PACKAGE = Path(fedstill.__file__).parent
 # Where a method must be named: what the package offers, and where its own are listed.
 LISTS = ("__init__.py", "protocol/method.py", "api.py")
 # Figures of a result that are called like a method which has that figure alone.
-FIGURES = {"standalone", "centralised", "ensemble"}
+FIGURES = {"standalone", "centralized", "ensemble"}
 
 
 def code(path: Path, names: bool) -> Iterator[tuple[int, str]]:
@@ -72,7 +72,7 @@ def found(pattern: str, *, whole: bool = False, names: bool = False) -> list[str
 
 def test_no_method_is_known_by_name() -> None:
     classes = [place.rpartition(":")[2] for place in METHODS.own.values()]
-    names = {*METHODS.own, *classes} - FIGURES - {"Centralised", "Standalone"}
+    names = {*METHODS.own, *classes} - FIGURES - {"Centralized", "Standalone"}
     shown = found("fedstill compare (standalone )?fedavg fediod")  # help, and the first screen
     assert len(shown) == 2
     # A preset's name holds a method's.

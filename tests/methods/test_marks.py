@@ -1,4 +1,4 @@
-"""The floor and the two ceilings of a comparison: standalone, the ensemble, centralised training."""
+"""The floor and the two ceilings of a comparison: standalone, the ensemble, centralized training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.input_spec import InputSpec
-from fedstill.methods.centralised import Centralised
+from fedstill.methods.centralized import Centralized
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
@@ -166,17 +166,17 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
     assert kinds["inputs"] == {"up": 0, "down": 3 * 5 * math.prod(SHAPE) * 4}
 
 
-# --- centralised -----------------------------------------------------------------------------------
+# --- centralized -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_centralised_training_is_plain_training_of_one_node_that_has_everything(engine: Any) -> None:
-    one = setting(Centralised(), engine=EngineConfig(name=engine))
+def test_centralized_training_is_plain_training_of_one_node_that_has_everything(engine: Any) -> None:
+    one = setting(Centralized(), engine=EngineConfig(name=engine))
     union = TensorData(
         torch.cat([part.inputs for part in one.parts]), torch.cat([part.targets for part in one.parts])
     )
     assert LOCAL.steps(len(union)) == 40
-    expected = trained_alone("centralised", union, one.student)
+    expected = trained_alone("centralized", union, one.student)
     before = copy.deepcopy([model.state_dict() for model in one.models])
     figures = Simulation(one).run()
     same(one.student, expected, rtol=1e-4, atol=1e-6)
@@ -186,14 +186,14 @@ def test_centralised_training_is_plain_training_of_one_node_that_has_everything(
     assert figures["accuracy"] == figures["student"]["accuracy"]
 
 
-def test_centralised_is_the_mark_that_other_runs_are_compared_with() -> None:
-    one = setting(Centralised())
+def test_centralized_is_the_mark_that_other_runs_are_compared_with() -> None:
+    one = setting(Centralized())
     other = setting(Standalone(), mark=copy.deepcopy(one.student))
-    assert Simulation(one).run()["accuracy"] == Simulation(other).run()["centralised"]["accuracy"]
+    assert Simulation(one).run()["accuracy"] == Simulation(other).run()["centralized"]["accuracy"]
 
 
-def test_centralised_hands_over_exactly_the_data(tmp_path: Path) -> None:
-    one = setting(Centralised())
+def test_centralized_hands_over_exactly_the_data(tmp_path: Path) -> None:
+    one = setting(Centralized())
     figures = Simulation(one).run(tmp_path)
     each = [size * (math.prod(SHAPE) * 4 + 8) for size in SIZES]  # float32 inputs and int64 labels
     assert figures["leaves"] == ["private data"]

@@ -51,7 +51,7 @@ def config(method: Method, engine: str = "one-by-one") -> RunConfig:
         "split": {"nodes": 3},
         "nodes": {"models": ["mlp:4"]},
         "student": {"model": "mlp:4"},
-        "evaluation": {"centralised": False},
+        "evaluation": {"centralized": False},
     }
     return replace(from_dict(table), method=method, engine=EngineConfig(name=engine))  # type: ignore[arg-type]
 

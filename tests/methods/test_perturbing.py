@@ -1,4 +1,4 @@
-"""FedKD's quantiser against Eq. 4 by hand, and Laplace noise by its distribution."""
+"""FedKD's quantizer against Eq. 4 by hand, and Laplace noise by its distribution."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._perturbing import dequantise, laplace, quantise, require_numbers, wire_type
+from fedstill.methods._perturbing import dequantize, laplace, quantize, require_numbers, wire_type
 
-# --- the quantiser -------------------------------------------------------------------------------
+# --- the quantizer -------------------------------------------------------------------------------
 
 
 def test_what_lies_beyond_the_bound_is_clipped_to_it() -> None:
     z = torch.tensor([-100.0, -2.0001, 2.0001, 100.0, math.inf, -math.inf])
-    assert quantise(z, 200, 2.0).tolist() == [-100, -100, 100, 100, 100, -100]
+    assert quantize(z, 200, 2.0).tolist() == [-100, -100, 100, 100, 100, -100]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -27,10 +27,10 @@ def test_the_papers_levels_in_one_byte_and_back(dtype: torch.dtype) -> None:
     """S = 200, z_max = 12.5: steps of 1/8."""
     grid = list(range(-100, 101))
     z = (torch.tensor(grid) / 8).to(dtype)
-    index = quantise(z, 200, 12.5)
+    index = quantize(z, 200, 12.5)
     assert index.dtype is torch.int8
     assert index.tolist() == grid
-    assert torch.equal(dequantise(index, 200, 12.5), z.float())
+    assert torch.equal(dequantize(index, 200, 12.5), z.float())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_papers_levels_in_one_byte_and_back(dtype: torch.dtype) -> None:
 )
 def test_the_wire_type_is_the_smallest_that_holds_every_index(levels: int, kind: torch.dtype) -> None:
     assert wire_type(levels) is kind
-    ends = quantise(torch.tensor([-1.0, 1.0], dtype=torch.float64), levels, 1.0)
+    ends = quantize(torch.tensor([-1.0, 1.0], dtype=torch.float64), levels, 1.0)
     assert ends.dtype is kind
     assert ends.tolist() == [-(levels // 2), math.ceil(levels / 2)]
 
@@ -55,24 +55,24 @@ def test_the_wire_type_is_the_smallest_that_holds_every_index(levels: int, kind:
 @given(st.integers(1, 70_000), st.floats(0.01, 1e3), st.lists(st.floats(-2e3, 2e3), min_size=1, max_size=20))
 def test_a_value_moves_up_by_less_than_one_step(levels: int, z_max: float, values: list[float]) -> None:
     z = torch.tensor(values, dtype=torch.float64)
-    index = quantise(z, levels, z_max)
+    index = quantize(z, levels, z_max)
     moved = index.double() * 2 * z_max / levels - z.clamp(-z_max, z_max)
     step = 2 * z_max / levels
     assert (moved >= -1e-9 * z_max).all()
     assert (moved < step * (1 + 1e-9)).all()
 
 
-def test_what_cannot_be_quantised_is_said_in_one_line() -> None:
+def test_what_cannot_be_quantized_is_said_in_one_line() -> None:
     for z_max in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="z_max is"):
-            quantise(torch.zeros(1), 2, z_max)
+            quantize(torch.zeros(1), 2, z_max)
 
 
 @pytest.mark.parametrize("levels", [1, 2, 200, 254, 255, 65534, 65535])
 def test_what_is_no_number_travels_as_such_and_is_named_at_the_server(levels: int) -> None:
     """A node that refused it would tell something that is neither charged nor counted."""
     z = torch.tensor([[0.5, -1.0], [math.nan, 1.0]])
-    back = dequantise(quantise(z, levels, 1.0), levels, 1.0)
+    back = dequantize(quantize(z, levels, 1.0), levels, 1.0)
     assert back.isnan().tolist() == [[False, False], [True, False]]
     require_numbers(["a"], back[:1])
     with pytest.raises(NodeFault, match=r"'b'.* logits hold NaN") as caught:

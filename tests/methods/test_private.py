@@ -225,7 +225,7 @@ def test_rounds_of_training_are_refused_under_pate_and_bare_under_noise_on_outpu
 
 def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
     with pytest.raises(ArgumentError, match="none where public data join its own"):
-        Simulation(setting("fedkd", {"labelled": True, "levels": 0}, [privately("dp-sgd")] * 3))
+        Simulation(setting("fedkd", {"labeled": True, "levels": 0}, [privately("dp-sgd")] * 3))
 
 
 def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:

@@ -16,7 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QuestionRefused
 from fedstill.data.public import Public
 from fedstill.methods import fedkd
-from fedstill.methods.centralised import Centralised
+from fedstill.methods.centralized import Centralized
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.feddf import FedDF
 from fedstill.methods.fedkd import FedKD
@@ -97,13 +97,13 @@ def setting(name: str, method: Any, **changes: Any) -> Setting:
 
 METHODS = (
     FedKD(epochs=2, batch=8),
-    FedKD(epochs=1, batch=8, labelled=True, levels=0),
+    FedKD(epochs=1, batch=8, labeled=True, levels=0),
     FedDF(rounds=2, steps=2, batch=8, weights="counts"),
     FedMD(first=1, rounds=2, subset=10, public_epochs=1, weights="counts", student_epochs=1),
     FedMD(first=1, rounds=1, subset=10, distance="l1", student_epochs=1),
     NodeEnsemble(),
     PublicOnly(),
-    Centralised(),
+    Centralized(),
     Standalone(),
 )
 
@@ -203,13 +203,13 @@ def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
     assert not torch.equal(next(one.student.parameters()), next(fresh.parameters()))
 
 
-# --- centralised, with public data ------------------------------------------------------------------------
+# --- centralized, with public data ------------------------------------------------------------------------
 
 
-def test_a_ceiling_may_learn_from_labelled_public_data_too() -> None:
+def test_a_ceiling_may_learn_from_labeled_public_data_too() -> None:
     """FedKD, Table 4: what the student learns from are all nodes' examples and then the public ones."""
     for public, count in ((False, 0), (True, 21)):
-        one = setting("multi-label", Centralised(public=public))
+        one = setting("multi-label", Centralized(public=public))
         experiment = Simulation(one)
         experiment.run()
         parts = [*one.parts, *([TensorData(one.public.inputs, one.public.labels)] if public else [])]

@@ -227,7 +227,7 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
         method,
         make_nodes(models, data=data),
         Responder(classes, values, generator, scale),
-        local=LocalConfig(optimiser="sgd", lr=0.0, lr_end=0.0),
+        local=LocalConfig(optimizer="sgd", lr=0.0, lr_end=0.0),
         sums=True,
         task=Classification(classes),
         **({"public": public} if method.needs().public else {}),

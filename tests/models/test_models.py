@@ -136,7 +136,7 @@ def test_the_published_generator() -> None:
     assert norms == [256, 128, 64]
 
 
-def test_generated_images_fill_the_data_sets_normalised_range_and_no_more() -> None:
+def test_generated_images_fill_the_data_sets_normalized_range_and_no_more() -> None:
     mean, std = (0.25, 0.5, 0.75), (0.5, 0.25, 0.125)
     generator = Generator((3, 8, 8), 10, 4, mean, std)
     last = [layer for layer in generator.body if isinstance(layer, nn.Conv2d)][-1]

@@ -206,7 +206,7 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
     node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
     prepare([node], LocalConfig())
-    assert node.optimisers == {}  # nothing to train
+    assert node.optimizers == {}  # nothing to train
     bench = Group([node]).bench("model")
     bench.train(False)
     assert bench(IMAGES[None, :5])[0].equal(predictor(IMAGES[:5]))

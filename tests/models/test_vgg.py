@@ -81,9 +81,9 @@ def test_it_is_torchvisions_network(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(load_vgg(tmp_path / "w")(x)[1], theirs[:9](scaled), rtol=1e-4, atol=1e-5)
 
 
-def test_grey_images_are_taken_three_times(path: Path) -> None:
-    features, grey = load_vgg(path), torch.rand(2, 1, 16, 16)
-    for mine, theirs in zip(features(grey), features(grey.expand(-1, 3, -1, -1)), strict=True):
+def test_gray_images_are_taken_three_times(path: Path) -> None:
+    features, gray = load_vgg(path), torch.rand(2, 1, 16, 16)
+    for mine, theirs in zip(features(gray), features(gray.expand(-1, 3, -1, -1)), strict=True):
         assert torch.equal(mine, theirs)
 
 

@@ -177,7 +177,7 @@ def test_a_run_of_the_owners_classes_is_let_in(tmp_path: Path) -> None:
     assert changed["why"].startswith('data.classes = ["0", "1"')
 
 
-def test_no_normalisation_that_a_server_declares_tells_the_largest_value(tmp_path: Path) -> None:
+def test_no_normalization_that_a_server_declares_tells_the_largest_value(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     tensors = {"inputs": torch.full((3, *SHAPE), 0.4), "targets": torch.tensor([0, 1, 2])}
     save_file(tensors, clinic.folder / "own.safetensors")

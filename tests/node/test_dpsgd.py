@@ -39,14 +39,14 @@ PLAIN = LocalConfig(epochs=2, batch=8, smoothing=0.0)
 
 
 def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed: int = 0) -> Node:
-    """A node whose network's optimiser is plain SGD at rate 1: what a step adds, is minus the gradient."""
+    """A node whose network's optimizer is plain SGD at rate 1: what a step adds, is minus the gradient."""
     generator = torch.Generator().manual_seed(seed)
     inputs = scale * torch.randn(n, *SHAPE, generator=generator)
     network = build(model, SHAPE, 3, 0) if isinstance(model, str) else model
     data = TensorData(inputs, torch.randint(3, (n,), generator=generator))
     gate: Any = SimpleNamespace(budgets=None)  # nothing is released here
     node = Node("n", data, network, gate, 0)
-    node.optimisers["model"] = torch.optim.SGD(network.parameters(), 1.0)
+    node.optimizers["model"] = torch.optim.SGD(network.parameters(), 1.0)
     return node
 
 
@@ -231,7 +231,7 @@ class Whole(nn.Sequential):
 def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one_to_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = LocalConfig(epochs=1, least_steps=5, batch=64, optimiser="sgd", lr=0.5, smoothing=0.0)
+    config = LocalConfig(epochs=1, least_steps=5, batch=64, optimizer="sgd", lr=0.5, smoothing=0.0)
 
     def learned(kind: type[nn.Sequential]) -> tuple[torch.Tensor, int]:
         torch.manual_seed(0)
@@ -272,7 +272,7 @@ def test_a_sum_is_not_rounded_to_the_precision_that_a_run_computes_in() -> None:
 
 # --- augmentation ---------------------------------------------------------------------------------
 
-ONE_STEP = LocalConfig(epochs=1, batch=64, optimiser="sgd", lr=1.0, momentum=0.0, smoothing=0.0)
+ONE_STEP = LocalConfig(epochs=1, batch=64, optimizer="sgd", lr=1.0, momentum=0.0, smoothing=0.0)
 
 
 def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> torch.Tensor:
@@ -414,7 +414,7 @@ def test_equal_noise_is_never_on_two_different_sums(monkeypatch: pytest.MonkeyPa
 
 def opacus_step(network: nn.Module, data: TensorData, noise: float, clip: float, batch: int) -> None:
     module = GradSampleModule(network, loss_reduction="sum")
-    optimiser = DPOptimizer(
+    optimizer = DPOptimizer(
         torch.optim.SGD(network.parameters(), 1.0),
         noise_multiplier=noise,
         max_grad_norm=clip,
@@ -422,7 +422,7 @@ def opacus_step(network: nn.Module, data: TensorData, noise: float, clip: float,
         generator=torch.Generator().manual_seed(0),
     )
     entropy(module, data.inputs, data.targets).sum().backward()
-    optimiser.step()
+    optimizer.step()
     module.to_standard_module()
 
 
@@ -491,7 +491,7 @@ def test_what_is_frozen_stays_and_neither_counts_nor_gets_noise() -> None:
     network = build("mlp:8", SHAPE, 3, 0)
     network[1].requires_grad_(False)
     node = made(network)
-    node.optimisers["model"] = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], 1.0)
+    node.optimizers["model"] = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], 1.0)
     first = network[1].weight.clone()
     assert moved(node, private(1.0), 1.0).count_nonzero() == sum(
         own.numel() for own in network.parameters() if own.requires_grad
@@ -534,16 +534,16 @@ def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> 
 
 
 @pytest.mark.parametrize("model", ["mlp:8", "small-cnn:4"])  # the second lies with channels last
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_with_all_records_and_a_wide_clip_it_is_plain_training(optimiser: Any, model: str) -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_with_all_records_and_a_wide_clip_it_is_plain_training(optimizer: Any, model: str) -> None:
     config = LocalConfig(
-        epochs=6, batch=20, optimiser=optimiser, lr=0.02, lr_end=0.001, weight_decay=0.01, smoothing=0.1
+        epochs=6, batch=20, optimizer=optimizer, lr=0.02, lr_end=0.001, weight_decay=0.01, smoothing=0.1
     )
     ours, theirs = prepared(model, config), prepared(model, config)
     assert dp_training.train(ours, TASK, config, COMPUTE, dp=private(clip=1e6)) == 6
     assert local_training.train([theirs], TASK, config, COMPUTE) == 6
     torch.testing.assert_close(vector(ours.model), vector(theirs.model), rtol=1e-3, atol=1e-4)
-    (group,) = ours.optimisers["model"].param_groups
+    (group,) = ours.optimizers["model"].param_groups
     assert group["lr"] == pytest.approx(0.001), "the last step is at the end of the cosine"
 
 

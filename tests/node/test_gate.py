@@ -233,7 +233,7 @@ def test_a_tensor_that_was_not_declared_does_not_leave() -> None:
     assert audit.summary() == AuditLog().summary()
 
 
-def journalled(**bills: Bill) -> tuple[Gate, Journal, Watched]:
+def journaled(**bills: Bill) -> tuple[Gate, Journal, Watched]:
     journal = Journal()
     vars(journal).update(bills)
     audit = Watched(journal.calls)
@@ -246,7 +246,7 @@ PAID = {"laplace(4.0)": 2}
 
 
 def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
-    door, journal, audit = journalled()
+    door, journal, audit = journaled()
     released = release(door)
     assert journal.calls == ["bound", "bound", "noise", "noise", "price", "price", "charge answer"]
     assert door.told(0, "answer") == Paid(mechanism="journal", price=PAID)
@@ -257,7 +257,7 @@ def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
 
 
 def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> None:
-    door, journal, audit = journalled()
+    door, journal, audit = journaled()
 
     def finish(told: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> Any:
         journal.calls.append("finish")
@@ -270,13 +270,13 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
 
 
 def test_only_an_answer_is_finished() -> None:
-    door, _, _ = journalled()
+    door, _, _ = journaled()
     finishing = replace(QUESTION, finish=lambda told, sent: {})
     assert set(release(door, None, "gradient", {"d/dx": torch.ones(1)}, finishing)) == {"d/dx"}
 
 
 def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    door, journal, audit = journalled()
+    door, journal, audit = journaled()
 
     def refuse(*given: Any) -> None:
         raise QuestionRefused("clinic", "examine", "privacy budget: spent")
@@ -289,7 +289,7 @@ def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch:
 
 
 def test_the_first_release_of_a_run_is_told_with_what_the_training_cost() -> None:
-    door, journal, audit = journalled(before={"training": Price({Event("gaussian", 2.0, rate=0.5): 30})})
+    door, journal, audit = journaled(before={"training": Price({Event("gaussian", 2.0, rate=0.5): 30})})
     trained = {"gaussian(2.0, rate=0.5)": 30}
     release(door, asked(0))
     assert journal.calls[-2:] == ["charge training", "charge answer"]
@@ -302,14 +302,14 @@ def test_the_first_release_of_a_run_is_told_with_what_the_training_cost() -> Non
 
 
 def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
-    door, _, audit = journalled(before={"training": None})
+    door, _, audit = journaled(before={"training": None})
     release(door)
     assert door.told(0, "answer").price is None
     assert paid(audit, "clinic") == (PAID, 1)
 
 
 def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> None:
-    door, journal, audit = journalled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
+    door, journal, audit = journaled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
     door.pay(asked(0), QUESTION, {})
     release(door, asked(0))
     assert door.told(0, "answer").price == {**PAID, "gaussian(3.0, rate=0.5)": 1}
@@ -323,7 +323,7 @@ def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> Non
 
 
 def test_what_is_learned_is_paid_for_as_a_question_is_let_in_and_once() -> None:
-    door, journal, _ = journalled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
+    door, journal, _ = journaled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
     for _ in range(2):  # after a stop it is learned once more
         door.admit(asked(), QUESTION, {})
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
@@ -338,14 +338,14 @@ def test_what_is_learned_is_paid_for_as_a_question_is_let_in_and_once() -> None:
 
 
 def test_objections_are_the_budgets_too_but_the_policys_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    door, _, _ = journalled()
+    door, _, _ = journaled()
     monkeypatch.setattr(door.budgets, "objection", lambda question: "privacy: too dear")
     assert door.objection(QUESTION) == "privacy: too dear"
     assert door.objection(UPLOAD) == "outputs_only: no parameters"
 
 
 def test_what_is_let_in_can_be_afforded_and_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    door, _, _ = journalled()
+    door, _, _ = journaled()
     given: list[Any] = []
     monkeypatch.setattr(door.budgets, "afford", lambda *what: given.append(what))
     sent = {"x": torch.ones(2)}

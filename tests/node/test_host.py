@@ -634,7 +634,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
 def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
     for method, question, rule in (
         ({"name": "fedavg", "rounds": 2}, "train", "outputs_only: no parameters"),
-        ({"name": "centralised"}, "hand_over", "private data: they never leave a node"),
+        ({"name": "centralized"}, "hand_over", "private data: they never leave a node"),
     ):
         plan = replace(PLAN, method=method, run=f"run-{question}")
         clinic = Clinic(tmp_path / question, plan=plan)

@@ -69,11 +69,11 @@ def same(some: Sequence[Node], others: Sequence[Node], tolerance: float = 1e-4) 
 # --- stacked and one by one ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("spec", ["small-cnn:4", "resnet8:4", "mlp:8", "lenet5"])
-def test_nodes_of_unequal_size_learn_the_same_stacked_as_one_by_one(spec: str, optimiser: str) -> None:
+def test_nodes_of_unequal_size_learn_the_same_stacked_as_one_by_one(spec: str, optimizer: str) -> None:
     config = LocalConfig(
-        epochs=2, batch=4, optimiser=optimiser, lr=2e-3, weight_decay=1e-3, augment="shift-flip"
+        epochs=2, batch=4, optimizer=optimizer, lr=2e-3, weight_decay=1e-3, augment="shift-flip"
     )
     first = [p.clone() for p in built(spec)[0].model.parameters()]
     stacked = trained(built(spec), config, stacked=True)
@@ -87,9 +87,9 @@ def test_each_node_takes_its_own_steps_on_its_own_cosine() -> None:
     config = LocalConfig(epochs=2, batch=4, lr=0.1, lr_end=0.001)
     nodes = trained(built("mlp:8"), config, stacked=True)
     for node, steps in zip(nodes, (3, 7, 5), strict=True):
-        (group,) = node.optimisers["model"].param_groups
+        (group,) = node.optimizers["model"].param_groups
         assert group["lr"] == pytest.approx(0.001), "its last step is the cosine's end"
-        assert all(entry["step"] == steps for entry in node.optimisers["model"].state.values())
+        assert all(entry["step"] == steps for entry in node.optimizers["model"].state.values())
 
 
 def test_the_report_names_the_nodes_still_at_work_and_their_losses() -> None:
@@ -125,16 +125,16 @@ class Listening(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_training_is_the_textbooks_loop_over_its_batches(optimiser: str) -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_training_is_the_textbooks_loop_over_its_batches(optimizer: str) -> None:
     config = LocalConfig(
-        epochs=2, batch=4, optimiser=optimiser, lr=0.05, lr_end=0.01, weight_decay=0.01, smoothing=0.2
+        epochs=2, batch=4, optimizer=optimizer, lr=0.05, lr_end=0.01, weight_decay=0.01, smoothing=0.2
     )
     (node,) = trained(made([Listening()], [10]), config, stacked=False)
     model = Listening()
     own: torch.optim.Optimizer = (
         torch.optim.Adam(model.parameters(), weight_decay=0.01)
-        if optimiser == "adam"
+        if optimizer == "adam"
         else torch.optim.SGD(model.parameters(), 1.0, momentum=0.9, weight_decay=0.01)
     )
     batches = node.model.inputs
@@ -185,14 +185,14 @@ def dropping(sizes: Sequence[int] = SIZES) -> list[Node]:
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("spec", ["resnet8:4", "dropout"])
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_going_on_from_a_state_gives_the_figures_of_one_go(
-    spec: str, optimiser: str, stacked: bool, tmp_path: Path
+    spec: str, optimizer: str, stacked: bool, tmp_path: Path
 ) -> None:
     def nodes() -> list[Node]:
         return dropping() if spec == "dropout" else built(spec)
 
-    config = LocalConfig(epochs=3, batch=4, optimiser=optimiser, lr=0.01, augment="shift")
+    config = LocalConfig(epochs=3, batch=4, optimizer=optimizer, lr=0.01, augment="shift")
     whole = trained(nodes(), config, stacked)
 
     first = nodes()
@@ -212,14 +212,14 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_what_an_owner_froze_stays_as_it_is(optimiser: str, stacked: bool) -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_what_an_owner_froze_stays_as_it_is(optimizer: str, stacked: bool) -> None:
     nodes = built("small-cnn:4")
     for node in nodes:
         node.model[0].requires_grad_(False)  # type: ignore[index]
     nodes = made([node.model for node in nodes])  # frozen before it became a node's
     before = [{name: value.clone() for name, value in node.model.state_dict().items()} for node in nodes]
-    config = LocalConfig(epochs=2, batch=4, optimiser=optimiser, lr=0.01, weight_decay=0.1)
+    config = LocalConfig(epochs=2, batch=4, optimizer=optimizer, lr=0.01, weight_decay=0.1)
     trained(nodes, config, stacked, steps=2)
     for node, old in zip(nodes, before, strict=True):
         now = node.model.state_dict()
@@ -227,12 +227,12 @@ def test_what_an_owner_froze_stays_as_it_is(optimiser: str, stacked: bool) -> No
         assert not torch.equal(now["4.weight"], old["4.weight"])
 
 
-def test_a_wholly_frozen_model_gets_no_optimiser() -> None:
+def test_a_wholly_frozen_model_gets_no_optimizer() -> None:
     nodes = built("mlp:8")
     nodes[1].model.requires_grad_(False)
     nodes = made([node.model for node in nodes])
     local_training.prepare(nodes, LocalConfig())
-    assert ["model" in node.optimisers for node in nodes] == [True, False, True]
+    assert ["model" in node.optimizers for node in nodes] == [True, False, True]
 
 
 def test_training_leaves_torchs_own_generator_where_it_was() -> None:
@@ -252,13 +252,13 @@ def test_a_model_is_in_evaluation_mode_after_training_and_half_way(steps: int | 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("rounds", [1, 3, 4])
 def test_rounds_take_together_the_steps_of_one_go(rounds: int, stacked: bool) -> None:
-    config = LocalConfig(epochs=3, batch=4, optimiser="sgd", lr=0.05)
+    config = LocalConfig(epochs=3, batch=4, optimizer="sgd", lr=0.05)
     whole, parts = trained(built("mlp:8"), config, stacked), built("mlp:8")
     for round in range(rounds):
         span = Span(round, round + 1, rounds)
         if round == 0:
             trained(parts, config, stacked, span=span)
-        else:  # the optimisers go on as they are
+        else:  # the optimizers go on as they are
             for group in partition(parts, stacked):
                 local_training.train(group, TASK, config, COMPUTE, span=span)
     for one, other in zip(whole, parts, strict=True):
@@ -273,7 +273,7 @@ def test_after_a_round_nothing_is_kept_of_how_its_weights_moved() -> None:
     before = to_vector(nodes[0].model)
     local_training.train_round(group, 0, 2)
     assert not torch.equal(to_vector(nodes[0].model), before)
-    assert nodes[0].state()["optimisers"] == {}
+    assert nodes[0].state()["optimizers"] == {}
 
 
 def test_every_round_has_a_step_for_everyone() -> None:

@@ -79,21 +79,21 @@ def test_stacked_outputs_input_gradients_and_buffers_are_those_of_each_module(
     same_state(modules, alone)  # batch norm's running statistics moved, or did not
 
 
-OPTIMISERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adam": lambda module: torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, weight_decay=0.01),
     "sgd": lambda module: torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=0.01),
 }
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_stacked_steps_are_each_nodes_own_steps(name: str, optimiser: str) -> None:
+def test_stacked_steps_are_each_nodes_own_steps(name: str, optimizer: str) -> None:
     modules = networks(name)
     alone = copy.deepcopy(modules)
     nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
     for one in nodes:
-        one.optimisers["model"] = OPTIMISERS[optimiser](one.model)
-    own = [OPTIMISERS[optimiser](module) for module in alone]
+        one.optimizers["model"] = OPTIMIZERS[optimizer](one.model)
+    own = [OPTIMIZERS[optimizer](module) for module in alone]
     group = Group(nodes)
     group.bench("model").train(True)
     for turn, active in enumerate((G, G, 2, 2, 1, 1)):  # nodes that are done fall off the end
@@ -290,7 +290,7 @@ def test_a_parameter_that_is_not_used_does_not_hinder(size: int) -> None:
     nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
     before = copy.deepcopy([module.state_dict() for module in modules])
     for one in nodes:
-        one.optimisers["model"] = OPTIMISERS["sgd"](one.model)
+        one.optimizers["model"] = OPTIMIZERS["sgd"](one.model)
     group = Group(nodes)
     group.bench("model").train(True)
     group.step("model", group.bench("model")(random(size, B, 1, 8, 8)).square().flatten(1).mean(1))
@@ -338,7 +338,7 @@ def test_networks_with_channels_last_take_the_steps_of_plain_ones(name: str, sta
     nodes = [node(f"n{index}", module) for index, module in enumerate(modules)]
     own = [torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, fused=False) for module in plain]
     for one in nodes:
-        one.optimisers["model"] = fused(one.model)
+        one.optimizers["model"] = fused(one.model)
     groups = [Group(nodes)] if stacked else [Group([one]) for one in nodes]
     for turn in range(3):
         x = random(G, B, 3, 8, 8, seed=turn)
@@ -356,15 +356,15 @@ def test_networks_with_channels_last_take_the_steps_of_plain_ones(name: str, sta
 
 @pytest.mark.parametrize("before", [True, False], ids=["was stacked", "was alone"])
 @pytest.mark.parametrize("after", [True, False], ids=["goes on stacked", "goes on alone"])
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_a_node_with_channels_last_goes_on_from_its_state(optimiser: str, before: bool, after: bool) -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_node_with_channels_last_goes_on_from_its_state(optimizer: str, before: bool, after: bool) -> None:
     def nodes() -> list[Node]:
         made_nodes = []
         for index, module in enumerate(made("small-cnn:4")):
             one = node(f"n{index}", module.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-            one.optimisers["model"] = (
+            one.optimizers["model"] = (
                 fused(one.model)
-                if optimiser == "adam"
+                if optimizer == "adam"
                 else torch.optim.SGD(one.model.parameters(), 0.05, momentum=0.9, fused=True)
             )
             made_nodes.append(one)
@@ -384,7 +384,7 @@ def test_a_node_with_channels_last_goes_on_from_its_state(optimiser: str, before
     go(first, before, range(2))
     for one, other in zip(first, second, strict=True):
         state = one.state()
-        moments = state["optimisers"]["model"]["state"].values()
+        moments = state["optimizers"]["model"]["state"].values()
         for entry in moments:  # as a file gives them back
             entry.update({key: value.contiguous() for key, value in entry.items() if value is not None})
         other.load(copy.deepcopy(state))
@@ -404,7 +404,7 @@ def test_a_module_that_draws_by_itself_is_never_stacked(layer: nn.Module) -> Non
 def test_every_role_must_be_alike() -> None:
     nodes = [node(f"n{index}", network("mlp:8", index)) for index in range(3)]
     for one, width in zip(nodes, (4, 8, 4), strict=True):
-        one.add("critic", PatchCritic(1, width), OPTIMISERS["adam"])
+        one.add("critic", PatchCritic(1, width), OPTIMIZERS["adam"])
     assert [[one.name for one in part] for part in alike(nodes)] == [["n0", "n2"], ["n1"]]
 
 
@@ -427,7 +427,7 @@ def test_a_groups_sample_is_each_nodes_own() -> None:
 def test_a_copy_shares_nothing_that_training_changes() -> None:
     nodes = [node(f"n{index}", network("resnet8:4", index)) for index in range(2)]
     for one in nodes:
-        one.optimisers["model"] = OPTIMISERS["adam"](one.model)
+        one.optimizers["model"] = OPTIMIZERS["adam"](one.model)
     before = copy.deepcopy([one.state() for one in nodes])
     twins = Group([one.copied() for one in nodes])
     twins.bench("model").train(True)
@@ -436,8 +436,8 @@ def test_a_copy_shares_nothing_that_training_changes() -> None:
     for one, twin, old in zip(nodes, twins.nodes, before, strict=True):
         for name, value in old["modules"]["model"].items():
             assert torch.equal(one.model.state_dict()[name], value)
-        assert not one.optimisers["model"].state
-        assert twin.optimisers["model"].state, "the copy's optimiser must hold the copy's parameters"
+        assert not one.optimizers["model"].state
+        assert twin.optimizers["model"].state, "the copy's optimizer must hold the copy's parameters"
         changed = [
             p for p, q in zip(one.model.parameters(), twin.model.parameters(), strict=True) if (p != q).any()
         ]
@@ -452,7 +452,7 @@ def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_priv
 ) -> None:
     one = node("a", network("mlp", 0))
     one.add("critic", network("mlp", 1), lambda module: torch.optim.SGD(module.parameters(), 1.0))
-    one.optimisers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
+    one.optimizers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
     group, before = Group([one]), copy.deepcopy(one.modules[role].state_dict())
     one.private = {private: PrivateSteps(1.0, 1.0, draws=lambda *names: None)}
     group.bench(role).train(True)
@@ -462,15 +462,15 @@ def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_priv
     assert all(torch.equal(value, before[name]) for name, value in one.modules[role].state_dict().items())
 
 
-def test_a_step_outside_training_names_the_network_and_what_has_an_optimiser() -> None:
+def test_a_step_outside_training_names_the_network_and_what_has_an_optimizer() -> None:
     node = Node("clinic", TensorData(torch.zeros(2, 4), torch.zeros(2).long()), nn.Linear(4, 3), None, 0)  # type: ignore[arg-type]
     group = Group([node])
     losses = group.bench("model")(torch.zeros(1, 2, 4)).sum((1, 2))
-    with pytest.raises(ArgumentError, match=r"nodes\.step is 'model'.*optimiser"):
+    with pytest.raises(ArgumentError, match=r"nodes\.step is 'model'.*optimizer"):
         group.step("model", losses)
     with pytest.raises(ArgumentError, match=r"role is 'critic'"):
         group.step("critic", losses)
-    node.optimisers["model"] = torch.optim.SGD(node.model.parameters(), 0.1)
+    node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), 0.1)
     group.bench("model").train(True)
     with pytest.raises(ArgumentError, match=r"losses of nodes\.step"):
         group.step("model", group.bench("model")(torch.zeros(1, 2, 4)).sum())

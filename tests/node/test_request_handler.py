@@ -72,7 +72,7 @@ class Office:
             critic.train(True)
             critic.backward(critic(x.detach()).flatten(1).mean(1))
             for node in group.nodes:
-                node.optimisers["critic"].step()  # as if privately, where it has to be
+                node.optimizers["critic"].step()  # as if privately, where it has to be
             critic.train(False)
         group.bench("model").train(False)
         answer = {"logits": group.bench("model")(x).sin(), "score": critic(x)}

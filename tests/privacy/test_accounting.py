@@ -274,7 +274,7 @@ def test_delta_has_a_range(delta: float) -> None:
 
 
 @pytest.mark.parametrize(("each", "times"), [(2.0, 1), (0.5, 10), (0.1, 300)])
-def test_pure_events_cost_what_randomised_response_does_and_hardly_more(each: float, times: int) -> None:
+def test_pure_events_cost_what_randomized_response_does_and_hardly_more(each: float, times: int) -> None:
     """By hand: so many answers that are right with odds of e^each."""
     right, counts = 1 / (1 + math.exp(-each)), np.arange(times + 1)
     with_it, without = stats.binom.pmf(counts, times, right), stats.binom.pmf(counts, times, 1 - right)

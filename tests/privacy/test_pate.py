@@ -247,8 +247,8 @@ def test_teachers_learn_from_their_own_parts_inside_the_nodes_model(stacked: boo
         local_training.train([alone], TASK, CONFIG, COMPUTE)
         for name, value in alone.model.state_dict().items():
             torch.testing.assert_close(teacher.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
-    assert teachers[0].optimisers is not node.optimisers
-    assert not node.optimisers
+    assert teachers[0].optimizers is not node.optimizers
+    assert not node.optimizers
 
 
 def test_a_teacher_without_records_is_left_out_and_abstains() -> None:

@@ -18,7 +18,7 @@ from fedstill.privacy.clipping import SLACK, kept, lengths, shorten
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import secure, seeded
 from fedstill.privacy.pate import PateConfig, Votes
-from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, Sanitised
+from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, Sanitized
 
 PROTECTING: list[Rule] = [
     NoisyCounts(10.0),
@@ -26,8 +26,8 @@ PROTECTING: list[Rule] = [
     NoisyRows("gaussian", 2.0, 3.0),
     Votes(PateConfig(teachers=10), 4.0),
     Votes(PateConfig(teachers=10, release="label", threshold=5.0), 4.0),
-    Sanitised(1.0, 2.0),
-    Sanitised(1.0, 2.0, 10),
+    Sanitized(1.0, 2.0),
+    Sanitized(1.0, 2.0, 10),
 ]
 BARE: list[Rule] = [
     Exact(),
@@ -36,7 +36,7 @@ BARE: list[Rule] = [
     NoisyRows("gaussian", 0.0, 3.0),
     Votes(PateConfig(teachers=10), 0.0),
     Votes(PateConfig(teachers=10, release="label", threshold=5.0), 0.0),
-    Sanitised(1.0, 0.0, 10),
+    Sanitized(1.0, 0.0, 10),
 ]
 DRAWS = pytest.mark.parametrize("draws", [seeded, secure])
 
@@ -73,7 +73,7 @@ def test_no_row_is_longer_than_its_clip(array: np.ndarray, clip: float) -> None:
     x = torch.from_numpy(array)
     for out in (
         shorten(x, clip),
-        Sanitised(clip, 1.0).bound(x),
+        Sanitized(clip, 1.0).bound(x),
         NoisyRows("gaussian", 1.0, clip).bound(x),
     ):
         assert out.dtype is torch.float32
@@ -159,8 +159,8 @@ def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ..
         (NoisyRows("laplace", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=0.7)),
         (NoisyRows("gaussian", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=0.7)),
         (NoisyRows("laplace", 2.0, 0.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=2)),
-        (Sanitised(0.5, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
-        (Sanitised(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
+        (Sanitized(0.5, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
+        (Sanitized(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (NoisyCounts(3000.0), torch.full((30_000,), 1e6), stats.laplace(scale=3000)),
         # 4 votes of standard deviation, as logits of sharpness 5 of 20 teachers: 4 * 5 / 20
         (
@@ -227,8 +227,8 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
         (Votes(PateConfig(teachers=10, release="label"), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
         (Votes(PateConfig(teachers=10, threshold=6.0, threshold_noise=30.0), 40.0), (8, 10), "both"),
         # 16 inputs move by 2 clip each: 8 clip
-        (Sanitised(0.3, 16.0), (16, 1, 8, 8), {Event("gaussian", 2.0): 1}),
-        (Sanitised(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
+        (Sanitized(0.3, 16.0), (16, 1, 8, 8), {Event("gaussian", 2.0): 1}),
+        (Sanitized(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
     ],
 )
 def test_prices_by_hand(rule: Rule, shape: tuple[int, ...], price) -> None:
@@ -281,7 +281,7 @@ def test_outputs_move_no_further_than_is_charged(seed: int, B: int, C: int, boun
 @given(st.integers(0, 2**31), st.integers(1, 20), st.floats(0.01, 100))
 def test_gradients_of_one_network_move_no_further_than_is_charged(seed: int, B: int, clip: float) -> None:
     one, other = networks(seed, (B, 2, 3))
-    rule = Sanitised(clip, 3.0)
+    rule = Sanitized(clip, 3.0)
     event, _ = only(rule.price((B, 2, 3)))
     assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0 * clip
 
@@ -297,7 +297,7 @@ def test_means_of_teachers_move_by_one_of_them(seed: int, B: int, m: int, clip: 
         each[:], changed[:] = shorten(one * 1e6, clip), shorten(one * 1e6, clip)
         other = -one * 1e6
     changed[seed % m] = shorten(other, clip)
-    rule = Sanitised(clip, 3.0, m)
+    rule = Sanitized(clip, 3.0, m)
     event, _ = only(rule.price((B, 6)))
     moved = (rule.bound(each.mean(0)).double() - rule.bound(changed.mean(0)).double()).norm()
     assert event.noise * moved <= 3.0 * clip * (1 + 1e-5)  # means are taken in float32
@@ -349,9 +349,9 @@ def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_b
         (lambda: Votes(PateConfig(teachers=2, threshold=-1.0), 1.0), "pate.threshold is -1.0"),
         (lambda: Votes(PateConfig(teachers=2, threshold_noise=0.0), 1.0), "pate.threshold_noise is 0.0"),
         (lambda: Votes(PateConfig(teachers=2, sharpness=0.0), 1.0), "pate.sharpness is 0.0"),
-        (lambda: Sanitised(0.0, 1.0), "gradients.clip is 0.0"),
-        (lambda: Sanitised(1.0, math.inf), "gradients.sigma is inf"),
-        (lambda: Sanitised(1.0, 1.0, 0), "gradients.teachers is 0"),
+        (lambda: Sanitized(0.0, 1.0), "gradients.clip is 0.0"),
+        (lambda: Sanitized(1.0, math.inf), "gradients.sigma is inf"),
+        (lambda: Sanitized(1.0, 1.0, 0), "gradients.teachers is 0"),
     ],
 )
 def test_values_outside_their_range_are_refused(make, line: str) -> None:

@@ -1,4 +1,4 @@
-"""A server that stops when the answers favour it: what was spent by then is no bound."""
+"""A server that stops when the answers favor it: what was spent by then is no bound."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def lines_of(figure: object) -> dict[str, list[tuple[float, float]]]:
 def test_accuracy_shows_the_runs_own_numbers(tmp_path: Path) -> None:
     shown = lines_of(figures.accuracy(a_folder(tmp_path, a_result())))
     assert shown["student"] == [(2.0, 50.0), (4.0, 93.37)]  # metrics.jsonl has these two
-    levels = {name: shown[name][0][1] for name in ("standalone mean", "teachers' ensemble", "centralised")}
-    assert levels == {"standalone mean": 81.1, "teachers' ensemble": 92.5, "centralised": 96.9}
+    levels = {name: shown[name][0][1] for name in ("standalone mean", "teachers' ensemble", "centralized")}
+    assert levels == {"standalone mean": 81.1, "teachers' ensemble": 92.5, "centralized": 96.9}
 
 
 def test_accuracy_of_rounds_has_the_nodes_own_models(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_losses_have_a_plot_each_with_every_step(tmp_path: Path) -> None:
     assert shown["gan"] == [[k, 0.7] for k in (1, 2, 3, 4)]  # what is not finite is left out
     assert shown["student"] == [*([k, 1.5 / k] for k in (1, 2, 3, 4)), [5, 0.25]]
     local = figures.local_losses(run).axes
-    names = ["north", "south", "ward-2", "ward-10", "centralised"]
+    names = ["north", "south", "ward-2", "ward-10", "centralized"]
     assert [axes.get_title(loc="left") for axes in local] == names
     assert {axes.get_ylim() for axes in local} == {(0.0, 2.0)}  # one scale
 
@@ -197,16 +197,16 @@ def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
     assert "<style" not in first
 
 
-def test_colours_in_a_page_are_those_of_its_style_sheet() -> None:
+def test_colors_in_a_page_are_those_of_its_style_sheet() -> None:
     spots = [Spot(place, f"m{place}", Spread(50.0 + place), 10.0**place) for place in range(1, 10)]
     with drawing.style():
         told = drawing.svg(compare_figures.traffic(spots), "a")
     style = (Path(drawing.__file__).parent / "style.css.j2").read_text()
     style += (Path(drawing.__file__).parent / "compare.html.j2").read_text()
     assert told.count("<use ") == len(spots)
-    for colour, variable in drawing.VARIABLES.items():
-        assert colour not in told
-        assert f"--{variable}: {colour};" in style
+    for color, variable in drawing.VARIABLES.items():
+        assert color not in told
+        assert f"--{variable}: {color};" in style
 
 
 @pytest.mark.parametrize("kind", drawing.FORMATS)

@@ -43,8 +43,8 @@ def test_seeds_are_averaged_case_by_case_and_cases_without_a_score_left_out(tmp_
 def test_models_of_one_run_are_compared(tmp_path: Path) -> None:
     run = a_run(tmp_path / "a", told(10.0, 20.0, ensemble=[11.0, 21.0]))
     assert paired_difference([run], [run], than="ensemble").mean == -1.0
-    with pytest.raises(ArgumentError, match="centralised"):
-        paired_difference([run], [run], of="centralised")
+    with pytest.raises(ArgumentError, match="centralized"):
+        paired_difference([run], [run], of="centralized")
 
 
 def test_runs_of_one_seed_are_paired_whatever_their_order_and_task(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.report.compare_entry import Spread
-from fedstill.report.compare_files import html, markdown, summarise, write_comparison
+from fedstill.report.compare_files import html, markdown, summarize, write_comparison
 from fedstill.report.compare_summary import MethodLine
 from tests.report.test_report_compare import a_run
 from tests.report.test_report_page import Page
@@ -41,7 +41,7 @@ nodes = { privacy = { epsilon = inf } }
 
 def test_a_comparison_by_epsilon_shows_it(tmp_path: Path) -> None:
     out, plan = a_comparison(tmp_path, BY_EPSILON)
-    summary = summarise(out, plan)
+    summary = summarize(out, plan)
     assert summary.budgets() == [MethodLine(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
     assert markdown(summary).splitlines()[:3] == [
         "| method | epsilon \u221e |",
@@ -75,7 +75,7 @@ nodes = {{ privacy = {{ epsilon = 1.5 }} }}
 def test_other_comparisons_do_not(tmp_path: Path, settings: str) -> None:
     """Settings that differ in something else, or two that share an epsilon."""
     out, plan = a_comparison(tmp_path, settings)
-    summary = summarise(out, plan)
+    summary = summarize(out, plan)
     assert summary.budgets() == []
     assert "Accuracy against epsilon" not in html(summary)
     assert not markdown(summary).startswith("| method | epsilon")

@@ -19,7 +19,7 @@ from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
 from fedstill.report.compare_entry import Spread
-from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarise, write_comparison
+from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarize, write_comparison
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page, refuse_loading
@@ -37,7 +37,7 @@ def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> d
         "local": {"accuracy": {"mean": local + 0.5}, "share": {"mean": local}},
         "standalone": None,
         "ensemble": {"accuracy": 95.0},
-        "centralised": {"accuracy": None},
+        "centralized": {"accuracy": None},
         "bytes": {"up": up, "down": down},
         "questions": 41,
         "turn": "round",
@@ -150,7 +150,7 @@ def test_csv_has_one_row_a_run(folder: Path) -> None:
 
 
 def test_a_curve_is_the_mean_over_seeds_on_the_share_of_the_run(folder: Path) -> None:
-    rows = {row.label: row for row in summarise(folder, compare.read_folder(folder)).settings[0].entries}
+    rows = {row.label: row for row in summarize(folder, compare.read_folder(folder)).settings[0].entries}
     assert rows["fedavg"].curve() == {
         0.5: Spread(41.0),
         1.0: Spread(84.0),
@@ -165,21 +165,21 @@ def test_a_curve_is_the_mean_over_seeds_on_the_share_of_the_run(folder: Path) ->
 
 
 def test_bold_is_for_equal_kinds_only_and_not_for_data_that_left(folder: Path) -> None:
-    methods = ["standalone", "fedavg", "fediod", "centralised"]
+    methods = ["standalone", "fedavg", "fediod", "centralized"]
     plan = a_plan(methods=methods, options={}, runs={}, settings=None, paper=[])
     for seed in range(3):
         for label, figures in (("standalone", ALONE), ("fedavg", FEDAVG), ("fediod", FEDIOD)):
             a_run(folder, f"{label}-seed{seed}", figures[seed], {1: 50.0})
-        a_run(folder, f"centralised-seed{seed}", (99.0, 99.0, 1, 1), {1: 50.0})
-    [setting] = summarise(folder, plan).settings
-    # Standalone is alone of its kind, centralised is no federation.
+        a_run(folder, f"centralized-seed{seed}", (99.0, 99.0, 1, 1), {1: 50.0})
+    [setting] = summarize(folder, plan).settings
+    # Standalone is alone of its kind, centralized is no federation.
     assert setting.best(setting.metric) == {"fediod"}
 
 
 def test_a_seed_that_is_missing_is_said(folder: Path) -> None:
     (folder / "50-skew_ed" / "fedavg-seed1" / "result.json").unlink()
     write_text(folder / "not_run.json", json.dumps({"50-skew_ed/fedavg-seed2": "stopped: a limit"}))
-    rows = {row.label: row for row in summarise(folder, compare.read_folder(folder)).settings[0].entries}
+    rows = {row.label: row for row in summarize(folder, compare.read_folder(folder)).settings[0].entries}
     assert rows["fedavg"].reason() == "stopped: a limit (seed 2); not finished (seed 1)"
     assert rows["fedavg"].spread("accuracy") == Spread(80.0, None)
 
@@ -196,7 +196,7 @@ def printed(summary: Summary, width: int) -> str:
 
 @pytest.mark.parametrize("width", [80, 190])
 def test_the_terminal_tables(folder: Path, width: int) -> None:
-    text = printed(summarise(folder, compare.read_folder(folder)), width)
+    text = printed(summarize(folder, compare.read_folder(folder)), width)
     line = next(line for line in text.splitlines() if line.startswith(" FedAvg "))
     told = ["FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5"]
     assert re.split(r"\s{2,}", line.replace(" ± ", "±").strip()) == told
@@ -210,7 +210,7 @@ def test_the_terminal_tables(folder: Path, width: int) -> None:
 
 
 def test_latex_is_one_booktabs_table(folder: Path) -> None:
-    text = latex(summarise(folder, compare.read_folder(folder)))
+    text = latex(summarize(folder, compare.read_folder(folder)))
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert body[0] == "\\begin{tabular}{lrrrrrrrrrr}"
     assert body[1] == "\\toprule"
@@ -229,7 +229,7 @@ def test_latex_is_one_booktabs_table(folder: Path) -> None:
 
 
 def test_markdown_holds_the_same_table(folder: Path) -> None:
-    lines = markdown(summarise(folder, compare.read_folder(folder))).splitlines()
+    lines = markdown(summarize(folder, compare.read_folder(folder))).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert "**50% skew_ed**" in lines
     assert {line.count("|") for line in table} == {13}
@@ -286,7 +286,7 @@ def test_as_many_nodes_as_a_column_has_values_are_counted_by_the_runs(folder: Pa
     told_by_runs(folder, split={"how": "column", "nodes": 4})
     sites = {"how": "column", "nodes": 0, "column": "site"}
     plan = a_plan(runs={}, paper=[], settings=[{"name": "50% skew_ed", "split": sites}])
-    context = summarise(folder, plan).settings[0].context
+    context = summarize(folder, plan).settings[0].context
     assert context.startswith("digits, 4 nodes, one for each site; ")
 
 
@@ -300,7 +300,7 @@ def test_epsilon_is_the_most_over_nodes_and_seeds(folder: Path) -> None:
     protect(folder, "fediod-seed0", 2.0, None)  # one node has none, and so has the run
     protect(folder, "fediod-seed1", 2.0, 2.0)
     protect(folder, "fediod-seed2", 2.0, 2.0)
-    summary = summarise(folder, a_plan())
+    summary = summarize(folder, a_plan())
     by_label = {row.label: row for row in summary.settings[0].entries}
     assert by_label["fedavg"].epsilon() == (4.0, 1e-5)
     assert by_label["fediod"].epsilon() is None
@@ -328,7 +328,7 @@ def test_all_forms_have_a_column_where_there_is_an_epsilon(folder: Path) -> None
         for method in ("fedavg", "fediod"):
             protect(folder, f"{method}-seed{seed}", 2.0)
     plan = a_plan()
-    summary = summarise(folder, plan)
+    summary = summarize(folder, plan)
     assert summary.privacy() == (
         "What left the nodes has a formal guarantee of privacy in every run: see epsilon."
     )
@@ -356,7 +356,7 @@ def two_methods(folder: Path, first: list[float], second: list[float]) -> Compar
         for label, value in zip(("fedavg", "fediod"), values, strict=True):
             a_run(folder, f"{label}-seed{seed}", (value, value, 1, 1), {1: 50.0})
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
-    [setting] = summarise(folder, plan).settings
+    [setting] = summarize(folder, plan).settings
     return setting
 
 
@@ -381,7 +381,7 @@ def test_who_is_first_by_mean_and_behind_in_every_common_seed_is_not_called_firs
     plan = a_plan(
         methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[], seeds=[0, 1, 2, 3]
     )
-    [setting] = summarise(folder, plan).settings
+    [setting] = summarize(folder, plan).settings
     [told] = setting.verdicts()
     assert told.startswith("Accuracy: FedIOD is level with FedAvg (-2.0 [")
     assert setting.best(setting.metric) == set(), "nor is it bold"
@@ -393,7 +393,7 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     assert first.best(first.metric) == {"fediod"}
     assert first.verdicts() == ["Accuracy: FedIOD is first, 4.0 [1.5, 6.5] above FedAvg."]
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
-    summary = summarise(folder, plan)
+    summary = summarize(folder, plan)
     assert first.verdicts()[0] in printed(summary, 80)
     assert first.verdicts()[0] in markdown(summary)
     remarks = [line.removeprefix("% ") for line in latex(summary).splitlines() if line.startswith("%")]
@@ -418,15 +418,15 @@ def test_test_cases_explain_what_seeds_do_not(folder: Path) -> None:
         for label, draws in for_all.items():
             drawn(folder, f"{label}-seed{seed}", draws)
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
-    [setting] = summarise(folder, plan).settings
+    [setting] = summarize(folder, plan).settings
     assert setting.best(setting.metric) == {"fediod"}
     for seed in range(3):  # and now by draw 1, 3 and 5: a standard error of 2, times 4.303
         drawn(folder, f"fediod-seed{seed}", [81.0, 93.0, 75.0])
-    [setting] = summarise(folder, plan).settings
+    [setting] = summarize(folder, plan).settings
     assert setting.best(setting.metric) == set()
     assert setting.verdicts() == ["Accuracy: FedIOD is level with FedAvg (3.0 [-5.6, 11.6])."]
     drawn(folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19)  # of other cases: nothing pairs them
-    [setting] = summarise(folder, plan).settings
+    [setting] = summarize(folder, plan).settings
     assert setting.best(setting.metric) == {"fediod"}
 
 
@@ -440,5 +440,5 @@ def test_a_method_of_ones_own_is_called_by_its_own_title_or_else_by_its_class(
     monkeypatch.chdir(tmp_path)
     plan = compare.plan(["fedprox", "own_methods:Titled", "own_methods:Untitled"])
     (tmp_path / "compare.toml").write_text(plan.to_toml())
-    [setting] = summarise(tmp_path, plan).settings
+    [setting] = summarize(tmp_path, plan).settings
     assert [entry.name for entry in setting.entries] == ["FedProx", "Mean teacher", "Untitled"]

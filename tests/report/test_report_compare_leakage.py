@@ -17,7 +17,7 @@ from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import load
 from fedstill.core.run_writer import write_text
 from fedstill.report.compare_entry import ComparedMethod, Spread
-from fedstill.report.compare_files import markdown, summarise, write_comparison
+from fedstill.report.compare_files import markdown, summarize, write_comparison
 from fedstill.report.compare_page import strength
 from tests import leaked
 from tests.leaked import interval
@@ -88,7 +88,7 @@ def strongest(entry: ComparedMethod, column: LeakageColumn) -> str | None:
 
 
 def test_each_figure_is_of_the_attack_that_gets_most_of_it_over_the_seeds(folder: Path) -> None:
-    alone, fedavg, fediod = summarise(folder, a_plan()).entries
+    alone, fedavg, fediod = summarize(folder, a_plan()).entries
     name, auc = fedavg.leak(AUC) or ("", Spread(0.0))
     assert (name, auc.mean) == ("LiRA", pytest.approx(64.0))
     # From 50, 70, 72 and their mean 64: sqrt((14^2 + 6^2 + 8^2) / 2).
@@ -106,7 +106,7 @@ def test_each_figure_is_of_the_attack_that_gets_most_of_it_over_the_seeds(folder
 def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
     (folder / "fedavg-seed1" / "leakage.json").unlink()
     leak(folder, "fediod-seed2", {**a_leakage(an_attack("Loss", 0.9)), "config": {**CONFIG, "seed": 1}})
-    summary = summarise(folder, a_plan())
+    summary = summarize(folder, a_plan())
     _, fedavg, fediod = summary.entries
     assert fedavg.leak(AUC) is None
     assert summary.notes[-1] == (
@@ -123,7 +123,7 @@ def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
     for seed in range(3):
         found = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
         leak(folder, f"fedavg-seed{seed}", found)
-    _, fedavg, _ = summarise(folder, a_plan()).entries
+    _, fedavg, _ = summarize(folder, a_plan()).entries
     assert [strongest(fedavg, leak) for leak in LEAKS] == [None] * 5
     write_comparison(folder, a_plan())
 
@@ -143,7 +143,7 @@ def test_the_csv_has_figures_and_the_attacks_that_they_are_of(folder: Path) -> N
 
 
 def test_tables_have_the_columns(folder: Path) -> None:
-    summary = summarise(folder, a_plan())
+    summary = summarize(folder, a_plan())
     head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
     assert head.endswith("| seconds | membership AUC | TPR at 1% | answers' AUC | PSNR | copying p |")
     assert {row.count("|") for row in rows} == {head.count("|")}
@@ -155,7 +155,7 @@ def test_tables_have_the_columns(folder: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 220])
 def test_the_terminal_has_them_below(folder: Path, width: int) -> None:
-    text = printed(summarise(folder, a_plan()), width)
+    text = printed(summarize(folder, a_plan()), width)
     rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.startswith(" FedAvg ")]
     figures = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "99.0 \u00b1 0.0", "21.0 \u00b1 0.0", "-"]
     assert ["FedAvg", *figures] in rows
@@ -164,7 +164,7 @@ def test_the_terminal_has_them_below(folder: Path, width: int) -> None:
 
 def test_a_run_that_did_not_run_has_no_figures_in_any_form(folder: Path) -> None:
     write_text(folder / "not_run.json", json.dumps({f"fediod-seed{seed}": "no" for seed in range(3)}))
-    summary = summarise(folder, a_plan())
+    summary = summarize(folder, a_plan())
     assert "FedIOD: refused: no." in markdown(summary).splitlines()
     head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows} == {head.count("|")}

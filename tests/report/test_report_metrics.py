@@ -15,7 +15,7 @@ from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
 from fedstill.report import write_report
-from fedstill.report.compare_files import latex, markdown, summarise, write_comparison
+from fedstill.report.compare_files import latex, markdown, summarize, write_comparison
 from fedstill.report.metric_text import gap_text, spread_text
 from fedstill.report.result import OverNodes, Result
 from fedstill.runs.config import PaperFigure
@@ -53,7 +53,7 @@ def segmented() -> dict[str, Any]:
     result["student"] = {"model": "unet", "parameters": 9, **student}
     result["standalone"] = over_nodes((65.03, 3.31), (69.27, 4.72), (99.35, 0.15), (24.61, 3.62))
     result["ensemble"] = None
-    result["centralised"] = by_key(74.85, 79.83, 99.55, 12.85)
+    result["centralized"] = by_key(74.85, 79.83, 99.55, 12.85)
     return result
 
 
@@ -62,7 +62,7 @@ def test_the_terminal_shows_all_figures_as_the_papers_table_does() -> None:
     assert re.search(r"Dice % +sens\. % +spec\. % +HD95 ↓ px", text)
     assert re.search(r"standalone mean +65\.0 ± 3\.3 +69\.3 ± 4\.7 +99\.3 ± 0\.1 +24\.6 ± 3\.6", text)
     assert re.search(r"student \(FedIOD\) +75\.4 +79\.5 +- +11\.8", text)
-    assert re.search(r"centralised +74\.8 +79\.8 +99\.5 +12\.8", text)
+    assert re.search(r"centralized +74\.8 +79\.8 +99\.5 +12\.8", text)
     assert "accuracy" not in text.lower()
 
 
@@ -99,15 +99,15 @@ def test_a_mean_over_patients_says_how_many(tmp_path: Path) -> None:
 def test_sites_are_columns_and_models_are_lines(tmp_path: Path) -> None:
     own = {"breast": by_key(77.92, 1, 2, 12.34), "<liver>": by_key(None, 1, 2, None)}
     sites = {"names": ["breast", "<liver>"], "central": {"breast": by_key(80.48, 1, 2, 11.22)},
-             "nodes": {"north": own}, "centralised": None}  # fmt: skip
+             "nodes": {"north": own}, "centralized": None}  # fmt: skip
     text = read(a_folder(tmp_path, {**segmented(), "sites": sites})).text
     assert "Dice % breast <liver> student 80.5 not measured north 77.9 not measured" in text
     assert "HD95 ↓ px breast <liver> student 11.2 not measured north 12.3 not measured" in text
-    assert "centralised 7" not in text[text.index("Site by site") : text.index("The other figures")]
+    assert "centralized 7" not in text[text.index("Site by site") : text.index("The other figures")]
 
 
 def test_findings_stand_by_themselves(tmp_path: Path) -> None:
-    labels = {"names": ["Effusion", "<Mass>"], "central": [70.0, None], "centralised": [80.0, 60.0],
+    labels = {"names": ["Effusion", "<Mass>"], "central": [70.0, None], "centralized": [80.0, 60.0],
               "nodes": {"north": [60.0, None], "south": [50.0, 40.0]}}  # fmt: skip
     auc = [{"key": "auc", "title": "AUC", "unit": "%", "digits": 1, "better": "higher"}]
     result = {**a_result(), "kind": "labels", "metric": "auc", "figures": auc, "labels": labels}
@@ -175,18 +175,18 @@ def folder(tmp_path: Path) -> Path:
 def test_each_figure_has_its_own_best(folder: Path) -> None:
     for method in ("standalone", "fedavg", "fediod"):  # the same again: no chance between seeds
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed1")
-    [two] = summarise(folder, a_plan(2)).settings
+    [two] = summarize(folder, a_plan(2)).settings
     assert not any(two.best(figure) for figure in two.figures), "that two agree may be chance"
     for method in ("standalone", "fedavg", "fediod"):
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed2")
-    [setting] = summarise(folder, a_plan(3)).settings
+    [setting] = summarize(folder, a_plan(3)).settings
     best = {figure.key: setting.best(figure) for figure in setting.figures}
     # HD95 is better where it is lower; only one student has a specificity, so there is no best.
     assert best == {"dice": {"fediod"}, "sensitivity": {"fedavg"}, "specificity": set(), "hd95": {"fedavg"}}
 
 
 def test_markdown_has_all_figures_and_the_papers(folder: Path) -> None:
-    lines = markdown(summarise(folder, a_plan(1))).splitlines()
+    lines = markdown(summarize(folder, a_plan(1))).splitlines()
     head = (
         "| method | judged by | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down | questions |"
     )
@@ -200,7 +200,7 @@ def test_markdown_has_all_figures_and_the_papers(folder: Path) -> None:
 
 
 def test_latex_and_page_have_as_many_columns_as_figures(folder: Path) -> None:
-    summary = summarise(folder, a_plan(1))
+    summary = summarize(folder, a_plan(1))
     text = latex(summary)
     assert "Method & Dice & Local Dice & Sens. & Spec. & HD95 $\\downarrow$ px" in text
     assert "\\textbf" not in text  # of one seed there is no order
@@ -217,8 +217,8 @@ def test_latex_and_page_have_as_many_columns_as_figures(folder: Path) -> None:
 def test_the_csv_has_a_column_for_each_figure(folder: Path) -> None:
     write_comparison(folder, a_plan(1))
     [run] = [row for row in records(folder / "compare.csv") if row["method"] == "fedavg"]
-    told = {"dice": "74.0", "local_dice": "72.5", "local_dice_all_tests": "70.0", "centralised": "74.85"}
-    assert run.items() >= {**told, "hd95": "10.0", "local_hd95": "20.0", "centralised_hd95": "12.85"}.items()
+    told = {"dice": "74.0", "local_dice": "72.5", "local_dice_all_tests": "70.0", "centralized": "74.85"}
+    assert run.items() >= {**told, "hd95": "10.0", "local_hd95": "20.0", "centralized_hd95": "12.85"}.items()
     assert run["specificity"] == ""  # not measured, and no number made up for it
     [row] = [row for row in records(folder / "compare-summary.csv") if row["method"] == "fediod"]
     assert (row["hd95_mean"], row["paper_hd95"], row["dice_mean"]) == ("11.0", "111.76", "75.0")
@@ -227,7 +227,7 @@ def test_the_csv_has_a_column_for_each_figure(folder: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 240])
 def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
-    text = print_comparison(summarise(folder, a_plan(1)), width)
+    text = print_comparison(summarize(folder, a_plan(1)), width)
     for figure in ("99.6", "11.0", "24.0 ± 3.5", "111.8", "-100.8"):
         assert figure in text, figure
 
@@ -244,7 +244,7 @@ def classified() -> dict[str, Any]:
     student = dict(zip(keys, (88.0, 90.0, 77.0, 76.0, 85.0, 4.0), strict=True))
     majority = dict(zip(keys, (50.0, 85.0, 50.0, 46.0, 85.0, 0.0), strict=True))
     result.update(metric="auc", figures=figures, **student, majority=majority, standalone=None, ensemble=None)
-    result["centralised"] = dict.fromkeys(keys)
+    result["centralized"] = dict.fromkeys(keys)
     result["data"] |= {"classes": ["clear", "<ill>"]}
     result["confusion"] = [[2, 1], [0, 17]]
     result["calibration"] = [
@@ -279,7 +279,7 @@ def test_the_page_counts_answers_and_draws_how_sure_they_are(tmp_path: Path) -> 
 
 def test_intervals_stand_below_the_leading_figure_and_below_the_terminals_table(tmp_path: Path) -> None:
     kept = {"level": 95, "draws": 400, "cases": 20, "central": [71.25, 97.04], "nodes": None,
-            "ensemble": None, "centralised": None}  # fmt: skip
+            "ensemble": None, "centralized": None}  # fmt: skip
     result = {**classified(), "intervals": kept}
     assert "by test cases: student (FedIOD) 71.2 to 97.0 (95% interval over 20 test cases)" in " ".join(
         printed(result).split()

@@ -91,7 +91,7 @@ def a_run(folder: Path, **split: Any) -> dict[str, Any]:
                 "policy": {"outputs_only": False},
             },
             "student": {"model": "unet:4"},
-            "evaluation": {"centralised": False},
+            "evaluation": {"centralized": False},
             "engine": {"name": "one-by-one", "threads": 1},
         }
     )

@@ -90,11 +90,11 @@ def a_result() -> dict[str, Any]:
         "student": {"model": "small-cnn", "parameters": 24330, "accuracy": 93.37},
         "standalone": {"accuracy": {"mean": 81.1, "std": 4.24, "per_node": [76.86, 85.34]}},
         "ensemble": {"accuracy": 92.5},
-        "centralised": {"accuracy": 96.9},
+        "centralized": {"accuracy": 96.9},
         "bytes": {"up": 80_160, "down": 72_000, "by_kind": by_kind},
         "questions": 5,
         "questions_by_name": {"examine": 4, "count_labels": 1},
-        "seconds": {"total": 192.4, "local_training": 41.2, "centralised": 9.9, "distillation": 141.3},
+        "seconds": {"total": 192.4, "local_training": 41.2, "centralized": 9.9, "distillation": 141.3},
         "peak_memory_mb": 812.4,
         "engine": {"name": "auto", "device": "cpu", "precision": "float32", "threads": 2, "groups": groups},
         "privacy": {"guarantee": None, "text": "no guarantee"},
@@ -137,7 +137,7 @@ def a_folder(folder: Path, result: dict[str, Any]) -> Path:
         for step in range(6)
     ]
     metrics += [
-        {"phase": "centralised", "node": "centralised", "step": step, "loss": 0.5 / step} for step in (1, 2)
+        {"phase": "centralized", "node": "centralized", "step": step, "loss": 0.5 / step} for step in (1, 2)
     ]
     for step in range(1, 5):
         losses = {"gan": 0.7, "student": 1.5 / step}
@@ -223,12 +223,12 @@ def test_losses_and_pictures(tmp_path: Path) -> None:
     assert "gan, from step 1 to 4: 0.7 to 0.7." in labels
     assert "student, from step 1 to 4: 1.5 to 0.375." in labels
     assert "north, from step 0 to 5: 2 to 0.3333." in labels
-    assert "centralised, from step 1 to 2: 0.5 to 0.25." in labels
+    assert "centralized, from step 1 to 2: 0.5 to 0.25." in labels
     assert "3 generated inputs at step 2" in labels
     assert sum(tag == "img" for tag, _ in page.tags) == 6
     told = next(label for label in labels if label.startswith("Accuracy on the test data over"))
     assert "student 93.4%" in told
-    assert "centralised 96.9%" in told
+    assert "centralized 96.9%" in told
 
 
 def test_many_pictures_are_thinned_evenly_with_the_last(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
 def test_figures_and_tables_can_be_read_aloud(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "plot"]
-    assert len(drawings) == 8  # accuracy for three widths, two losses, two nodes, centralised
+    assert len(drawings) == 8  # accuracy for three widths, two losses, two nodes, centralized
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
     assert all("alt" in attrs for tag, attrs in page.tags if tag == "img")
     assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags)
@@ -425,7 +425,7 @@ def test_page_of_a_method_in_rounds(tmp_path: Path) -> None:
     )
     head, ends = told.split(" At the end: ")
     assert head == "Accuracy on the test data over 4 rounds."
-    assert ends == "average 84.0%; centralised 96.9%; nodes' own 64.0%."
+    assert ends == "average 84.0%; centralized 96.9%; nodes' own 64.0%."
     for word in ("standalone", "Standalone", "ensemble", "distillation"):
         assert word not in page.text, word
 

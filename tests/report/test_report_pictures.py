@@ -92,25 +92,25 @@ def test_outlines_run_between_pixels_and_not_along_the_edge_of_the_map() -> None
     assert (alone == 2).sum(axis=1).max() == LINE
 
 
-def simulated(colour: str) -> list[npt.NDArray[np.float64]]:
-    """A colour "#rrggbb" as people see it, and those who lack one kind of cone (Machado et al., 2009)."""
+def simulated(color: str) -> list[npt.NDArray[np.float64]]:
+    """A color "#rrggbb" as people see it, and those who lack one kind of cone (Machado et al., 2009)."""
     kinds = (
         np.eye(3),
         [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
         [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
         [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
     )
-    linear = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]) ** 2.2
+    linear = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]) ** 2.2
     return [np.clip(np.asarray(kind) @ linear, 0, 1) ** (1 / 2.2) for kind in kinds]
 
 
-def test_the_three_lines_have_colours_that_everybody_tells_apart(tmp_path: Path) -> None:
+def test_the_three_lines_have_colors_that_everybody_tells_apart(tmp_path: Path) -> None:
     segmented(tmp_path, a_case())
     source = write_report(tmp_path).read_text(encoding="utf-8")
     styles = ("truth", "made", "both")
     legend = [re.findall(rf"\.{style} {{ stroke: (#[0-9a-f]{{6}})", source) for style in styles]
-    drawn = ["#{:02x}{:02x}{:02x}".format(*colour[:3]) for colour in LINES[2:]]
-    assert legend == [[colour] for colour in drawn]  # in light and in dark, in the legend and in the pictures
+    drawn = ["#{:02x}{:02x}{:02x}".format(*color[:3]) for color in LINES[2:]]
+    assert legend == [[color] for color in drawn]  # in light and in dark, in the legend and in the pictures
     for one, other in itertools.combinations(map(simulated, drawn), 2):
         assert all(np.abs(a - b).max() > 0.4 for a, b in zip(one, other, strict=True))
 
@@ -179,7 +179,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
         assert [panel["name"] for panel in case["panels"]] == ["truth", "measured, zero-filled", "student"]
         address = re.search(r'src="([^"]+)"', case["errors"][1])
         assert address is not None
-        shades.append(decoded(address[1])[0, 0].tolist())  # its number among the colours
+        shades.append(decoded(address[1])[0, 0].tolist())  # its number among the colors
     assert shades[1] == 255
     assert shades[0] in (127, 128)
     page = read(tmp_path)

@@ -73,7 +73,7 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
 
 
 def test_odds_are_those_of_the_best_test() -> None:
-    # Randomised response that tells the truth with probability e / (1 + e) attains them at epsilon 1.
+    # Randomized response that tells the truth with probability e / (1 + e) attains them at epsilon 1.
     assert odds(1.0, 0.0) == pytest.approx(math.e / (1 + math.e))
     assert odds(0.0, 0.0) == 0.5
     # Epsilon 0: whoever looks is right half the time, and always in a share delta of the cases.

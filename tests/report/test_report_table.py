@@ -19,7 +19,7 @@ RESULT: dict[str, Any] = {
     "student": {"accuracy": 93.37},
     "standalone": {"accuracy": {"mean": 81.1, "std": 4.24, "per_node": [78.0, 84.2]}},
     "ensemble": {"accuracy": 92.5},
-    "centralised": {"accuracy": 96.9},
+    "centralized": {"accuracy": 96.9},
     "bytes": {"up": 8_123_456, "down": 16_384},
     "seconds": {"total": 192.4},
     "privacy": {"guarantee": None, "text": "no guarantee"},
@@ -40,7 +40,7 @@ IN_ROUNDS: dict[str, Any] = {
 
 def test_a_run_in_rounds_shows_what_it_has() -> None:
     text = printed(IN_ROUNDS)
-    assert re.search(r"nodes' own models +70.0% ± 2.0\s+average \(FedPer\) +88.2%\s+centralised +96.9%", text)
+    assert re.search(r"nodes' own models +70.0% ± 2.0\s+average \(FedPer\) +88.2%\s+centralized +96.9%", text)
     assert "not measured" not in text
 
 
@@ -101,14 +101,14 @@ def test_table_holds_every_figure() -> None:
     assert line("standalone").split(maxsplit=2)[2] == "81.1% ± 4.2"
     assert line("student (FedIOD)").endswith(" 93.4%")
     assert line("teachers' ensemble").endswith(" 92.5%")
-    assert line("centralised").endswith(" 96.9%")
+    assert line("centralized").endswith(" 96.9%")
     assert line("left the nodes").endswith(" 8.1 MB")
     assert line("came to the nodes").endswith(" 16.4 kB")
     assert line("time").endswith(" 3 min 12 s")
 
 
 def test_table_says_what_was_not_measured() -> None:
-    assert printed({**RESULT, "centralised": {"accuracy": None}}).count("not measured") == 1
+    assert printed({**RESULT, "centralized": {"accuracy": None}}).count("not measured") == 1
     assert printed({"title": "FedIOD"}).count("not measured") == 8
 
 

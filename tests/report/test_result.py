@@ -79,6 +79,6 @@ def test_what_a_run_does_not_have_is_told_from_what_was_not_measured() -> None:
     assert "standalone" in without.missing
     assert "ensemble" not in without.missing
     assert Result.of({}).missing == frozenset()
-    assert Result.of({"centralised": {"accuracy": None}, "more": {"later": 1}}).centralised == {
+    assert Result.of({"centralized": {"accuracy": None}, "more": {"later": 1}}).centralized == {
         "accuracy": None
     }

@@ -23,7 +23,7 @@ def small_run(
         "split": {"nodes": 3, "alpha": 5.0},
         "public": {"name": "held-out", "share": 0.4},
         "nodes": {"models": [model], "local": local, "policy": {"outputs_only": False}},
-        "evaluation": {"centralised": False, "every": 0},
+        "evaluation": {"centralized": False, "every": 0},
         **tables,
     }
     (out / "run.toml").write_text(tomli_w.dumps(config), encoding="utf-8")

@@ -116,10 +116,10 @@ def test_a_run_tells_them_in_result_terminal_and_page(
 
 
 def test_public_data_of_another_shape_are_told() -> None:
-    done = "images of 3 x 12 x 12, resized or recoloured to 1 x 8 x 8"
-    public = Public("colour", torch.zeros(1, 1, 8, 8), reshaped=done)
-    assert cautions.reshaped(public) == f"public data colour are {done}"
-    assert cautions.reshaped(Public("grey", torch.zeros(1, 1, 8, 8))) is None
+    done = "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
+    public = Public("color", torch.zeros(1, 1, 8, 8), reshaped=done)
+    assert cautions.reshaped(public) == f"public data color are {done}"
+    assert cautions.reshaped(Public("gray", torch.zeros(1, 1, 8, 8))) is None
     assert cautions.reshaped(None) is None
 
 

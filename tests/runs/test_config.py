@@ -98,7 +98,7 @@ def test_any_value_survives_toml_exactly(outer: Outer) -> None:
     models=st.lists(st.sampled_from(["small-cnn", "resnet8:16", "my.module:net"]), min_size=1),
     tau=st.floats(1e-300, math.inf),
     every=st.integers(0, 10**9),
-    centralised=st.booleans(),
+    centralized=st.booleans(),
 )
 def test_any_run_survives_toml_exactly(
     name: str,
@@ -108,7 +108,7 @@ def test_any_run_survives_toml_exactly(
     models: list[str],
     tau: float,
     every: int,
-    centralised: bool,
+    centralized: bool,
 ) -> None:
     run = config.RunConfig(
         name=name,
@@ -116,7 +116,7 @@ def test_any_run_survives_toml_exactly(
         split=Dirichlet(nodes=nodes, alpha=alpha),
         nodes=config.NodesConfig(models=tuple(models)),
         method=METHODS["fediod"](tau=tau),
-        evaluation=config.EvaluationConfig(every=every, centralised=centralised),
+        evaluation=config.EvaluationConfig(every=every, centralized=centralized),
     )
     again = config.read_toml(config.to_toml(run))
     assert again == run
@@ -151,7 +151,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"split": {"alpha": "0.5"}}, "split.alpha is '0.5': allowed is a number"),
         ({"split": {"alpha": math.nan}}, "split.alpha is nan: allowed is a number"),
         ({"split": {"alpha": 10**400}}, "split.alpha is 1000"),
-        ({"evaluation": {"centralised": 1}}, "evaluation.centralised is 1: allowed is true or false"),
+        ({"evaluation": {"centralized": 1}}, "evaluation.centralized is 1: allowed is true or false"),
         ({"evaluation": {"every": -1}}, "evaluation.every is -1: allowed is 0 or more"),
         ({"nodes": {"models": ["mlp", 3]}}, "nodes.models[1] is 3: allowed is a text"),
         ({"nodes": {"models": []}}, "nodes.models is []: allowed is a list of one model or more"),
@@ -321,7 +321,7 @@ def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
     # One student step a question, on that question's own inputs.
     assert (method.student_steps, method.memory, method.student_batch) == (1, 64, 64)
     local = run.nodes.local
-    assert (local.optimiser, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
+    assert (local.optimizer, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
     assert (local.smoothing, local.augment) == (0.0, "shift-flip")
     hundred = config.load("paper-cifar100")
     assert (hundred.data.called, hundred.method.noise, hundred.method.mimic) == ("cifar100", 256, 200.0)

@@ -95,7 +95,7 @@ def test_models_are_told_apart_case_by_case() -> None:
     assert told["names"] == ["p1", "p3"]
     assert told["central"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
     assert told["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
-    assert told["centralised"] is None
+    assert told["centralized"] is None
 
 
 def test_labels_are_told_one_by_one() -> None:
@@ -108,7 +108,7 @@ def test_labels_are_told_one_by_one() -> None:
     assert told["labels"] == {
         "names": ["Edema", "Mass"],
         "central": [100.0, None],  # nobody is without a mass
-        "centralised": None,
+        "centralized": None,
         "nodes": {"a": [0.0, None]},
     }
 
@@ -127,7 +127,7 @@ def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
     assert look.metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
     told = look.details(Outputs(outputs, {"a": outputs, "b": outputs}, outputs), ("Edema", "Mass"))
     assert told["labels"]["nodes"] == {"a": [100.0, None], "b": [100.0, 0.0]}
-    assert told["labels"]["central"] == told["labels"]["centralised"] == [100.0, 0.0]
+    assert told["labels"]["central"] == told["labels"]["centralized"] == [100.0, 0.0]
     assert told["sites"]["central"] == {"A": {"auc": 50.0}}
     assert told["sites"]["nodes"] == {"a": {"A": {"auc": 100.0}}, "b": {"A": {"auc": 50.0}}}
 
@@ -170,7 +170,7 @@ def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
     found = Evaluation(Classification(2), data, Compute(), 0).resampled(told, Records(tmp_path))
     assert found is not None
     assert (found["level"], found["cases"], found["ensemble"]) == (95, count, None)
-    assert found["centralised"] == [100.0, 100.0]
+    assert found["centralized"] == [100.0, 100.0]
     assert found["nodes"] == [50.0, 50.0]  # one always right, one never
     # The standard error of 80 % over 400 cases is 2 points.
     assert found["central"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)

@@ -16,7 +16,7 @@ from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
-ONE = ((0.0,), (1.0,))  # a normalisation that changes nothing
+ONE = ((0.0,), (1.0,))  # a normalization that changes nothing
 
 
 def segmentation() -> Task:

@@ -61,7 +61,7 @@ class Looping(Simulation):
 @pytest.mark.parametrize("told", [True, False])
 def test_maps_are_kept_beside_what_was_made_of_them(tmp_path: Path, told: bool) -> None:
     maps = torch.arange(3, dtype=torch.uint8).view(3, 1, 1).expand(3, 4, 4) if told else None
-    table = {"method": {"name": "fediod"}, "evaluation": {"every": 1, "samples": 2, "centralised": False}}
+    table = {"method": {"name": "fediod"}, "evaluation": {"every": 1, "samples": 2, "centralized": False}}
     run = Looping(assemble.prepare(from_dict(table))[0].setting)
     run.maker = Maker(maps)
     run.run(tmp_path)
@@ -97,7 +97,7 @@ def test_the_best_evaluation_is_told_beside_the_last_where_it_is_asked_for(tmp_p
         "nodes": {"models": ["mlp:8"], "local": {"epochs": 3.0}, "policy": {"outputs_only": False}},
         "student": {"model": "mlp:8"},
         "method": {"name": "fedavg", "rounds": 3},
-        "evaluation": {"every": 1, "centralised": False},
+        "evaluation": {"every": 1, "centralized": False},
         "engine": {"threads": 1},
     }
     plain = Simulation(assemble.prepare(from_dict(table))[0].setting)

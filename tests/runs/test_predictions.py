@@ -73,7 +73,7 @@ def test_examples_of_a_drawn_test_part_are_known_by_their_files(tmp_path: Path) 
         "split": {"how": "iid", "nodes": 2, "minimum": 1},
         "nodes": {"models": ["linear"], "local": {"epochs": 1}, "policy": {"outputs_only": False}},
         "student": {"model": "linear"},
-        "evaluation": {"centralised": False},
+        "evaluation": {"centralized": False},
         "method": {"name": "fedavg", "rounds": 1},
     }
     run(from_dict(table), tmp_path / "run", command="fedstill run", progress=False)

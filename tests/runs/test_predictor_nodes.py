@@ -120,7 +120,7 @@ def run(models_: list[str], **more: Any) -> RunConfig:
         "nodes": {"models": models_},
         "student": {"model": "mlp:8"},
         "method": {"name": "fedkd", "epochs": 1},
-        "evaluation": {"every": 0, "centralised": False},
+        "evaluation": {"every": 0, "centralized": False},
     }
     return from_dict({**table, **more})
 

@@ -84,14 +84,14 @@ def test_the_result_has_every_promised_figure(finished: Path) -> None:
     accuracies = [
         result["student"]["accuracy"],
         result["ensemble"]["accuracy"],
-        result["centralised"]["accuracy"],
+        result["centralized"]["accuracy"],
         result["standalone"]["accuracy"]["mean"],
         *result["standalone"]["accuracy"]["per_node"],
     ]
     assert all(0 <= accuracy <= 100 for accuracy in accuracies)
     assert max(accuracies) > 20  # percent
     assert len(result["standalone"]["accuracy"]["per_node"]) == 5
-    assert set(result["seconds"]) == {"total", "local_training", "centralised", "distillation"}
+    assert set(result["seconds"]) == {"total", "local_training", "centralized", "distillation"}
     assert result["questions_by_name"] == {"count_labels": 1, "examine": 24}
     assert (
         result["seconds"]["total"] >= sum(v for name, v in result["seconds"].items() if name != "total") > 0
@@ -158,7 +158,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_on
         words = ["--resume", str(broken)]
     assert _process(words, tmp_path).end()[0] == 0
     expected, found = result_of(whole), result_of(broken)
-    for figure in ("student", "standalone", "ensemble", "centralised", "bytes", "questions_by_name"):
+    for figure in ("student", "standalone", "ensemble", "centralized", "bytes", "questions_by_name"):
         assert found[figure] == expected[figure], figure
     metrics = [
         [{**json.loads(line), "seconds": 0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -262,7 +262,7 @@ def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(Records, "due", due)
-        bare = ("--evaluation.centralised", "false")
+        bare = ("--evaluation.centralized", "false")
         assert fedstill_run("digits-fediod", *SHORT, *bare, "--out", str(out)) == 130
     assert "to go on: fedstill run --resume" in capsys.readouterr().err
     assert "It stopped: it was interrupted, and goes on with --resume" in (out / "report.html").read_text()

@@ -120,11 +120,11 @@ def test_nodes_are_measured_on_findings_that_public_data_taught_them() -> None:
         parts.append(TensorData(blobs(30, node).inputs, targets))
     public = Public("public", inputs.inputs, torch.nn.functional.one_hot(inputs.targets, 3))
     test = TensorData(blobs(40, 9).inputs, torch.nn.functional.one_hot(blobs(40, 9).targets, 3))
-    for labelled in (True, False):
-        method = FedKD(epochs=1, batch=10, levels=0, labelled=labelled)
+    for labeled in (True, False):
+        method = FedKD(epochs=1, batch=10, levels=0, labeled=labeled)
         one = setting(method, task=MultiLabel(3), parts=parts, public=public)
         told = Simulation(replace(one, test=test)).run()["labels"]["nodes"].values()
-        assert [aucs.count(None) for aucs in told] == [0 if labelled else 1] * 3
+        assert [aucs.count(None) for aucs in told] == [0 if labeled else 1] * 3
 
 
 # --- what stands for a central model ---------------------------------------------------------------

@@ -23,7 +23,7 @@ def run(out: Path, *words: str, method: str) -> dict[str, Any]:
         "data": {"name": str(survivors.write(out / "hospitals"))},
         "split": {"how": "column", "column": "site", "nodes": 0},
         "public": {"name": "noise", "limit": 200},
-        "evaluation": {"centralised": True, "every": 0},
+        "evaluation": {"centralized": True, "every": 0},
     }
     local = {"epochs": 30, "lr": 0.01, "batch": 16}
     assert small_run(out, *words, task="survival", method=method, model="mlp:16", local=local, **tables) == 0
@@ -34,7 +34,7 @@ def run(out: Path, *words: str, method: str) -> dict[str, Any]:
     ("method", "options"),
     [
         ("standalone", ()),
-        ("centralised", ()),
+        ("centralized", ()),
         ("fedavg", ("--method.rounds", "6")),
         ("fedkd", ("--method.epochs", "40", "--method.batch", "16", "--method.lr", "0.01")),
         ("fediod", ("--public.name", "none", "--method.steps", "150")),

@@ -58,7 +58,7 @@ def run_of(folder: Path, method: str) -> RunConfig:
             "student": {"model": "mlp:8"},
             "method": {"name": method, **options},
             "engine": {"name": "one-by-one"},
-            "evaluation": {"every": 0, "centralised": False},
+            "evaluation": {"every": 0, "centralized": False},
         }
     )
 

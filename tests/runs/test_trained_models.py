@@ -86,18 +86,18 @@ def test_the_second_method_takes_the_models_of_the_first_and_ends_as_it_does_alo
 ) -> None:
     trained = tmp_path / "trained"
     first = ended(config(FEDKD), tmp_path / "fedkd", trained)
-    assert {"node-0", "node-1", "node-2", "centralised"} <= set(counted)
+    assert {"node-0", "node-1", "node-2", "centralized"} <= set(counted)
     counted.clear()
     second = ended(config(FEDIOD), tmp_path / "fediod", trained)
     assert counted == []
     alone = ended(config(FEDIOD), tmp_path / "alone", None)
     assert counted
-    for name in ("accuracy", "standalone", "centralised", "ensemble", "bytes", "questions"):
+    for name in ("accuracy", "standalone", "centralized", "ensemble", "bytes", "questions"):
         assert second[name] == alone[name]
     students = [(tmp_path / name / "student.safetensors").read_bytes() for name in ("fediod", "alone")]
     assert students[0] == students[1]
     assert untimed(tmp_path / "fediod") == untimed(tmp_path / "alone")
-    for phase in ("local_training", "centralised"):  # what it would have taken
+    for phase in ("local_training", "centralized"):  # what it would have taken
         assert second["seconds"][phase] == pytest.approx(first["seconds"][phase], rel=0.5, abs=0.2)
     assert second["seconds"]["total"] > second["seconds"]["local_training"]
 
@@ -105,7 +105,7 @@ def test_the_second_method_takes_the_models_of_the_first_and_ends_as_it_does_alo
 def test_models_are_asked_once_about_the_test_part(tmp_path: Path) -> None:
     """Their own figures and their ensemble's follow from the same answers, and so do another run's."""
     asked: list[str] = []
-    for of, once in ((FEDKD, ["node-0", "node-1", "node-2", "centralised"]), (FEDIOD, [])):
+    for of, once in ((FEDKD, ["node-0", "node-1", "node-2", "centralized"]), (FEDIOD, [])):
         simulation: Simulation = prepare(config(of))[0]
         simulation.trained = TrainedModels(tmp_path, config(of))
         tested = simulation.test.inputs.untyped_storage().data_ptr()

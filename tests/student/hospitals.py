@@ -33,7 +33,7 @@ models = ["linear"]
 local = { epochs = 2, lr = 0.05, batch = 8 }
 policy = { outputs_only = false }
 [evaluation]
-centralised = false
+centralized = false
 every = 0
 [engine]
 threads = 1

@@ -18,7 +18,7 @@ from fedstill.core.dataset import Cases, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
 from fedstill.data import load, named, new_data
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.new_data import Reading, measured, unlabelled
+from fedstill.data.new_data import Reading, measured, unlabeled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
 from fedstill.runs.cautions import digests
 from fedstill.runs.student_file import StudentFile
@@ -44,7 +44,7 @@ def cats(tmp_path: Path) -> Path:
     return written(tmp_path / "run", SmallCNN((3, 8, 8), 2).eval(), "small-cnn", PIXELS)
 
 
-def test_bytes_and_floats_are_normalised_as_the_run_did(cats: Path) -> None:
+def test_bytes_and_floats_are_normalized_as_the_run_did(cats: Path) -> None:
     student = fedstill.load(cats)
     pixels = torch.arange(2 * 3 * 64).reshape(2, 3, 8, 8).remainder(256).to(torch.uint8)
     mean, std = torch.tensor(PIXELS.mean).view(-1, 1, 1), torch.tensor(PIXELS.std).view(-1, 1, 1)
@@ -61,7 +61,7 @@ def test_bytes_and_floats_are_normalised_as_the_run_did(cats: Path) -> None:
     ("given", "told"),
     [
         (torch.full((2, 3, 8, 8), 200.0), "image 0 has values from 200 to 200: .* divide by 255"),
-        (torch.linspace(-1, 1, 384).view(2, 3, 8, 8), "image 0 has values from -1 .* normalisation is done"),
+        (torch.linspace(-1, 1, 384).view(2, 3, 8, 8), "image 0 has values from -1 .* normalization is done"),
         (torch.zeros(2, 3, 8, 8).index_fill(0, torch.tensor([1]), torch.nan), "image 1 has values from nan"),
         (torch.zeros(2, 8, 8, 3), "images are 2 x 8 x 8 x 3: allowed are N x 3 x 8 x 8"),
         (torch.zeros(3, 8, 8), "images are 3 x 8 x 8: allowed are N x 3"),
@@ -185,7 +185,7 @@ def test_of_a_time_until_an_event_is_told_that_it_has_not_come(tmp_path: Path) -
 
 
 def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:
-    spec = InputSpec(TASKS["segmentation"](), ("background", "tumour"), (1, 8, 8), (0.5,), (0.5,))
+    spec = InputSpec(TASKS["segmentation"](), ("background", "tumor"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", nn.Conv2d(1, 2, 1), "unet", spec), nn.Conv2d(1, 2, 1))
     with pytest.raises(MethodRefused, match="answers with maps"):
         predict(student, "x.npz", Reading(), tmp_path / "a.csv")
@@ -276,5 +276,5 @@ def test_maps_are_brought_to_a_size_as_a_run_brings_its_own(tmp_path: Path) -> N
     data = measured(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
     own = torch.cat([run.train.inputs, run.test.inputs])
     assert set(digests(own)) == set(digests(data.inputs))
-    _, pixels = unlabelled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
+    _, pixels = unlabeled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
     torch.testing.assert_close((pixels - 0.5) / 0.5, data.inputs)

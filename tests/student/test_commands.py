@@ -106,7 +106,7 @@ def test_it_says_which_examples_are_public_data_that_the_student_learned_on(
     few = (
         "--method.name fedkd --method.epochs 1 --nodes.local.epochs 1 --split.nodes 2 --public.name held-out"
     )
-    rest = ("--evaluation.centralised", "false", "--quiet", "--out", out)
+    rest = ("--evaluation.centralized", "false", "--quiet", "--out", out)
     assert command("run", "demo", "--data", file, *few.split(), *rest)[0] == 0
     seen = json.loads(command("evaluate", out, "--data", file, "--json")[1])["seen"]
     assert seen == {"examples": 128, "public": 32, "why": ""}  # 160 to train on, a fifth of which is held out
@@ -129,7 +129,7 @@ def test_nothing_is_claimed_of_what_nodes_saw_where_it_cannot_be_looked_up(run: 
 
 
 def test_its_answers_are_a_line_an_example(run: Path, command: Main, tmp_path: Path) -> None:
-    (tmp_path / "new.csv").write_text("sex,age\nf,90\nm,10\nf,\n", encoding="utf-8")  # nothing is labelled
+    (tmp_path / "new.csv").write_text("sex,age\nf,90\nm,10\nf,\n", encoding="utf-8")  # nothing is labeled
     words = ("--out", tmp_path / "answers.csv", "--json")
     code, out, err = command("predict", run, tmp_path / "new.csv", *words)
     assert (code, err) == (0, "")
@@ -220,7 +220,7 @@ def test_a_card_is_for_everybody_and_tells_no_count_that_did_not_leave(run: Path
     result["notes"] = ["no node holds an example of yes"]
     open_, private = card("parameters"), card("parameters", mechanism="dp-sgd")
     assert "no node holds an example of yes." in open_
-    assert "| centralised |" in open_
+    assert "| centralized |" in open_
     assert "holds an example" not in private
-    assert "| centralised |" not in private
+    assert "| centralized |" not in private
     assert "| student (FedAvg) |" in private

@@ -136,7 +136,7 @@ def config(task: str, folder: Path, **tables: Any) -> tuple[RunConfig, str]:
             "policy": {"outputs_only": False},
         },
         "student": {"model": model},
-        "evaluation": {"centralised": False, "samples": 0},
+        "evaluation": {"centralized": False, "samples": 0},
         "engine": {"name": "one-by-one", "precision": "bfloat16", "threads": 1},
         "method": {"name": "fedavg", "rounds": 2},
         **tables,

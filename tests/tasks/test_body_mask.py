@@ -33,7 +33,7 @@ def test_a_body_is_found_with_its_cavities_filled_at_any_scale() -> None:
     assert found.dtype == torch.uint8
     assert found.shape == (1, 40, 48)
     assert agree(found, body) > 0.99
-    assert torch.equal(outline((image - 0.5) / 0.25), found)  # as normalised inputs are
+    assert torch.equal(outline((image - 0.5) / 0.25), found)  # as normalized inputs are
 
 
 def test_only_the_largest_piece_counts() -> None:
@@ -65,7 +65,7 @@ PACK = Path(os.environ.get("FEDSTILL_DATA", "")) / "brain_mri_lgg.npz"
 
 
 @pytest.mark.skipif(not PACK.is_file(), reason="needs the pack brain_mri_lgg.npz in FEDSTILL_DATA")
-def test_heads_of_every_institution_are_found_with_all_tumours_inside() -> None:
+def test_heads_of_every_institution_are_found_with_all_tumors_inside() -> None:
     pack = np.load(PACK)
     images = torch.from_numpy(pack["images"][::10]).permute(0, 3, 1, 2).float() / 255
     found = outline(images)

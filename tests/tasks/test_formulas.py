@@ -221,7 +221,7 @@ def test_distance_equals_torchs_kl_times_tau_squared(tau: float) -> None:
 
 def test_the_infinite_limit_by_hand() -> None:
     student, target = torch.tensor([[1.0, 2.0, 6.0]]), torch.tensor([[0.0, 0.0, 0.0]])
-    # centred: (-2, -1, 3); half the mean square: (4 + 1 + 9) / 6
+    # centered: (-2, -1, 3); half the mean square: (4 + 1 + 9) / 6
     assert distance(student, target, math.inf).item() == pytest.approx(14 / 6)
 
 

@@ -47,7 +47,7 @@ def test_small_objects_keep_an_inside() -> None:
     assert (classes[8:10, 8:10] == 1).all()  # none
 
 
-def test_neighbours_far_apart_in_number_do_not_matter() -> None:
+def test_neighbors_far_apart_in_number_do_not_matter() -> None:
     labels = boxes((0, 9, 0, 9), (9, 18, 9, 18))
     other = np.where(labels == 2, 70_000, labels).astype(np.int32)
     assert np.array_equal(three_classes(other), three_classes(labels))

@@ -31,10 +31,10 @@ def data(count: int = 4, side: int = 32) -> TensorData:
 
 
 def test_options_reach_the_task() -> None:
-    task = ReconstructionConfig(acceleration=8, centre=0.04).make(1)
+    task = ReconstructionConfig(acceleration=8, center=0.04).make(1)
     assert isinstance(task, Reconstruction)
-    assert (task.acceleration, task.centre) == (8, 0.04)
-    assert (TASK.acceleration, TASK.centre) == (4, 0.08)
+    assert (task.acceleration, task.center) == (8, 0.04)
+    assert (TASK.acceleration, TASK.center) == (4, 0.08)
     assert ReconstructionConfig().make(("image",)).outputs((1, 64, 48)) == (1, 64, 48)
     assert (TASK.metric, TASK.kind, TASK.conditions) == ("ssim", "image", 2)
 
@@ -135,7 +135,7 @@ def test_what_is_observed_is_worse_and_the_more_so_the_less_is_measured() -> Non
     four, eight = (TASK.metrics(task.observe(x), x)["psnr"] for task in (TASK, Reconstruction(1, 8, 0.04)))
     assert eight < four < 60
     whole = Reconstruction(1, 2, 0.5).observe(torch.ones(1, 1, 8, 8))
-    torch.testing.assert_close(whole, torch.ones(1, 1, 8, 8))  # one grey is all in the middle line
+    torch.testing.assert_close(whole, torch.ones(1, 1, 8, 8))  # one gray is all in the middle line
 
 
 def test_observing_is_in_pixels_and_lets_gradients_through() -> None:
@@ -177,10 +177,10 @@ def test_drawn_heads_are_one_piece_in_the_middle_and_follow_from_the_generator()
 whole = st.sampled_from([8, 16, 30, 64, 128, 320])
 
 
-@pytest.mark.parametrize(("acceleration", "centre", "middle"), [(4, 0.08, 26), (8, 0.04, 13)])
-def test_the_fastmri_masks(acceleration: int, centre: float, middle: int) -> None:
+@pytest.mark.parametrize(("acceleration", "center", "middle"), [(4, 0.08, 26), (8, 0.04, 13)])
+def test_the_fastmri_masks(acceleration: int, center: float, middle: int) -> None:
     """320 columns: 8 and 4 per cent in the middle, one line in 4 or in 8 in all."""
-    mask = lines(320, acceleration, centre)
+    mask = lines(320, acceleration, center)
     first = (320 - middle + 1) // 2
     assert mask[first : first + middle].all()
     assert mask[160]  # the zero frequency
@@ -205,7 +205,7 @@ def test_one_mask_for_everyone_and_another_seed_another_one() -> None:
 
 
 def test_a_centre_with_more_lines_than_may_be_measured_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"task.centre is 0.3: allowed is up to 0.25"):
+    with pytest.raises(ArgumentError, match=r"task.center is 0.3: allowed is up to 0.25"):
         lines(64, 4, 0.3)
     assert lines(64, 4, 0.25).sum() == 16
 

@@ -135,7 +135,7 @@ def test_drawn_maps_have_every_code_and_give_every_class(outline: bool, classes:
 
 
 def test_options_come_from_the_configuration() -> None:
-    plain = SegmentationConfig().make(["background", "tumour"])
+    plain = SegmentationConfig().make(["background", "tumor"])
     assert isinstance(plain, Segmentation)
     assert (plain.dice, plain.outline, plain.class_weights) == (1.0, True, None)
     told = SegmentationConfig(class_weights=(1.0, 4.0), dice=0.0, outline=False).make(2)

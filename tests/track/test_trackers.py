@@ -155,7 +155,7 @@ def tiny_run(tracker: str) -> RunConfig:
             "student": {"model": "linear"},
             "public": {"name": "held-out"},
             "method": {"name": "fedkd", "epochs": 30},
-            "evaluation": {"centralised": False},
+            "evaluation": {"centralized": False},
             "track": [tracker],
         }
     )

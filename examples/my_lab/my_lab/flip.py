@@ -1,4 +1,4 @@
-"""Randomised response (Warner, 1965): of each row of scores only its best class leaves, and not always that.
+"""Randomized response (Warner, 1965): of each row of scores only its best class leaves, and not always that.
 
 With probability e^eps / (e^eps + C - 1) it is the best of C classes, else one of the others, all alike.
 Whatever the records, no answer is more than e^eps times likelier: an epsilon of eps a row, at delta 0.
@@ -31,7 +31,7 @@ class Flipped(Rule):
 
     @property
     def text(self) -> str:
-        return f"the best class of each row by randomised response, 1/epsilon {self.level:.4g}"
+        return f"the best class of each row by randomized response, 1/epsilon {self.level:.4g}"
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:  # (B, C) scores: 10 for the best class, else 0
         return 10.0 * F.one_hot(tensor.nan_to_num().argmax(1), tensor.shape[1])
@@ -48,7 +48,7 @@ class Flipped(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Flip(PrivacyConfig):
-    about: ClassVar[str] = "the class that its network answers is told by randomised response"
+    about: ClassVar[str] = "the class that its network answers is told by randomized response"
     assumes: ClassVar[tuple[str, ...]] = ("nothing of the model but its flipped classes leaves", COUNTED)
     flip: FlipConfig = field(default_factory=FlipConfig)
 

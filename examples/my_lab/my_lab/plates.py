@@ -17,7 +17,7 @@ from fedstill.data import ArrayData, Targets, find_file
 
 @dataclass(frozen=True, kw_only=True)
 class Plates(ArrayData):
-    """Square grey images of plates, with what grew on them and where they were read."""
+    """Square gray images of plates, with what grew on them and where they were read."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
     note: ClassVar[str] = "plates as the lab's reader wrote them"

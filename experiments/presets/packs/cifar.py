@@ -24,7 +24,7 @@ TRAIN = 500  # of its tiles, these come first; the other 100 are for testing
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR10(ArrayData):
-    """CIFAR-10: 32 x 32 colour images of 10 classes, a JPEG stream each."""
+    """CIFAR-10: 32 x 32 color images of 10 classes, a JPEG stream each."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
     title: ClassVar[str] = "cifar10"
@@ -40,7 +40,7 @@ class CIFAR10(ArrayData):
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR100(ArrayData):
-    """CIFAR-100: 32 x 32 colour images of 100 classes, a mosaic of 600 of them each."""
+    """CIFAR-100: 32 x 32 color images of 100 classes, a mosaic of 600 of them each."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
     title: ClassVar[str] = "cifar100"

@@ -19,7 +19,7 @@ FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
 
 @dataclass(frozen=True, kw_only=True)
 class BrainMRI(DataConfig):
-    """Brain MRI of lower-grade glioma (TCGA), patients of 5 institutions: tumours, and images to rebuild."""
+    """Brain MRI of lower-grade glioma (TCGA), patients of 5 institutions: tumors, and images to rebuild."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("map", "image")
     title: ClassVar[str] = "brain-mri"
@@ -46,7 +46,7 @@ class BrainMRI(DataConfig):
         raw = Raw(
             need(path, arrays, "images").transpose(0, 3, 1, 2),
             need(path, arrays, "masks").astype(np.int64),
-            ("background", "tumour"),
+            ("background", "tumor"),
             columns=columns,
         )
         channels = self.channels or ((FLAIR,) if task.targets == "image" else ())

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstill.data import TextData, find_file
 from fedstill.data.raw import need, read_npz
-from fedstill.data.text import HF, Labelled, read_table
+from fedstill.data.text import HF, Labeled, read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class SST2(TextData):
     title: ClassVar[str] = "sst2"
     note: ClassVar[str] = "official split, trained on train and dev"
 
-    def labelled(self) -> Labelled:
+    def labeled(self) -> Labeled:
         """All sentences."""
         return replace(read_table(find_file(self, "sst2.csv.gz")), classes=("negative", "positive"))
 
@@ -31,7 +31,7 @@ class AGNews(TextData):
     title: ClassVar[str] = "ag-news"
     note: ClassVar[str] = "official split; two thirds of the words, all rare, are known by number"
 
-    def labelled(self) -> Labelled:
+    def labeled(self) -> Labeled:
         """All texts; a word that is known by number only is that number, apart from real words."""
         path = find_file(self, "ag_news_tokens.npz")
         arrays = read_npz(path)
@@ -45,4 +45,4 @@ class AGNews(TextData):
         rare = "\ufffd" if self.vocabulary.startswith(HF) else "#{}"
         told = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
         texts = [text.tolist() for text in np.split(told[numbers], np.cumsum(lengths)[:-1])]
-        return Labelled(texts, labels.astype(np.int64), tuple(map(str, names)), split == 1)
+        return Labeled(texts, labels.astype(np.int64), tuple(map(str, names)), split == 1)

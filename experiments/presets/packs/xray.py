@@ -17,7 +17,7 @@ from fedstill.tasks import TaskConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ChestXray(DataConfig):
-    """Chest X-rays with 14 findings (NIH ChestX-ray14), 64 x 64 and grey.
+    """Chest X-rays with 14 findings (NIH ChestX-ray14), 64 x 64 and gray.
 
     The source's own split has patients in both parts, so it is not used.
     """

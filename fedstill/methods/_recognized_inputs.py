@@ -1,4 +1,4 @@
-"""Inputs that the nodes' models recognise as of a given class: what DENSE and Co-Boosting share.
+"""Inputs that the nodes' models recognize as of a given class: what DENSE and Co-Boosting share.
 
 A generator G is told a label y and makes x that the nodes' ensemble takes for y and the student does not yet;
 the student learns from the ensemble's answers. Nodes are asked about each x; or, as published, they give
@@ -35,7 +35,7 @@ from fedstill.protocol.payload_kinds import PARAMETERS
 
 
 @dataclass
-class Recognising:
+class Recognizing:
     """What changes from step to step."""
 
     source: Any  # of noise and labels
@@ -47,8 +47,8 @@ class Recognising:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recognises(Examines, FromLabels, Imagines, ABC):
-    """What DENSE and Co-Boosting share: inputs that all nodes together recognise."""
+class Recognizes(Examines, FromLabels, Imagines, ABC):
+    """What DENSE and Co-Boosting share: inputs that all nodes together recognize."""
 
     longer: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")
 
@@ -80,7 +80,7 @@ class Recognises(Examines, FromLabels, Imagines, ABC):
         """The ensemble's answers ``(B, C)`` of some nodes' ``(K, B, C)``."""
 
     @abstractmethod
-    def recognised(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def recognized(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """What G loses where the ensemble ``(B, C)`` does not take its inputs for y ``(B,)``."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Recognises(Examines, FromLabels, Imagines, ABC):
     # --- at the server ----------------------------------------------------------------------------------
 
     def begun(self, server: Server) -> dict[str, Any]:
-        """All that :class:`Recognising` holds, by name."""
+        """All that :class:`Recognizing` holds, by name."""
         G, adam = self.first_generator(server)
         models = self.blank(server) if self.models == "uploaded" else {}
         student = Student(self, server)
@@ -165,10 +165,10 @@ class Recognises(Examines, FromLabels, Imagines, ABC):
                 z_S = state.student.watching(x)
                 apart = task.distance(z_S, z, self.tau)  # (B,)
                 losses = {
-                    "recognised": self.recognised(z, wish.labels),
+                    "recognized": self.recognized(z, wish.labels),
                     "sought": -self.sought(apart, z, z_S),
                 }
-                L_G = losses["recognised"] + self.adversary * losses["sought"]
+                L_G = losses["recognized"] + self.adversary * losses["sought"]
                 if self.bn:
                     losses["statistics"] = told["statistics"].mean()
                     L_G = L_G + self.bn * losses["statistics"]

@@ -1,7 +1,7 @@
-"""Centralised training: every node hands over its data. What all the other methods exist to avoid.
+"""Centralized training: every node hands over its data. What all the other methods exist to avoid.
 
-The ceiling of a comparison, with the local training's own optimiser and as many passes over the data. With
-``public`` it has the labelled public data too: "Centralized" of FedKD's Table 4.
+The ceiling of a comparison, with the local training's own optimizer and as many passes over the data. With
+``public`` it has the labeled public data too: "Centralized" of FedKD's Table 4.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.methods import Group, Method, Needs, Node, Server, Span, TensorData, Tensors, question, stack
-from fedstill.methods._public import labelled
+from fedstill.methods._public import labeled
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -22,11 +22,11 @@ from fedstill.protocol.payload_kinds import PRIVATE_DATA
 
 
 class Trainee:
-    """One node at the server, with the student as its model; of what it has only the optimiser is kept."""
+    """One node at the server, with the student as its model; of what it has only the optimizer is kept."""
 
     def __init__(self) -> None:
         self._node: Node | None = None
-        self._optimiser: dict[str, Any] = {}  # as it was kept
+        self._optimizer: dict[str, Any] = {}  # as it was kept
 
     def learn(self, server: Server, t: int, data: Callable[[], TensorData]) -> Mapping[str, float]:
         """Part ``t`` of the training, of as many as the run has turns, on data that are asked for once."""
@@ -43,18 +43,18 @@ class Trainee:
         return {"loss": sum(seen) / len(seen)}
 
     def state(self) -> dict[str, Any]:
-        return {"optimiser": self._node.optimisers["model"].state_dict() if self._node else self._optimiser}
+        return {"optimizer": self._node.optimizers["model"].state_dict() if self._node else self._optimizer}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self._optimiser = state["optimiser"]
+        self._optimizer = state["optimizer"]
 
     def _made(self, server: Server, data: TensorData) -> Node:
         name = server.name
         self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
         local_training.prepare([self._node], server.local)
-        if self._optimiser:
+        if self._optimizer:
             before = {**self._node.state(), "modules": {}}
-            self._node.load({**before, "optimisers": {"model": self._optimiser}})
+            self._node.load({**before, "optimizers": {"model": self._optimizer}})
         return self._node
 
 
@@ -66,17 +66,17 @@ class Gathered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Centralised(Method):
-    """Centralised training shares the options of local training."""
+class Centralized(Method):
+    """Centralized training shares the options of local training."""
 
-    title: ClassVar[str] = "Centralised"
+    title: ClassVar[str] = "Centralized"
     paper: ClassVar[str] = "all data in one place"
     turns: ClassVar[int] = 20  # between two of which a run can be stopped and looked at
     before: ClassVar[None] = None
     learns: ClassVar[bool] = False
 
     public: bool = False
-    """Learn from labelled public data too, as methods do that read its labels."""
+    """Learn from labeled public data too, as methods do that read its labels."""
 
     def needs(self) -> Needs:
         return Needs(public=self.public, public_labels=self.public)
@@ -102,7 +102,7 @@ class Centralised(Method):
         asked = [server.ask("hand_over", of=[name]) for name in server.federation.nodes]
         parts = [(answer["inputs"][0], answer["targets"][0]) for answer in asked]
         if self.public:
-            public = labelled(server.public)
+            public = labeled(server.public)
             parts.append((public.inputs, public.targets))
         inputs, targets = zip(*parts, strict=True)
         return TensorData(torch.cat(inputs), torch.cat(targets))

@@ -131,7 +131,7 @@ class Plain:
             L_div = -sum(apart[b] for b in range(4) if z[b].argmax() != z_S[b].argmax()) / 4
             L_BN = self.bn(x)
             self.descend(L_CE + 0.5 * L_div + 0.3 * L_BN)
-        losses = {"recognised": L_CE.item(), "sought": L_div.item(), "statistics": L_BN.item()}
+        losses = {"recognized": L_CE.item(), "sought": L_div.item(), "statistics": L_BN.item()}
         return {**losses, "student": self.study(x, z)}
 
     def boosting(self) -> dict[str, float]:
@@ -151,8 +151,8 @@ class Plain:
         self.w = w = (w - 0.05 * slope.sign()).clamp(0, 1).detach()
         v = 2 * torch.rand(4, CLASSES, generator=torch_generator(SEED, "v", 0)) - 1
         (slope,) = torch.autograd.grad((v * (A(x) / 2.0).softmax(1)).sum(), x)
-        x = x.detach() + 0.1 / 0.25 * slope.sign()  # of a pixel's range, normalised by 0.25
-        losses = {"recognised": L_H.item(), "sought": L_A.item()}
+        x = x.detach() + 0.1 / 0.25 * slope.sign()  # of a pixel's range, normalized by 0.25
+        losses = {"recognized": L_H.item(), "sought": L_A.item()}
         return {**losses, "student": self.study(x, A(x))}
 
 
@@ -200,7 +200,7 @@ def test_a_model_without_parameters_is_not_uploaded() -> None:
         small_world.world(DENSE(models="uploaded"), nodes, made("mlp:8", "student"), **setting)
 
 
-def test_weights_go_to_who_recognises_what_was_made() -> None:
+def test_weights_go_to_who_recognizes_what_was_made() -> None:
     """A node whose answers are right gains, one that is wrong loses, both within 0..1."""
     one = world(replace(BOOSTING, mu=0.6), specs=("mlp:8",) * 2)
     y = torch.tensor([0, 1, 2, 1])
